@@ -2,28 +2,28 @@
  *
  * kvferry.h: the one public header of libkvferry, to be read from top to bottom.
  *
- * kvferry keeps KV cache blocks outside a serving engine. A daemon, kvferryd, owns the memory and the
- * drives of a node; an engine opens a client handle and then puts, looks up and gets blocks by the keys
- * it already has (the hash chain of its prefix cache).
+ * kvferry keeps KV cache blocks outside a serving engine. A daemon, kvferryd, owns the memory and
+ * the drives of a node; an engine opens a client handle and then puts, looks up and gets blocks by
+ * the keys it already has (the hash chain of its prefix cache).
  *
  *   part 1  status values                        what every call returns
  *   part 2  what is stored                       keys, geometry, views of KV pages
  *   part 3  the client handle                    open, close, facts about the connection
  *   part 4  blocking calls                       put, lookup, get, prefetch, evict, stat
- *   part 5  hits and leases                      pointers into the daemon's memory, and how long they hold
- *   part 6  staging, encode, decode              the pieces the blocking calls are made of
+ *   part 5  hits and leases                      pointers into the daemon's memory, and how long
+ * they hold part 6  staging, encode, decode              the pieces the blocking calls are made of
  *   part 7  asynchronous calls                   submit, poll, cancel
  *   part 8  GPU calls                            reserved: kvf_gpu_*
  *
  * Conventions, stated once:
- * - A handle and everything obtained from it belong to one thread at a time. Open more handles for more
- *   threads; handles are independent of each other.
+ * - A handle and everything obtained from it belong to one thread at a time. Open more handles for
+ * more threads; handles are independent of each other.
  * - A call says "blocks" if it can sleep; all others return at once.
- * - Pointers given to a call are borrowed until it returns, unless the call says otherwise. Asynchronous
- *   calls copy keys and options before they return.
+ * - Pointers given to a call are borrowed until it returns, unless the call says otherwise.
+ * Asynchronous calls copy keys and options before they return.
  * - Outputs come last, end in _out and are written only if the status is >= 0, unless stated.
- * - Structs that callers fill begin with struct_bytes. Fill it by the *_init call (or sizeof and zeroes):
- *   zero is the default of every other field.
+ * - Structs that callers fill begin with struct_bytes. Fill it by the *_init call (or sizeof and
+ * zeroes): zero is the default of every other field.
  * - Bytes, tokens, blocks and times carry their unit in the name.
  * - The daemon is a cache: any request may answer KVF_MISS; none may answer with wrong bytes.
  */
@@ -47,35 +47,35 @@ extern "C" {
 #define KVF_API
 #endif
 
-/* ---------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------
  * Part 1: status values
  *
- * 0 is done. Positive values are outcomes that are no error. Negative values are failures, grouped by
- * how much is lost. The numbers are part of the wire protocol and never change meaning.
+ * 0 is done. Positive values are outcomes that are no error. Negative values are failures, grouped
+ * by how much is lost. The numbers are part of the wire protocol and never change meaning.
  */
 enum kvf_status {
     KVF_OK = 0,
 
-    KVF_MISS = 1,     /* not here; compute it */
-    KVF_EXISTS = 2,   /* put: the key is already stored with the same payload; nothing was written */
-    KVF_COMING = 3,   /* on a slower tier; a prefetch has been started */
-    KVF_PARTIAL = 4,  /* some blocks of the request succeeded; the block completions say which */
+    KVF_MISS = 1,    /* not here; compute it */
+    KVF_EXISTS = 2,  /* put: the key is already stored with the same payload; nothing was written */
+    KVF_COMING = 3,  /* on a slower tier; a prefetch has been started */
+    KVF_PARTIAL = 4, /* some blocks of the request succeeded; the block completions say which */
     KVF_TOO_SLOW = 5, /* a miss: fetching was estimated to lose against the caller's budget */
     KVF_EMPTY = 6,    /* poll: nothing has completed within the time given */
 
     /* the request failed; the handle is fine */
-    KVF_ERR_INVALID = -1,     /* an argument is out of its documented range */
-    KVF_ERR_BUSY = -2,        /* a bounded resource is used up at the moment; retry later or skip */
-    KVF_ERR_NO_MEMORY = -3,   /* an allocation in this process failed */
-    KVF_ERR_TOO_LARGE = -4,   /* exceeds a named limit (kvf_limits) */
-    KVF_ERR_CANCELED = -5,    /* canceled by kvf_cancel */
-    KVF_ERR_TIMEOUT = -6,     /* the time budget ran out */
-    KVF_ERR_LOST = -7,        /* lease: the bytes may have changed before release; treat as not loaded */
-    KVF_ERR_CORRUPT = -8,     /* a checksum, length or magic number does not fit */
-    KVF_ERR_CONFLICT = -9,    /* put: the key is stored with another payload; the first one stands */
-    KVF_ERR_MISMATCH = -10,   /* model, layout, codec or codebook fingerprint differs */
+    KVF_ERR_INVALID = -1,   /* an argument is out of its documented range */
+    KVF_ERR_BUSY = -2,      /* a bounded resource is used up at the moment; retry later or skip */
+    KVF_ERR_NO_MEMORY = -3, /* an allocation in this process failed */
+    KVF_ERR_TOO_LARGE = -4, /* exceeds a named limit (kvf_limits) */
+    KVF_ERR_CANCELED = -5,  /* canceled by kvf_cancel */
+    KVF_ERR_TIMEOUT = -6,   /* the time budget ran out */
+    KVF_ERR_LOST = -7, /* lease: the bytes may have changed before release; treat as not loaded */
+    KVF_ERR_CORRUPT = -8,   /* a checksum, length or magic number does not fit */
+    KVF_ERR_CONFLICT = -9,  /* put: the key is stored with another payload; the first one stands */
+    KVF_ERR_MISMATCH = -10, /* model, layout, codec or codebook fingerprint differs */
     KVF_ERR_UNSUPPORTED = -11, /* this build, device or daemon cannot do that; the log says why */
-    KVF_ERR_REFUSED = -12,    /* policy: profile not calibrated, quota, no-write namespace */
+    KVF_ERR_REFUSED = -12,     /* policy: profile not calibrated, quota, no-write namespace */
 
     /* the session failed; the handle reconnects by itself */
     KVF_ERR_DISCONNECTED = -32, /* the connection broke while the request was in flight */
@@ -104,7 +104,7 @@ KVF_API const char *kvf_status_text(int status);
 /* "0.1.0", of the library that is loaded. Static storage. Any thread. */
 KVF_API const char *kvf_version(void);
 
-/* ---------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------
  * Part 2: what is stored
  */
 
@@ -112,22 +112,22 @@ KVF_API const char *kvf_version(void);
 enum kvf_limits {
     KVF_KEY_BYTES_MIN = 16,
     KVF_KEY_BYTES_MAX = 64,
-    KVF_REQUEST_KEYS_MAX = 1024,        /* keys in one request, tails included */
-    KVF_TAIL_KEYS_MAX = 15,             /* tail keys in one lookup */
-    KVF_CHUNK_TOKENS_MAX = 256,         /* tokens in one block */
+    KVF_REQUEST_KEYS_MAX = 1024, /* keys in one request, tails included */
+    KVF_TAIL_KEYS_MAX = 15,      /* tail keys in one lookup */
+    KVF_CHUNK_TOKENS_MAX = 256,  /* tokens in one block */
     KVF_LAYERS_MAX = 512,
     KVF_HEADS_MAX = 1024,
-    KVF_DIM_MAX = 1024,                 /* elements of one head vector */
-    KVF_RECORD_PAGE_BYTES = 4096,       /* what precedes each payload, on every tier */
-    KVF_PAYLOAD_BYTES_MAX = 64 << 20,   /* 64 MiB */
+    KVF_DIM_MAX = 1024,               /* elements of one head vector */
+    KVF_RECORD_PAGE_BYTES = 4096,     /* what precedes each payload, on every tier */
+    KVF_PAYLOAD_BYTES_MAX = 64 << 20, /* 64 MiB */
     KVF_SHARDS_MAX = 4096,
-    KVF_SHARD_NONE = 0xffff,            /* a scheduler's handle: looks up, leases, prefetches, evicts */
+    KVF_SHARD_NONE = 0xffff, /* a scheduler's handle: looks up, leases, prefetches, evicts */
     KVF_DIGEST_BYTES = 32,
     KVF_PROFILE_NAME_BYTES = 16,
 };
 
-/* A key: 16..64 opaque bytes chosen by the engine (the hash of a chunk's last block, which covers the
- * prefix before it). Borrowed. */
+/* A key: 16..64 opaque bytes chosen by the engine (the hash of a chunk's last block, which covers
+ * the prefix before it). Borrowed. */
 struct kvf_key {
     const void *data;
     size_t bytes;
@@ -160,26 +160,29 @@ enum kvf_tensor_kind {
 };
 
 /* The geometry of one shard's KV: what a block holds. All fields take part in the namespace, so two
- * clients with different geometry can never read each other's blocks. Heads are those of this shard. */
+ * clients with different geometry can never read each other's blocks. Heads are those of this
+ * shard. */
 struct kvf_geometry {
     uint32_t struct_bytes;
-    uint8_t kind;          /* enum kvf_tensor_kind */
-    uint8_t dtype;         /* enum kvf_dtype, of K and V in the engine's pages */
-    uint8_t rope_state;    /* enum kvf_rope_state */
-    uint8_t layout_tag;    /* 0: described by strides; else the engine's own number, part of the name */
-    uint16_t n_layers;     /* 1..KVF_LAYERS_MAX */
-    uint16_t n_heads;      /* KV heads a layer in this shard, 1..KVF_HEADS_MAX */
-    uint16_t dim_k;        /* elements of a K vector, 1..KVF_DIM_MAX */
-    uint16_t dim_v;        /* elements of a V vector, 0 if there is no V */
+    uint8_t kind;       /* enum kvf_tensor_kind */
+    uint8_t dtype;      /* enum kvf_dtype, of K and V in the engine's pages */
+    uint8_t rope_state; /* enum kvf_rope_state */
+    uint8_t
+        layout_tag;    /* 0: described by strides; else the engine's own number, part of the name */
+    uint16_t n_layers; /* 1..KVF_LAYERS_MAX */
+    uint16_t n_heads;  /* KV heads a layer in this shard, 1..KVF_HEADS_MAX */
+    uint16_t dim_k;    /* elements of a K vector, 1..KVF_DIM_MAX */
+    uint16_t dim_v;    /* elements of a V vector, 0 if there is no V */
     uint16_t chunk_tokens; /* tokens of a full chunk, 1..KVF_CHUNK_TOKENS_MAX */
-    uint16_t sink_tokens;  /* first tokens of a sequence kept raw by lossy profiles; at most chunk_tokens */
+    uint16_t sink_tokens;  /* first tokens of a sequence kept raw by lossy profiles; at most
+                              chunk_tokens */
 };
 
 /* One tensor (K or V) in the engine's pages. The address of element e of (layer, head, token) is
  *   layers[layer] + page * page_stride_bytes + (token % tokens_a_page) * token_stride_bytes
  *                 + head * head_stride_bytes + e * dtype_bytes
- * with page = page_table[token / tokens_a_page] (or token / tokens_a_page without a table). This covers
- * (2,B,N,H,D), (B,2,N,H,D), (B,H,N,2D), (B,N,H,2D), slot layouts and padded strides. */
+ * with page = page_table[token / tokens_a_page] (or token / tokens_a_page without a table). This
+ * covers (2,B,N,H,D), (B,2,N,H,D), (B,H,N,2D), (B,N,H,2D), slot layouts and padded strides. */
 struct kvf_tensor_view {
     void *const *layers; /* n_layers base addresses; need not be aligned */
     size_t page_stride_bytes;
@@ -196,7 +199,7 @@ struct kvf_kv_view {
     struct kvf_tensor_view v; /* ignored if the geometry has dim_v 0 */
 };
 
-/* ---------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------
  * Part 3: the client handle
  */
 struct kvf_client;
@@ -204,64 +207,67 @@ struct kvf_client;
 enum kvf_attach_flags {
     KVF_ATTACH_ALLOW_UNCALIBRATED = 1 << 0, /* use a lossy profile without a passed calibration */
     KVF_ATTACH_NO_RECONNECT = 1 << 1,       /* a broken connection stays broken */
-    KVF_ATTACH_SPIN = 1 << 2,               /* poll spins instead of sleeping: lower latency, one busy core */
+    KVF_ATTACH_SPIN = 1 << 2, /* poll spins instead of sleeping: lower latency, one busy core */
 };
 
-/* Severity is 0 error, 1 warning, 2 information, 3 debug. text is one line without newline, borrowed for
- * the call. Called on the handle's thread, from inside library calls. */
+/* Severity is 0 error, 1 warning, 2 information, 3 debug. text is one line without newline,
+ * borrowed for the call. Called on the handle's thread, from inside library calls. */
 typedef void (*kvf_log_fn)(void *arg, int severity, const char *text);
 
 struct kvf_options {
     uint32_t struct_bytes;
-    uint32_t flags;                         /* enum kvf_attach_flags */
-    const char *socket_path;                /* NULL: $KVFERRY_SOCKET, else /run/kvferry/kvferryd.sock */
-    const char *client_name;                /* for lists and logs, at most 63 bytes; NULL: process name */
-    const char *profile;                    /* "bytes", "raw", "exact", "safe", "balanced", "saw4-paper", ...;
+    uint32_t flags;          /* enum kvf_attach_flags */
+    const char *socket_path; /* NULL: $KVFERRY_SOCKET, else /run/kvferry/kvferryd.sock */
+    const char *client_name; /* for lists and logs, at most 63 bytes; NULL: process name */
+    const char *profile;     /* "bytes", "raw", "exact", "safe", "balanced", "saw4-paper", ...;
                                                NULL: "exact", or "bytes" if geometry is NULL */
-    const struct kvf_geometry *geometry;    /* NULL: opaque bytes (profile "bytes") */
+    const struct kvf_geometry *geometry;      /* NULL: opaque bytes (profile "bytes") */
     uint8_t weights_digest[KVF_DIGEST_BYTES]; /* of safetensors headers and sampled tensor bytes */
     uint8_t adapter_digest[KVF_DIGEST_BYTES]; /* of the LoRA adapter; zeroes: none */
-    const char *namespace_label;            /* separates applications; at most 63 bytes; NULL: "" */
-    uint16_t shard;                         /* over (KV group, pipeline rank, tensor rank), or KVF_SHARD_NONE */
-    uint16_t shard_count;                   /* 0 means 1 */
-    uint32_t ring_entries;                  /* requests and completions in flight; 0: 1024 */
-    uint64_t staging_bytes;                 /* memory for puts; 0: the daemon's default */
-    uint32_t connect_timeout_ms;            /* 0: 5000 */
+    const char *namespace_label; /* separates applications; at most 63 bytes; NULL: "" */
+    uint16_t shard;         /* over (KV group, pipeline rank, tensor rank), or KVF_SHARD_NONE */
+    uint16_t shard_count;   /* 0 means 1 */
+    uint32_t ring_entries;  /* requests and completions in flight; 0: 1024 */
+    uint64_t staging_bytes; /* memory for puts; 0: the daemon's default */
+    uint32_t connect_timeout_ms; /* 0: 5000 */
     uint32_t reserved;
-    kvf_log_fn log;                         /* NULL: the library says nothing */
+    kvf_log_fn log; /* NULL: the library says nothing */
     void *log_arg;
 };
 
 /* Fill *options with defaults and its size. Any thread. */
 KVF_API void kvf_options_init(struct kvf_options *options);
 
-/* Connect, agree on a protocol version, map rings, staging and arena. Strings and geometry are copied.
- * Blocks up to connect_timeout_ms. *client_out is owned by the caller, see kvf_close.
- * KVF_OK; KVF_ERR_INVALID, _NO_DAEMON, _VERSION, _BUSY (no staging left: retry), _TOO_LARGE (the log names
- * the chunk size that would fit), _REFUSED (profile not allowed), _TIMEOUT, _NO_MEMORY, _PROTOCOL. */
+/* Connect, agree on a protocol version, map rings, staging and arena. Strings and geometry are
+ * copied. Blocks up to connect_timeout_ms. *client_out is owned by the caller, see kvf_close.
+ * KVF_OK; KVF_ERR_INVALID, _NO_DAEMON, _VERSION, _BUSY (no staging left: retry), _TOO_LARGE (the
+ * log names the chunk size that would fit), _REFUSED (profile not allowed), _TIMEOUT, _NO_MEMORY,
+ * _PROTOCOL. */
 KVF_API int kvf_open(const struct kvf_options *options, struct kvf_client **client_out);
 
-/* Close: leases are given up, requests in flight are forgotten, every pointer obtained from the handle is
- * invalid. Accepts NULL. Does not block. Returns NULL, so that `c = kvf_close(c)` leaves nothing behind. */
+/* Close: leases are given up, requests in flight are forgotten, every pointer obtained from the
+ * handle is invalid. Accepts NULL. Does not block. Returns NULL, so that `c = kvf_close(c)` leaves
+ * nothing behind. */
 KVF_API struct kvf_client *kvf_close(struct kvf_client *client);
 
-/* A descriptor that becomes readable when kvf_poll has something to do. Owned by the handle; only to be
- * given to poll/epoll. It changes after a reconnect: ask again after KVF_ERR_DISCONNECTED. */
+/* A descriptor that becomes readable when kvf_poll has something to do. Owned by the handle; only
+ * to be given to poll/epoll. It changes after a reconnect: ask again after KVF_ERR_DISCONNECTED. */
 KVF_API int kvf_fd(const struct kvf_client *client);
 
 /* Facts about the connection. */
 struct kvf_info {
     uint32_t struct_bytes;
     uint16_t protocol_version;
-    uint8_t connected;        /* 0 while the daemon is away */
-    uint8_t lossless;         /* the profile in force gives back every bit */
-    char profile[KVF_PROFILE_NAME_BYTES]; /* in force; differs from the one asked for if that was refused */
-    uint64_t incarnation;     /* of the daemon: changes with each start */
+    uint8_t connected;                    /* 0 while the daemon is away */
+    uint8_t lossless;                     /* the profile in force gives back every bit */
+    char profile[KVF_PROFILE_NAME_BYTES]; /* in force; differs from the one asked for if that was
+                                             refused */
+    uint64_t incarnation;                 /* of the daemon: changes with each start */
     uint64_t namespace_id;
     uint64_t connection_id;
-    uint64_t arena_bytes;     /* mapped read-only */
+    uint64_t arena_bytes; /* mapped read-only */
     uint64_t staging_bytes;
-    uint32_t credits;         /* completions that may be in flight */
+    uint32_t credits; /* completions that may be in flight */
     uint32_t reconnects;
     uint64_t record_bytes_max; /* of a full chunk: record page and largest payload */
 };
@@ -273,11 +279,11 @@ KVF_API int kvf_client_info(struct kvf_client *client, struct kvf_info *info_out
  * KVF_OK; KVF_ERR_TIMEOUT, _DISCONNECTED, _NO_DAEMON, _BUSY. */
 KVF_API int kvf_ping(struct kvf_client *client, uint32_t timeout_ms, uint64_t *round_trip_ns_out);
 
-/* ---------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------
  * Part 4: blocking calls
  *
- * Each is the asynchronous call of part 7 plus waiting; mixing both on one handle is fine: completions
- * of other requests are kept for kvf_poll.
+ * Each is the asynchronous call of part 7 plus waiting; mixing both on one handle is fine:
+ * completions of other requests are kept for kvf_poll.
  */
 enum kvf_put_flags {
     KVF_PUT_DURABLE = 1 << 0,  /* complete after the NVMe write instead of when READY in DRAM */
@@ -306,19 +312,20 @@ struct kvf_put_item {
 
 struct kvf_put_options {
     uint32_t struct_bytes;
-    uint32_t flags;        /* enum kvf_put_flags */
-    struct kvf_key parent; /* key of the chunk before items[0]; data NULL: items[0] starts a chain */
-    uint32_t depth;        /* chunks before items[0] in its chain */
-    uint32_t ttl_s;        /* 0: no limit */
-    uint8_t priority;      /* 0 normal, 1 keep longer, 2 keep longest */
+    uint32_t flags; /* enum kvf_put_flags */
+    struct kvf_key
+        parent;       /* key of the chunk before items[0]; data NULL: items[0] starts a chain */
+    uint32_t depth;   /* chunks before items[0] in its chain */
+    uint32_t ttl_s;   /* 0: no limit */
+    uint8_t priority; /* 0 normal, 1 keep longer, 2 keep longest */
     uint8_t reserved[3];
     uint32_t budget_ms; /* 0: 30000 */
 };
 
-/* Put blocks, in chain order. Encoding runs on the calling thread. Blocks until every block is READY (or
- * durable) or budget_ms ends. statuses_out (n entries, may be NULL) gets KVF_OK, KVF_EXISTS or a failure
- * per block and is written even on failure. options may be NULL.
- * KVF_OK: all stored or present; KVF_PARTIAL: some; else the first failure. */
+/* Put blocks, in chain order. Encoding runs on the calling thread. Blocks until every block is
+ * READY (or durable) or budget_ms ends. statuses_out (n entries, may be NULL) gets KVF_OK,
+ * KVF_EXISTS or a failure per block and is written even on failure. options may be NULL. KVF_OK:
+ * all stored or present; KVF_PARTIAL: some; else the first failure. */
 KVF_API int kvf_put(struct kvf_client *client, const struct kvf_put_item *items, uint32_t n,
                     const struct kvf_put_options *options, int32_t *statuses_out);
 
@@ -335,18 +342,19 @@ struct kvf_lookup_options {
 };
 
 struct kvf_lookup_result {
-    uint32_t run_chunks;   /* leading chunks whose whole set is on some tier of this node */
-    uint32_t ready_chunks; /* leading chunks whose whole set is in DRAM (leased if asked) */
-    int32_t tail_index;    /* 0-based among the tail keys, -1: none extends the run */
+    uint32_t run_chunks;    /* leading chunks whose whole set is on some tier of this node */
+    uint32_t ready_chunks;  /* leading chunks whose whole set is in DRAM (leased if asked) */
+    int32_t tail_index;     /* 0-based among the tail keys, -1: none extends the run */
     uint32_t coming_chunks; /* chunks behind ready_chunks for which a prefetch runs */
-    uint64_t lease;        /* 0: none; release by kvf_lease_release */
+    uint64_t lease;         /* 0: none; release by kvf_lease_release */
 };
 
 /* How long is the leading run of these keys? Counts whole sets only. Blocks up to budget_ms.
  * KVF_OK: result written (run_chunks may be 0); KVF_COMING: result written, a prefetch is running;
  * KVF_ERR_INVALID, _BUSY, _DISCONNECTED, _NO_DAEMON. */
 KVF_API int kvf_lookup(struct kvf_client *client, const struct kvf_key *keys, uint32_t n,
-                       const struct kvf_lookup_options *options, struct kvf_lookup_result *result_out);
+                       const struct kvf_lookup_options *options,
+                       struct kvf_lookup_result *result_out);
 
 struct kvf_get_options {
     uint32_t struct_bytes;
@@ -364,10 +372,11 @@ enum kvf_tier {
     KVF_TIER_REMOTE = 4,
 };
 
-/* One block in the daemon's memory, leased. record points at the record page; the payload follows it.
- * The memory is read-only and shared; see part 5 for how long it holds. */
+/* One block in the daemon's memory, leased. record points at the record page; the payload follows
+ * it. The memory is read-only and shared; see part 5 for how long it holds. */
 struct kvf_hit {
-    int32_t status; /* KVF_OK, KVF_MISS, KVF_TOO_SLOW, or a failure; the rest is valid only for KVF_OK */
+    int32_t status; /* KVF_OK, KVF_MISS, KVF_TOO_SLOW, or a failure; the rest is valid only for
+                       KVF_OK */
     uint8_t tier;   /* enum kvf_tier: where it was when the request arrived */
     uint8_t reserved[3];
     const void *record;
@@ -377,21 +386,22 @@ struct kvf_hit {
     uint64_t lease; /* release by kvf_lease_release */
 };
 
-/* Get blocks, keys in chain order. Blocks until all are answered or the budget ends. hits_out has n entries,
- * all written whatever the status. options may be NULL.
- * KVF_OK: all hit; KVF_PARTIAL: hits_out[0] hit, a later one did not; KVF_MISS: the first did not;
- * KVF_ERR_INVALID, _BUSY, _DISCONNECTED, _NO_DAEMON. */
+/* Get blocks, keys in chain order. Blocks until all are answered or the budget ends. hits_out has n
+ * entries, all written whatever the status. options may be NULL. KVF_OK: all hit; KVF_PARTIAL:
+ * hits_out[0] hit, a later one did not; KVF_MISS: the first did not; KVF_ERR_INVALID, _BUSY,
+ * _DISCONNECTED, _NO_DAEMON. */
 KVF_API int kvf_get(struct kvf_client *client, const struct kvf_key *keys, uint32_t n,
                     const struct kvf_get_options *options, struct kvf_hit *hits_out);
 
 /* Bring blocks into DRAM in the background, keys in chain order; returns without waiting for them.
- * *accepted_out (may be NULL): blocks that are in DRAM or on their way. KVF_OK, KVF_MISS, or a failure. */
+ * *accepted_out (may be NULL): blocks that are in DRAM or on their way. KVF_OK, KVF_MISS, or a
+ * failure. */
 KVF_API int kvf_prefetch(struct kvf_client *client, const struct kvf_key *keys, uint32_t n,
                          uint32_t *accepted_out);
 
-/* Forget whole sets by key, on every tier of this node. Leased bytes stay until released. After a crash an
- * evicted block may come back from NVMe; purge a namespace (kvferry purge) to forget for good.
- * *evicted_out (may be NULL): sets that were there. KVF_OK, KVF_MISS, or a failure. */
+/* Forget whole sets by key, on every tier of this node. Leased bytes stay until released. After a
+ * crash an evicted block may come back from NVMe; purge a namespace (kvferry purge) to forget for
+ * good. *evicted_out (may be NULL): sets that were there. KVF_OK, KVF_MISS, or a failure. */
 KVF_API int kvf_evict(struct kvf_client *client, const struct kvf_key *keys, uint32_t n,
                       uint32_t *evicted_out);
 
@@ -414,23 +424,24 @@ struct kvf_stat {
 /* Blocks for a round trip. KVF_OK, or a failure as kvf_ping. */
 KVF_API int kvf_stat(struct kvf_client *client, struct kvf_stat *stat_out);
 
-/* ---------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------
  * Part 5: hits and leases
  *
- * A lease keeps the daemon from reusing a block's memory. It ends by kvf_lease_release, by the handle's
- * close, or, against the client's will, when the daemon's maximum lease age passes, on drain, purge or
- * death of the daemon. The memory stays mapped and readable in every case (a read never faults), but its
- * bytes are to be believed only if the release, called after the last read or DMA, says KVF_OK.
+ * A lease keeps the daemon from reusing a block's memory. It ends by kvf_lease_release, by the
+ * handle's close, or, against the client's will, when the daemon's maximum lease age passes, on
+ * drain, purge or death of the daemon. The memory stays mapped and readable in every case (a read
+ * never faults), but its bytes are to be believed only if the release, called after the last read
+ * or DMA, says KVF_OK.
  */
 
-/* KVF_OK: every byte read under the lease was the block's. KVF_ERR_LOST: it may not have been; treat the
- * block as not loaded. KVF_ERR_INVALID: no such lease. Does not block. */
+/* KVF_OK: every byte read under the lease was the block's. KVF_ERR_LOST: it may not have been;
+ * treat the block as not loaded. KVF_ERR_INVALID: no such lease. Does not block. */
 KVF_API int kvf_lease_release(struct kvf_client *client, uint64_t lease);
 
 /* As release, without giving the lease up: is it still good at this moment? */
 KVF_API int kvf_lease_check(struct kvf_client *client, uint64_t lease);
 
-/* ---------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------
  * Part 6: staging, encode, decode
  */
 
@@ -439,42 +450,44 @@ KVF_API int kvf_lease_check(struct kvf_client *client, uint64_t lease);
 struct kvf_stage {
     uint64_t stage; /* for kvf_put_item.stage or kvf_stage_release */
     void *record;
-    void *payload; /* record + KVF_RECORD_PAGE_BYTES */
+    void *payload;        /* record + KVF_RECORD_PAGE_BYTES */
     size_t payload_bytes; /* capacity */
 };
 
-/* Take a slot for a payload of up to payload_bytes. KVF_OK; KVF_ERR_BUSY: staging is full of puts in
- * flight, poll and retry; KVF_ERR_TOO_LARGE. Does not block. */
-KVF_API int kvf_stage_acquire(struct kvf_client *client, size_t payload_bytes, struct kvf_stage *stage_out);
+/* Take a slot for a payload of up to payload_bytes. KVF_OK; KVF_ERR_BUSY: staging is full of puts
+ * in flight, poll and retry; KVF_ERR_TOO_LARGE. Does not block. */
+KVF_API int kvf_stage_acquire(struct kvf_client *client, size_t payload_bytes,
+                              struct kvf_stage *stage_out);
 
 /* Describe opaque payload_bytes written to stage->payload, so that the slot can be put.
  * KVF_OK; KVF_ERR_INVALID (handle has a geometry), _TOO_LARGE. */
-KVF_API int kvf_stage_seal(struct kvf_client *client, struct kvf_stage *stage, size_t payload_bytes);
+KVF_API int kvf_stage_seal(struct kvf_client *client, struct kvf_stage *stage,
+                           size_t payload_bytes);
 
 /* Give a slot back unused. KVF_OK; KVF_ERR_INVALID. */
 KVF_API int kvf_stage_release(struct kvf_client *client, uint64_t stage);
 
-/* Encode one chunk from host pages into a slot with the handle's profile. *record_bytes_out: record page
- * and payload. Runs on the calling thread; no lock, no allocation.
- * KVF_OK; KVF_ERR_INVALID, _TOO_LARGE (slot too small). */
+/* Encode one chunk from host pages into a slot with the handle's profile. *record_bytes_out: record
+ * page and payload. Runs on the calling thread; no lock, no allocation. KVF_OK; KVF_ERR_INVALID,
+ * _TOO_LARGE (slot too small). */
 KVF_API int kvf_encode(struct kvf_client *client, struct kvf_stage *stage, uint32_t token_start,
                        uint32_t n_tokens, const struct kvf_kv_view *kv, size_t *record_bytes_out);
 
-/* Decode layers [layer_first, layer_first + n_layers) and tokens [token_first, token_first + n_tokens) of a
- * record into host pages; view tokens count from token_first. n_layers or n_tokens 0: all that follow.
- * The header is checked against the handle's geometry before a byte is written. Runs on the calling thread.
- * KVF_OK; KVF_ERR_MISMATCH, _CORRUPT, _INVALID. */
+/* Decode layers [layer_first, layer_first + n_layers) and tokens [token_first, token_first +
+ * n_tokens) of a record into host pages; view tokens count from token_first. n_layers or n_tokens
+ * 0: all that follow. The header is checked against the handle's geometry before a byte is written.
+ * Runs on the calling thread. KVF_OK; KVF_ERR_MISMATCH, _CORRUPT, _INVALID. */
 KVF_API int kvf_decode(struct kvf_client *client, const void *record, size_t record_bytes,
-                       uint32_t layer_first, uint32_t n_layers, uint32_t token_first, uint32_t n_tokens,
-                       const struct kvf_kv_view *kv);
+                       uint32_t layer_first, uint32_t n_layers, uint32_t token_first,
+                       uint32_t n_tokens, const struct kvf_kv_view *kv);
 
-/* ---------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------
  * Part 7: asynchronous calls
  *
- * A submit call queues one request and returns its id (never 0). Completions come by kvf_poll: one event a
- * block, in any order between blocks, then exactly one event for the request, also after cancel. Each block
- * and each request needs one credit (kvf_info.credits); without enough, submit answers KVF_ERR_BUSY and
- * queues nothing. A credit returns when its event has been polled.
+ * A submit call queues one request and returns its id (never 0). Completions come by kvf_poll: one
+ * event a block, in any order between blocks, then exactly one event for the request, also after
+ * cancel. Each block and each request needs one credit (kvf_info.credits); without enough, submit
+ * answers KVF_ERR_BUSY and queues nothing. A credit returns when its event has been polled.
  */
 enum kvf_event_kind {
     KVF_EVENT_BLOCK = 1,
@@ -486,16 +499,18 @@ struct kvf_event {
     uint64_t user;    /* as given to submit */
     uint8_t kind;     /* enum kvf_event_kind */
     uint8_t reserved[3];
-    uint32_t index;   /* block: position among the request's keys. request: blocks that succeeded */
-    struct kvf_hit hit; /* block: of a get; for other requests only status and tier.
+    uint32_t index; /* block: position among the request's keys. request: blocks that succeeded */
+    struct kvf_hit hit;              /* block: of a get; for other requests only status and tier.
                            request: only status */
     struct kvf_lookup_result lookup; /* request event of a lookup, else zero */
 };
 
 KVF_API int kvf_submit_put(struct kvf_client *client, const struct kvf_put_item *items, uint32_t n,
-                           const struct kvf_put_options *options, uint64_t user, uint64_t *request_out);
+                           const struct kvf_put_options *options, uint64_t user,
+                           uint64_t *request_out);
 KVF_API int kvf_submit_get(struct kvf_client *client, const struct kvf_key *keys, uint32_t n,
-                           const struct kvf_get_options *options, uint64_t user, uint64_t *request_out);
+                           const struct kvf_get_options *options, uint64_t user,
+                           uint64_t *request_out);
 KVF_API int kvf_submit_lookup(struct kvf_client *client, const struct kvf_key *keys, uint32_t n,
                               const struct kvf_lookup_options *options, uint64_t user,
                               uint64_t *request_out);
@@ -504,21 +519,24 @@ KVF_API int kvf_submit_prefetch(struct kvf_client *client, const struct kvf_key 
 KVF_API int kvf_submit_evict(struct kvf_client *client, const struct kvf_key *keys, uint32_t n,
                              uint64_t user, uint64_t *request_out);
 
-/* Take up to max completions; waits up to timeout_ms for the first (0: does not block). *n_out: taken.
- * KVF_OK; KVF_EMPTY; KVF_ERR_DISCONNECTED: the connection broke; every request that was in flight has been
- * completed with KVF_ERR_DISCONNECTED and the handle reconnects within later calls. */
+/* Take up to max completions; waits up to timeout_ms for the first (0: does not block). *n_out:
+ * taken. KVF_OK; KVF_EMPTY; KVF_ERR_DISCONNECTED: the connection broke; every request that was in
+ * flight has been completed with KVF_ERR_DISCONNECTED and the handle reconnects within later calls.
+ */
 KVF_API int kvf_poll(struct kvf_client *client, struct kvf_event *events_out, uint32_t max,
                      uint32_t timeout_ms, uint32_t *n_out);
 
-/* Ask to end a request early. Its events still come: blocks that had not finished with KVF_ERR_CANCELED,
- * then the request's. KVF_OK; KVF_ERR_INVALID: no such request in flight. Does not block. */
+/* Ask to end a request early. Its events still come: blocks that had not finished with
+ * KVF_ERR_CANCELED, then the request's. KVF_OK; KVF_ERR_INVALID: no such request in flight. Does
+ * not block. */
 KVF_API int kvf_cancel(struct kvf_client *client, uint64_t request);
 
-/* ---------------------------------------------------------------------------------------------------
+/* ----------------------------------------------------------------------------------------------
  * Part 8: GPU calls
  *
- * The prefix kvf_gpu_ is reserved for libkvferry_gpu: page regions in device memory, encode and decode on
- * the caller's streams (streams and events as void *), "pages free" and "stored" completions.
+ * The prefix kvf_gpu_ is reserved for libkvferry_gpu: page regions in device memory, encode and
+ * decode on the caller's streams (streams and events as void *), "pages free" and "stored"
+ * completions.
  */
 
 #ifdef __cplusplus
