@@ -10,8 +10,8 @@
  *   part 2  what is stored                       keys, geometry, views of KV pages
  *   part 3  the client handle                    open, close, facts about the connection
  *   part 4  blocking calls                       put, lookup, get, prefetch, evict, stat
- *   part 5  hits and leases                      pointers into the daemon's memory, and how long
- * they hold part 6  staging, encode, decode              the pieces the blocking calls are made of
+ *   part 5  hits and leases                      pointers into the daemon's memory
+ *   part 6  staging, encode, decode              the pieces the blocking calls are made of
  *   part 7  asynchronous calls                   submit, poll, cancel
  *   part 8  GPU calls                            reserved: kvf_gpu_*
  *
