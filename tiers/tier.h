@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * tier.h: what a tier is. A tier keeps records (record page and payload, codec/block_format.h) and
- * gives them back. There are two shapes behind one table: addressable   dram (and hbm): reserve a
- * slot, fill it, read it in place; locations are slots log           nvme, remote: store a record
- * from memory, load it into memory The fault and delay tiers wrap another one and change nothing
- * else.
+ * gives them back. There are two shapes behind one table:
+ *   addressable   dram (and hbm): reserve a slot, fill it, read it in place; locations are slots
+ *   log           nvme, remote: store a record from memory, load it into memory
+ * The fault and delay tiers wrap another one and change nothing else.
  *
  * Rules for all members:
  * - One thread, the reactor, calls everything and receives every callback, from inside poll. Work
- * that can block runs behind io.h (drives) and work.h (CPU), whose real forms are threads and whose
- * simulated forms are not.
+ *   that can block runs behind io.h (drives) and work.h (CPU), whose real forms are threads and
+ *   whose simulated forms are not.
  * - A call that cannot start now answers KVF_ERR_BUSY and has no effect. Nothing blocks after open.
  * - A tier never decides who may be evicted: it asks its host (the index and placement of the
- * agent).
+ *   agent).
  * - Integrity is the tier's: load completes with KVF_OK only for bytes whose header, key_id,
- * generation and payload checksum fit.
+ *   generation and payload checksum fit.
  */
 #ifndef KVF_TIERS_TIER_H
 #define KVF_TIERS_TIER_H

@@ -5,8 +5,8 @@
  *
  * Three kinds of memfd reach a client, all made and sealed by the daemon:
  *   ring segment   one a connection, writable by both sides: this file
- *   staging        one a connection, writable by both sides: slots that hold records on their way
- * in arena pieces   one or more a tenant, read-only for clients: records, found by (piece, offset)
+ *   staging        one a connection, writable by both sides: records on their way in
+ *   arena pieces   one or more a tenant, read-only for clients: records by (piece, offset)
  *
  *   ring segment
  *   +--------------------------+ 0
@@ -32,8 +32,8 @@
  *
  * Sleeping. Before a side sleeps it stores 1 to its sleeping word (sequentially consistent) and
  * looks at the ring once more; a producer that has stored its index issues a sequentially
- * consistent fence, reads the word and, if it is 1, wakes the other side: the client by writing 8
- * bytes to the eventfd, the daemon by one byte on the socket.
+ * consistent fence, reads the word and, if it is 1, wakes the other side. A client wakes the daemon
+ * by writing 8 bytes to the eventfd; the daemon wakes a client by one byte on the socket.
  */
 #ifndef KVF_TRANSPORT_PROTO_SHM_H
 #define KVF_TRANSPORT_PROTO_SHM_H

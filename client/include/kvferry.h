@@ -17,13 +17,13 @@
  *
  * Conventions, stated once:
  * - A handle and everything obtained from it belong to one thread at a time. Open more handles for
- * more threads; handles are independent of each other.
+ *   more threads; handles are independent of each other.
  * - A call says "blocks" if it can sleep; all others return at once.
  * - Pointers given to a call are borrowed until it returns, unless the call says otherwise.
- * Asynchronous calls copy keys and options before they return.
+ *   Asynchronous calls copy keys and options before they return.
  * - Outputs come last, end in _out and are written only if the status is >= 0, unless stated.
  * - Structs that callers fill begin with struct_bytes. Fill it by the *_init call (or sizeof and
- * zeroes): zero is the default of every other field.
+ *   zeroes): zero is the default of every other field.
  * - Bytes, tokens, blocks and times carry their unit in the name.
  * - The daemon is a cache: any request may answer KVF_MISS; none may answer with wrong bytes.
  */
@@ -164,15 +164,14 @@ enum kvf_tensor_kind {
  * shard. */
 struct kvf_geometry {
     uint32_t struct_bytes;
-    uint8_t kind;       /* enum kvf_tensor_kind */
-    uint8_t dtype;      /* enum kvf_dtype, of K and V in the engine's pages */
-    uint8_t rope_state; /* enum kvf_rope_state */
-    uint8_t
-        layout_tag;    /* 0: described by strides; else the engine's own number, part of the name */
-    uint16_t n_layers; /* 1..KVF_LAYERS_MAX */
-    uint16_t n_heads;  /* KV heads a layer in this shard, 1..KVF_HEADS_MAX */
-    uint16_t dim_k;    /* elements of a K vector, 1..KVF_DIM_MAX */
-    uint16_t dim_v;    /* elements of a V vector, 0 if there is no V */
+    uint8_t kind;          /* enum kvf_tensor_kind */
+    uint8_t dtype;         /* enum kvf_dtype, of K and V in the engine's pages */
+    uint8_t rope_state;    /* enum kvf_rope_state */
+    uint8_t layout_tag;    /* 0: described by strides; else the engine's number, part of the name */
+    uint16_t n_layers;     /* 1..KVF_LAYERS_MAX */
+    uint16_t n_heads;      /* KV heads a layer in this shard, 1..KVF_HEADS_MAX */
+    uint16_t dim_k;        /* elements of a K vector, 1..KVF_DIM_MAX */
+    uint16_t dim_v;        /* elements of a V vector, 0 if there is no V */
     uint16_t chunk_tokens; /* tokens of a full chunk, 1..KVF_CHUNK_TOKENS_MAX */
     uint16_t sink_tokens;  /* first tokens of a sequence kept raw by lossy profiles; at most
                               chunk_tokens */
