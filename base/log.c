@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * log.c: formatting of log lines, the sink of the process, and the sink for stderr.
+ */
+#include "base/log.h"
+
+#include "base/limits.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *const level_names[] = {"error", "warning", "info", "debug"};
+
+/* The same severities as syslog numbers them. */
+static const int journal_priorities[] = {3, 4, 6, 7};
+
+#define LEVELS ((int)(sizeof(level_names) / sizeof(level_names[0])))
+
+static struct kvf_logger process_logger;
+
+const char *kvf_log_level_name(int level)
+{
+    return level >= 0 && level < LEVELS ? level_names[level] : "unknown";
+}
+
+int kvf_log_level_parse(const char *name, int *level_out)
+{
+    for (int level = 0; level < LEVELS; level++) {
+        if (strcmp(name, level_names[level]) == 0) {
+            *level_out = level;
+            return KVF_OK;
+        }
+    }
+    return KVF_ERR_INVALID;
+}
+
+static void logger_vlog(const struct kvf_logger *logger, int level, const char *fmt, va_list args)
+{
+    char line[KVF_LOG_LINE_BYTES];
+    int saved_errno = errno;
+    int length;
+
+    if (logger == NULL || logger->fn == NULL || level > logger->level) {
+        return;
+    }
+    length = vsnprintf(line, sizeof(line), fmt, args);
+    if (length < 0) {
+        return;
+    }
+    if ((size_t)length >= sizeof(line)) {
+        memcpy(line + sizeof(line) - sizeof("..."), "...", sizeof("..."));
+    }
+    for (char *c = line; *c != '\0'; c++) {
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) {
+            *c = '?';
+        }
+    }
+    logger->fn(logger->arg, level, line);
+    errno = saved_errno;
+}
+
+void kvf_logger_log(const struct kvf_logger *logger, int level, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    logger_vlog(logger, level, fmt, args);
+    va_end(args);
+}
+
+void kvf_log_init(kvf_log_fn fn, void *arg, int level)
+{
+    process_logger = (struct kvf_logger){.fn = fn, .arg = arg, .level = level};
+}
+
+const struct kvf_logger *kvf_log_process(void)
+{
+    return &process_logger;
+}
+
+void kvf_log(int level, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    logger_vlog(&process_logger, level, fmt, args);
+    va_end(args);
+}
+
+/* JOURNAL_STREAM is inherited by children whose stderr goes elsewhere, so it is believed only if it
+ * names the device and inode that stderr is now. */
+static bool stderr_is_journal(void)
+{
+    const char *stream = getenv("JOURNAL_STREAM");
+    char expected[64];
+    struct stat st;
+
+    if (stream == NULL || fstat(STDERR_FILENO, &st) != 0) {
+        return false;
+    }
+    snprintf(expected, sizeof(expected), "%ju:%ju", (uintmax_t)st.st_dev, (uintmax_t)st.st_ino);
+    return strcmp(stream, expected) == 0;
+}
+
+void kvf_log_stderr_sink(void *arg, int severity, const char *text)
+{
+    char line[KVF_LOG_LINE_BYTES + 96];
+    struct timespec wall;
+    struct timespec mono;
+    struct tm utc;
+    int length;
+
+    (void)arg;
+    if (severity < 0 || severity >= LEVELS) {
+        severity = KVF_LOG_ERROR;
+    }
+    if (stderr_is_journal()) {
+        length = snprintf(line, sizeof(line), "<%d>%s\n", journal_priorities[severity], text);
+    } else {
+        clock_gettime(CLOCK_REALTIME, &wall);
+        clock_gettime(CLOCK_MONOTONIC, &mono);
+        gmtime_r(&wall.tv_sec, &utc);
+        length = snprintf(line, sizeof(line),
+                          "%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ +%jd.%06ld %s: %s\n",
+                          utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min,
+                          utc.tm_sec, wall.tv_nsec / 1000000, (intmax_t)mono.tv_sec,
+                          mono.tv_nsec / 1000, level_names[severity], text);
+    }
+    if (length < 0) {
+        return;
+    }
+    if ((size_t)length >= sizeof(line)) {
+        length = sizeof(line) - 1;
+        line[length - 1] = '\n';
+    }
+    /* One write a line keeps lines of several threads whole. A line that stderr does not take is
+     * lost: there is nowhere left to say so. */
+    if (write(STDERR_FILENO, line, (size_t)length) < 0) {
+        return;
+    }
+}
+
+bool kvf_log_limit_allow(struct kvf_log_limit *limit, uint64_t now_ns, uint64_t *suppressed_out)
+{
+    if (now_ns - limit->window_start_ns >= limit->interval_ns) {
+        limit->window_start_ns = now_ns;
+        limit->used_count = 0;
+    }
+    if (limit->used_count >= limit->burst_count) {
+        limit->suppressed_count++;
+        return false;
+    }
+    limit->used_count++;
+    *suppressed_out = limit->suppressed_count;
+    limit->suppressed_count = 0;
+    return true;
+}
