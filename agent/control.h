@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * control.h: questions of the admin thread to the reactor. The admin thread allocates a request
+ * with room
+ * for the answer, posts it and waits; the reactor fills it between two turns of its loop. Nothing
+ * else of
+ * the reactor's state is visible to the admin thread.
+ */
+#ifndef KVF_AGENT_CONTROL_H
+#define KVF_AGENT_CONTROL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "agent/metrics.h"
+#include "kvferry.h"
+#include "tiers/tier.h"
+
+#define KVF_CONTROL_DRIVES_MAX  8
+#define KVF_CONTROL_CLASSES_MAX 128
+
+enum kvf_control_op {
+    KVF_CONTROL_STAT = 1,       /* fills stat */
+    KVF_CONTROL_CLIENTS = 2,    /* fills rows with struct kvf_control_client */
+    KVF_CONTROL_BLOCKS = 3,     /* fills rows with struct kvf_control_block, from cursor on */
+    KVF_CONTROL_NAMESPACES = 4, /* fills rows with struct kvf_control_namespace */
+    KVF_CONTROL_VERIFY =
+        5, /* checks up to max_rows blocks from cursor on; counts in verified, bad */
+    KVF_CONTROL_EVICT = 6, /* key_id, or all of namespace_id that are in no lease */
+    KVF_CONTROL_PURGE = 7, /* namespace_id: forget for good, persisted before the answer */
+    KVF_CONTROL_DRAIN = 8, /* begin to stop, as SIGTERM does */
+};
+
+struct kvf_control_client {
+    uint64_t connection_id;
+    uint64_t namespace_id;
+    char name[64];
+    char profile[16];
+    char tenant[64];
+    char state[16]; /* "attaching", "ready", "draining" */
+    int32_t pid;    /* from peer credentials: for people only, 0 across containers */
+    uint32_t uid;
+    uint16_t shard, shard_count;
+    uint16_t protocol_version;
+    uint32_t inflight_requests;
+    uint64_t leased_bytes, staging_bytes;
+    uint64_t puts, gets, hits, misses;
+    uint64_t attached_s; /* seconds since attach */
+};
+
+struct kvf_control_block {
+    uint8_t key_id[32];
+    uint64_t namespace_id;
+    uint64_t record_bytes;
+    uint16_t shard, shard_count;
+    uint8_t in_dram, in_nvme; /* 0 or 1; in_nvme 2: its write is queued */
+    uint8_t drive;
+    uint8_t pinned;
+    uint32_t depth;
+    char state[12]; /* "ready", "filling", "loading" */
+};
+
+struct kvf_control_namespace {
+    uint64_t namespace_id;
+    uint64_t epoch;
+    char tenant[64];
+    char label[64];
+    char profile[16];
+    bool lossless;
+    uint32_t clients;
+    uint64_t blocks, dram_bytes, nvme_bytes;
+};
+
+struct kvf_control_drive {
+    char path[256];
+    char engine[16];
+    char why[192];
+    struct kvf_tier_stat tier;
+};
+
+struct kvf_control_class {
+    uint64_t slot_bytes;
+    uint32_t areas, slots, used_slots;
+    bool exact;
+};
+
+struct kvf_control_stat {
+    uint64_t incarnation;
+    uint64_t uptime_s;
+    char version[32];
+    bool ready, draining;
+    uint32_t clients, clients_max;
+    uint64_t index_entries, index_capacity;
+    uint64_t staging_used_bytes, staging_total_bytes;
+    struct kvf_tier_stat dram;
+    double dram_fill; /* stored bytes over area bytes of full areas; 0 without full areas */
+    uint32_t n_drives, n_classes;
+    struct kvf_control_drive drives[KVF_CONTROL_DRIVES_MAX];
+    struct kvf_control_class classes[KVF_CONTROL_CLASSES_MAX];
+    struct kvf_metrics metrics;
+};
+
+struct kvf_control {
+    uint8_t op; /* enum kvf_control_op */
+    uint8_t key_id[32];
+    bool has_key_id;
+    uint64_t namespace_id; /* 0: all */
+    uint64_t cursor;       /* 0: from the start */
+    uint32_t max_rows;
+    void *rows; /* array of max_rows of the op's row type; owned by the asker */
+    struct kvf_control_stat *stat;
+
+    /* the answer */
+    int32_t status;
+    uint32_t n_rows;
+    uint64_t next_cursor; /* 0: that was all */
+    uint64_t verified, bad, evicted;
+    char text[256]; /* cause, if status < 0 */
+
+    /* On the reactor thread, once; the asker owns the struct again afterwards. */
+    void (*done)(struct kvf_control *control);
+    void *owner;
+};
+
+struct kvf_agent;
+
+/* Post a question. Any thread. KVF_OK: done will be called; KVF_ERR_BUSY: too many questions waiting. */
+int kvf_agent_post(struct kvf_agent *agent, struct kvf_control *control);
+
+#endif /* KVF_AGENT_CONTROL_H */
