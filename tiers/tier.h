@@ -110,7 +110,7 @@ struct kvf_tier_ops {
     uint32_t abi; /* KVF_TIER_ABI */
     uint32_t flags;
     const char *name; /* "dram", "nvme", ... */
-    uint8_t kind;     /* enum kvf_tier of kvferry.h */
+    uint8_t kind;     /* enum kvf_tier_kind of kvferry.h */
 
     /* Addressable only. A FILLING slot for record_bytes on behalf of an index entry, in memory that
      * only clients of this tenant can see; may call host->may_evict and host->evict. KVF_OK;

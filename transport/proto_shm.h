@@ -147,7 +147,7 @@ enum kvf_shm_cqe_kind {
 struct kvf_shm_cqe {
     uint64_t request;
     uint8_t kind; /* enum kvf_shm_cqe_kind */
-    uint8_t tier; /* enum kvf_tier */
+    uint8_t tier; /* enum kvf_tier_kind */
     uint16_t reserved0;
     int32_t status;  /* enum kvf_status */
     uint32_t index;  /* block: key position; request: blocks that succeeded */

@@ -120,7 +120,7 @@ enum kvf_limits {
     KVF_DIM_MAX = 1024,               /* elements of one head vector */
     KVF_RECORD_PAGE_BYTES = 4096,     /* what precedes each payload, on every tier */
     KVF_PAYLOAD_BYTES_MAX = 64 << 20, /* 64 MiB */
-    KVF_SHARDS_MAX = 4096,
+    KVF_SHARDS_MAX = 4095,
     KVF_SHARD_NONE = 0xffff, /* a scheduler's handle: looks up, leases, prefetches, evicts */
     KVF_DIGEST_BYTES = 32,
     KVF_PROFILE_NAME_BYTES = 16,
@@ -363,7 +363,7 @@ struct kvf_get_options {
 };
 
 /* Where a hit was found. */
-enum kvf_tier {
+enum kvf_tier_kind {
     KVF_TIER_NONE = 0,
     KVF_TIER_HBM = 1,
     KVF_TIER_DRAM = 2,
@@ -376,7 +376,7 @@ enum kvf_tier {
 struct kvf_hit {
     int32_t status; /* KVF_OK, KVF_MISS, KVF_TOO_SLOW, or a failure; the rest is valid only for
                        KVF_OK */
-    uint8_t tier;   /* enum kvf_tier: where it was when the request arrived */
+    uint8_t tier;   /* enum kvf_tier_kind: where it was when the request arrived */
     uint8_t reserved[3];
     const void *record;
     uint64_t record_bytes; /* record page and payload */
