@@ -1,0 +1,603 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * block.c: records: strips, layer table and raw area around the codecs.
+ */
+#include "codec/codec.h"
+#include "codec/codec_fp.h"
+#include "codec/codec_layout.h"
+
+#include "base/crc32c.h"
+
+#include <assert.h>
+
+static const uint64_t payload_units_max = KVF_PAYLOAD_BYTES_MAX / KVF_BLOCK_ALIGN_BYTES;
+
+static bool plan_computes(const struct kvf_codec_plan *plan)
+{
+    return ((plan->k.ops->capabilities | (plan->v.dim != 0 ? plan->v.ops->capabilities : 0)) &
+            KVF_CODEC_FLOAT) != 0;
+}
+
+static bool view_is_valid(const struct kvf_codec_plan *plan, const struct kvf_kv_view *kv)
+{
+    return kv != NULL && kv->struct_bytes >= sizeof(*kv) && kv->tokens_a_page >= 1 &&
+           kv->k.layers != NULL && (plan->v.dim == 0 || kv->v.layers != NULL);
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Encode
+ */
+struct encoder {
+    const struct kvf_codec_plan *plan;
+    const struct kvf_kv_view *kv;
+    uint32_t n_tokens;
+    uint32_t n_sinks;
+    uint8_t *payload;
+    size_t capacity;
+    size_t at; /* payload bytes written */
+    void *workspace;
+    uint32_t *counts; /* of escapes, [layer][K, V]; the lists follow it in the workspace */
+    uint32_t *lists;
+    uint32_t n_escapes;
+};
+
+static struct kvf_codec_job encode_job(const struct encoder *encoder, uint32_t layer, int is_v)
+{
+    const struct kvf_tensor_view *tensor = is_v ? &encoder->kv->v : &encoder->kv->k;
+    return (struct kvf_codec_job){
+        .view = encoder->kv,
+        .tensor = tensor,
+        .base = tensor->layers[layer],
+        .n_tokens = encoder->n_tokens,
+        .n_sinks = encoder->n_sinks,
+    };
+}
+
+/* One tensor of one layer at the end of the payload; raw if its codec gives up. */
+static int encode_tensor(struct encoder *encoder, uint32_t layer, int is_v, uint8_t *bits_out)
+{
+    const struct kvf_codec_plan *plan = encoder->plan;
+    const struct kvf_codec_tensor *tensor = is_v ? &plan->v : &plan->k;
+    const struct kvf_codec_tensor *raw = is_v ? &plan->raw_v : &plan->raw_k;
+    struct kvf_codec_job job = encode_job(encoder, layer, is_v);
+    struct kvf_codec_escapes escapes = {
+        .index = encoder->lists + encoder->n_escapes,
+        .max = kvf_plan_escapes_max(plan, tensor, encoder->n_tokens),
+    };
+    struct kvf_codec_sizes sizes;
+    tensor->ops->sizes(tensor, encoder->n_tokens, &sizes);
+    if (kvf_sizes_total(&sizes) > encoder->capacity - encoder->at) {
+        return KVF_ERR_TOO_LARGE;
+    }
+    uint8_t *strip = encoder->payload + encoder->at;
+    int status = tensor->ops->encode(tensor, &job, strip, &escapes, encoder->workspace, &sizes);
+    *bits_out = tensor->descriptor.bits;
+    if (status == KVF_ERR_NO_SPACE) {
+        raw->ops->sizes(raw, encoder->n_tokens, &sizes);
+        if (kvf_sizes_total(&sizes) > encoder->capacity - encoder->at) {
+            return KVF_ERR_TOO_LARGE;
+        }
+        escapes.n = 0;
+        status = raw->ops->encode(raw, &job, strip, NULL, NULL, &sizes);
+        *bits_out = KVF_BITS_RAW;
+    }
+    encoder->counts[2 * layer + (uint32_t)is_v] = escapes.n;
+    encoder->n_escapes += escapes.n;
+    encoder->at += kvf_sizes_total(&sizes);
+    return status;
+}
+
+static int encode_strips(struct encoder *encoder, struct kvf_record_page *page)
+{
+    for (uint32_t layer = 0; layer < encoder->plan->geometry.n_layers; layer++) {
+        uint8_t bits_k = 0;
+        uint8_t bits_v = 0;
+        page->layer_offsets[layer] = (uint32_t)(encoder->at / KVF_BLOCK_ALIGN_BYTES);
+        int status = encode_tensor(encoder, layer, 0, &bits_k);
+        if (status == KVF_OK && encoder->plan->v.dim != 0) {
+            status = encode_tensor(encoder, layer, 1, &bits_v);
+        }
+        if (status != KVF_OK) {
+            return status;
+        }
+        page->layer_bits[layer] = (uint8_t)(bits_k | bits_v << 4);
+    }
+    return KVF_OK;
+}
+
+/* The section of one tensor of one layer. */
+static void write_raw_section(const struct kvf_codec_tensor *tensor,
+                              const struct kvf_codec_job *job, const uint32_t *index,
+                              uint32_t count, uint8_t *section)
+{
+    size_t vector_bytes = (size_t)tensor->group * tensor->element_bytes;
+    size_t index_bytes = count * sizeof(*index);
+    memcpy(section, index, index_bytes);
+    uint8_t *to = section + index_bytes;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t row = index[i] / job->n_tokens;
+        memcpy(to, kvf_pages_vector(tensor, job, row, index[i] % job->n_tokens), vector_bytes);
+        to += vector_bytes;
+    }
+    memset(to, 0, kvf_raw_section_bytes(tensor, count) - (size_t)(to - section));
+}
+
+/* The raw area behind the last strip; nothing if there are no escapes. */
+static int encode_raw_area(struct encoder *encoder, size_t *raw_area_bytes_out)
+{
+    *raw_area_bytes_out = 0;
+    if (encoder->n_escapes == 0) {
+        return KVF_OK;
+    }
+    const struct kvf_codec_plan *plan = encoder->plan;
+    uint32_t n_layers = plan->geometry.n_layers;
+    size_t bytes = kvf_raw_table_bytes(n_layers);
+    for (uint32_t i = 0; i < 2 * n_layers; i++) {
+        bytes += kvf_raw_section_bytes(i % 2 ? &plan->v : &plan->k, encoder->counts[i]);
+    }
+    size_t padded = kvf_part_bytes(bytes);
+    if (padded > encoder->capacity - encoder->at) {
+        return KVF_ERR_TOO_LARGE;
+    }
+    uint8_t *area = encoder->payload + encoder->at;
+    size_t table_bytes = (size_t)n_layers * 2 * sizeof(uint32_t);
+    memcpy(area, encoder->counts, table_bytes);
+    memset(area + table_bytes, 0, kvf_raw_table_bytes(n_layers) - table_bytes);
+    size_t at = kvf_raw_table_bytes(n_layers);
+    const uint32_t *index = encoder->lists;
+    for (uint32_t i = 0; i < 2 * n_layers; i++) {
+        uint32_t count = encoder->counts[i];
+        if (count != 0) {
+            const struct kvf_codec_tensor *tensor = i % 2 ? &plan->v : &plan->k;
+            struct kvf_codec_job job = encode_job(encoder, i / 2, i % 2);
+            write_raw_section(tensor, &job, index, count, area + at);
+            at += kvf_raw_section_bytes(tensor, count);
+            index += count;
+        }
+    }
+    memset(area + at, 0, padded - at);
+    *raw_area_bytes_out = padded;
+    return KVF_OK;
+}
+
+static uint64_t decoded_bytes(const struct kvf_block_header *header)
+{
+    return (uint64_t)header->n_layers * header->n_heads * header->n_tokens *
+           ((uint64_t)header->d_k + header->d_v) * kvf_dtype_bytes(header->dst_dtype);
+}
+
+static void fill_header(const struct kvf_codec_plan *plan, uint32_t token_start, uint32_t n_tokens,
+                        struct kvf_block_header *header)
+{
+    const struct kvf_geometry *geometry = &plan->geometry;
+    *header = (struct kvf_block_header){
+        .magic = KVF_BLOCK_MAGIC,
+        .version = KVF_BLOCK_VERSION,
+        .header_bytes = KVF_BLOCK_HEADER_BYTES,
+        .model_fp = plan->model_fp,
+        .tensor_kind = geometry->kind,
+        .src_dtype = geometry->dtype,
+        .dst_dtype = geometry->dtype,
+        .rope_state = geometry->rope_state,
+        .token_start = token_start,
+        .n_tokens = (uint16_t)n_tokens,
+        .n_sink_raw = (uint16_t)kvf_plan_sinks(plan, token_start, n_tokens),
+        .n_layers = geometry->n_layers,
+        .n_heads = geometry->n_heads,
+        .d_k = geometry->dim_k,
+        .d_v = geometry->dim_v,
+        .chunk_tokens = geometry->chunk_tokens,
+        .profile_fp = plan->profile_fp,
+        .k = kvf_block_descriptor(&plan->k, n_tokens),
+        .v = kvf_block_descriptor(&plan->v, n_tokens),
+    };
+    header->raw_bytes = decoded_bytes(header);
+}
+
+int kvf_block_encode(const struct kvf_codec_plan *plan, const struct kvf_kv_view *kv,
+                     uint32_t token_start, uint32_t n_tokens, struct kvf_record_page *page,
+                     void *payload, size_t payload_capacity, void *workspace,
+                     size_t *payload_bytes_out)
+{
+    if (plan->profile->opaque || !view_is_valid(plan, kv) || n_tokens < 1 ||
+        n_tokens > plan->geometry.chunk_tokens || token_start > UINT32_MAX - n_tokens) {
+        return KVF_ERR_INVALID;
+    }
+    if (payload_capacity < kvf_codec_plan_payload_bytes(plan, n_tokens)) {
+        return KVF_ERR_TOO_LARGE;
+    }
+    struct encoder encoder = {
+        .plan = plan,
+        .kv = kv,
+        .n_tokens = n_tokens,
+        .n_sinks = kvf_plan_sinks(plan, token_start, n_tokens),
+        .payload = payload,
+        .capacity = payload_capacity,
+        .workspace = workspace,
+        .counts = (uint32_t *)((uint8_t *)workspace + plan->escapes_offset),
+    };
+    encoder.lists = encoder.counts + 2 * plan->geometry.n_layers;
+    memset(encoder.counts, 0, 2 * plan->geometry.n_layers * sizeof(*encoder.counts));
+    memset(page, 0, sizeof(*page));
+    fill_header(plan, token_start, n_tokens, &page->header);
+
+    bool computes = plan_computes(plan);
+    struct kvf_fp_state fp_state = {0};
+    if (computes) {
+        fp_state = kvf_fp_enter();
+    }
+    int status = encode_strips(&encoder, page);
+    if (computes) {
+        kvf_fp_leave(fp_state);
+    }
+    size_t raw_area_bytes = 0;
+    size_t strips_bytes = encoder.at;
+    if (status == KVF_OK) {
+        status = encode_raw_area(&encoder, &raw_area_bytes);
+    }
+    if (status != KVF_OK) {
+        return status;
+    }
+    size_t payload_bytes = strips_bytes + raw_area_bytes;
+    page->header.n_escapes = encoder.n_escapes;
+    page->header.raw_area_offset = (uint32_t)(strips_bytes / KVF_BLOCK_ALIGN_BYTES);
+    page->header.raw_area_bytes = (uint32_t)raw_area_bytes;
+    page->header.total_bytes = KVF_BLOCK_PAGE_BYTES + (uint64_t)payload_bytes;
+    page->header.payload_crc32c = kvf_crc32c(0, payload, payload_bytes);
+    kvf_block_seal_header(page);
+    *payload_bytes_out = payload_bytes;
+    return KVF_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Check and seal
+ */
+static uint32_t header_crc32c(const struct kvf_record_page *page)
+{
+    struct kvf_block_header header = page->header;
+    header.header_crc32c = 0;
+    uint32_t crc = kvf_crc32c(0, &header, sizeof(header));
+    return kvf_crc32c(crc, page->layer_bits,
+                      sizeof(*page) - offsetof(struct kvf_record_page, layer_bits));
+}
+
+void kvf_block_seal_header(struct kvf_record_page *page)
+{
+    page->header.header_crc32c = header_crc32c(page);
+}
+
+static bool is_zero(const void *data, size_t bytes)
+{
+    const uint8_t *at = data;
+    uint8_t any = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        any |= at[i];
+    }
+    return any == 0;
+}
+
+int kvf_block_describe_bytes(struct kvf_record_page *page, const void *payload, size_t bytes)
+{
+    if (bytes > KVF_PAYLOAD_BYTES_MAX) {
+        return KVF_ERR_TOO_LARGE;
+    }
+    struct kvf_codec_plan plan;
+    int status = kvf_codec_plan_init(&plan, NULL, "bytes");
+    assert(status == KVF_OK);
+    memset(page, 0, sizeof(*page));
+    fill_header(&plan, 0, 0, &page->header);
+    page->header.total_bytes = KVF_BLOCK_PAGE_BYTES + (uint64_t)bytes;
+    page->header.raw_bytes = bytes;
+    page->header.payload_crc32c = kvf_crc32c(0, payload, bytes);
+    kvf_block_seal_header(page);
+    return status;
+}
+
+/* Fields that no version of this build gives another value. */
+static bool constants_hold(const struct kvf_block_header *header)
+{
+    return header->header_bytes == KVF_BLOCK_HEADER_BYTES && header->decoded_hash == 0 &&
+           header->weights_fp == 0 && header->rope_fp == 0 && header->n_tail_raw == 0 &&
+           header->layer_first == 0 && header->base_layer == 0 && header->rebase_layers == 0 &&
+           header->head_first == 0 && header->n_streams == 0 && header->entropy_id == 0 &&
+           header->block_flags == 0 && header->reserved0 == 0 && header->k.reserved == 0 &&
+           header->v.reserved == 0 && is_zero(header->reserved, sizeof(header->reserved));
+}
+
+static bool opaque_is_valid(const struct kvf_record_page *page)
+{
+    /* Everything between the checksums' fields and the profile's fingerprint describes geometry. */
+    const struct kvf_block_header *header = &page->header;
+    const struct kvf_block_tensor none = {0};
+    return header->raw_bytes == header->total_bytes - KVF_BLOCK_PAGE_BYTES &&
+           header->src_dtype == 0 && header->dst_dtype == 0 && header->rope_state == 0 &&
+           header->token_start == 0 && header->n_tokens == 0 && header->n_sink_raw == 0 &&
+           header->n_layers == 0 && header->n_heads == 0 && header->d_k == 0 && header->d_v == 0 &&
+           header->chunk_tokens == 0 && header->n_escapes == 0 && header->raw_area_offset == 0 &&
+           header->raw_area_bytes == 0 && memcmp(&header->k, &none, sizeof(none)) == 0 &&
+           memcmp(&header->v, &none, sizeof(none)) == 0 &&
+           is_zero(page->layer_bits, sizeof(page->layer_bits)) &&
+           is_zero(page->layer_offsets, sizeof(page->layer_offsets));
+}
+
+static bool shape_is_valid(const struct kvf_block_header *header)
+{
+    return header->tensor_kind <= KVF_KIND_STATE && kvf_dtype_bytes(header->src_dtype) != 0 &&
+           header->dst_dtype == header->src_dtype && header->rope_state <= KVF_ROPE_POST &&
+           header->n_layers >= 1 && header->n_layers <= KVF_LAYERS_MAX && header->n_heads >= 1 &&
+           header->n_heads <= KVF_HEADS_MAX && header->d_k >= 1 && header->d_k <= KVF_DIM_MAX &&
+           header->d_v <= KVF_DIM_MAX && header->chunk_tokens <= KVF_CHUNK_TOKENS_MAX &&
+           header->n_tokens >= 1 && header->n_tokens <= header->chunk_tokens &&
+           header->n_sink_raw <= header->n_tokens &&
+           header->token_start <= UINT32_MAX - header->n_tokens &&
+           header->raw_bytes == decoded_bytes(header);
+}
+
+/* Offsets rise from 0 to the raw area, which ends the payload. */
+static bool layers_are_valid(const struct kvf_record_page *page)
+{
+    const struct kvf_block_header *header = &page->header;
+    uint32_t n = header->n_layers;
+    uint64_t payload_bytes = header->total_bytes - KVF_BLOCK_PAGE_BYTES;
+    if (header->raw_area_offset > payload_units_max ||
+        (uint64_t)header->raw_area_offset * KVF_BLOCK_ALIGN_BYTES + header->raw_area_bytes !=
+            payload_bytes ||
+        header->raw_area_bytes % KVF_BLOCK_ALIGN_BYTES != 0 ||
+        (header->raw_area_bytes == 0) != (header->n_escapes == 0) || page->layer_offsets[0] != 0) {
+        return false;
+    }
+    for (uint32_t layer = 0; layer < n; layer++) {
+        uint32_t end = layer + 1 < n ? page->layer_offsets[layer + 1] : header->raw_area_offset;
+        uint8_t bits_k = page->layer_bits[layer] & 15;
+        uint8_t bits_v = page->layer_bits[layer] >> 4;
+        if (end <= page->layer_offsets[layer] ||
+            (bits_k != KVF_BITS_RAW && bits_k != header->k.bits) ||
+            (bits_v != KVF_BITS_RAW && bits_v != header->v.bits)) {
+            return false;
+        }
+    }
+    return is_zero(page->layer_bits + n, KVF_BLOCK_LAYERS - n) &&
+           is_zero(page->layer_offsets + n, (KVF_BLOCK_LAYERS - n) * sizeof(uint32_t));
+}
+
+int kvf_block_check(const struct kvf_record_page *page, uint64_t record_bytes_available)
+{
+    const struct kvf_block_header *header = &page->header;
+    if (record_bytes_available < KVF_BLOCK_PAGE_BYTES || header->magic != KVF_BLOCK_MAGIC) {
+        return KVF_ERR_CORRUPT;
+    }
+    if (header->version != KVF_BLOCK_VERSION) {
+        return KVF_ERR_MISMATCH;
+    }
+    if (header->header_crc32c != header_crc32c(page) ||
+        header->total_bytes < KVF_BLOCK_PAGE_BYTES ||
+        header->total_bytes > KVF_BLOCK_PAGE_BYTES + (uint64_t)KVF_PAYLOAD_BYTES_MAX ||
+        header->total_bytes > record_bytes_available || !constants_hold(header) ||
+        !is_zero(page->reserved, sizeof(page->reserved)) || header->shard_count > KVF_SHARDS_MAX ||
+        (header->shard >= header->shard_count && header->shard != 0)) {
+        return KVF_ERR_CORRUPT;
+    }
+    if (header->tensor_kind == KVF_KIND_BYTES) {
+        return opaque_is_valid(page) ? KVF_OK : KVF_ERR_CORRUPT;
+    }
+    if (!shape_is_valid(header) || (header->d_v == 0) != (header->v.codec == KVF_CODEC_NONE)) {
+        return KVF_ERR_CORRUPT;
+    }
+    if (kvf_codec_find(header->k.codec) == NULL ||
+        (header->d_v != 0 && kvf_codec_find(header->v.codec) == NULL)) {
+        return KVF_ERR_MISMATCH;
+    }
+    return layers_are_valid(page) ? KVF_OK : KVF_ERR_CORRUPT;
+}
+
+int kvf_block_check_payload(const struct kvf_record_page *page, const void *payload)
+{
+    size_t bytes = (size_t)(page->header.total_bytes - KVF_BLOCK_PAGE_BYTES);
+    return kvf_crc32c(0, payload, bytes) == page->header.payload_crc32c ? KVF_OK : KVF_ERR_CORRUPT;
+}
+
+int kvf_block_matches_plan(const struct kvf_record_page *page, const struct kvf_codec_plan *plan)
+{
+    /* Build the header that this plan would have written and compare field by field, so that a field
+     * added to fill_header is compared here as well. What differs from block to block is taken over. */
+    const struct kvf_block_header *have = &page->header;
+    struct kvf_block_header want;
+    fill_header(plan, have->token_start, have->n_tokens, &want);
+    want.header_crc32c = have->header_crc32c;
+    want.payload_crc32c = have->payload_crc32c;
+    want.total_bytes = have->total_bytes;
+    memcpy(want.key_id, have->key_id, sizeof(want.key_id));
+    want.shard = have->shard;
+    want.shard_count = have->shard_count;
+    want.n_escapes = have->n_escapes;
+    want.raw_area_offset = have->raw_area_offset;
+    want.raw_area_bytes = have->raw_area_bytes;
+    if (plan->profile->opaque) {
+        want.raw_bytes = have->raw_bytes;
+    }
+    return memcmp(&want, have, sizeof(want)) == 0 ? KVF_OK : KVF_ERR_MISMATCH;
+}
+
+/* ---------------------------------------------------------------------------------------------------
+ * Decode
+ */
+struct decoder {
+    const struct kvf_codec_plan *plan;
+    const struct kvf_record_page *page; /* a private copy */
+    const uint8_t *payload;
+    const struct kvf_kv_view *kv;
+    uint32_t token_first;
+    uint32_t n_tokens;
+    void *workspace;
+};
+
+static struct kvf_codec_job decode_job(const struct decoder *decoder, uint32_t layer, int is_v)
+{
+    const struct kvf_tensor_view *tensor = is_v ? &decoder->kv->v : &decoder->kv->k;
+    return (struct kvf_codec_job){
+        .view = decoder->kv,
+        .tensor = tensor,
+        .base = tensor->layers[layer],
+        .n_tokens = decoder->page->header.n_tokens,
+        .token_first = decoder->token_first,
+        .n_wanted = decoder->n_tokens,
+    };
+}
+
+/* One tensor from the strip at *at; *at moves behind it. */
+static int decode_tensor(const struct decoder *decoder, uint32_t layer, int is_v, size_t *at,
+                         size_t end)
+{
+    const struct kvf_codec_plan *plan = decoder->plan;
+    uint8_t bits = decoder->page->layer_bits[layer];
+    const struct kvf_codec_tensor *tensor = is_v ? &plan->v : &plan->k;
+    if ((is_v ? bits >> 4 : bits & 15) == KVF_BITS_RAW) {
+        tensor = is_v ? &plan->raw_v : &plan->raw_k;
+    }
+    struct kvf_codec_job job = decode_job(decoder, layer, is_v);
+    const uint8_t *strip = decoder->payload + *at;
+    struct kvf_codec_sizes sizes;
+    int status = KVF_OK;
+    if (tensor->ops->stored_sizes != NULL) {
+        status = tensor->ops->stored_sizes(tensor, job.n_tokens, strip, end - *at, &sizes);
+    } else {
+        tensor->ops->sizes(tensor, job.n_tokens, &sizes);
+    }
+    if (status == KVF_OK && kvf_sizes_total(&sizes) > end - *at) {
+        status = KVF_ERR_CORRUPT;
+    }
+    if (status == KVF_OK) {
+        status = tensor->ops->decode(tensor, &job, strip, &sizes, decoder->workspace);
+        *at += kvf_sizes_total(&sizes);
+    }
+    return status;
+}
+
+static int decode_strip(const struct decoder *decoder, uint32_t layer)
+{
+    const struct kvf_record_page *page = decoder->page;
+    size_t at = (size_t)page->layer_offsets[layer] * KVF_BLOCK_ALIGN_BYTES;
+    uint32_t end_units = layer + 1u < page->header.n_layers ? page->layer_offsets[layer + 1]
+                                                            : page->header.raw_area_offset;
+    size_t end = (size_t)end_units * KVF_BLOCK_ALIGN_BYTES;
+    int status = decode_tensor(decoder, layer, 0, &at, end);
+    if (status == KVF_OK && decoder->plan->v.dim != 0) {
+        status = decode_tensor(decoder, layer, 1, &at, end);
+    }
+    if (status == KVF_OK && at != end) {
+        status = KVF_ERR_CORRUPT;
+    }
+    return status;
+}
+
+/* Put the vectors of one section where they belong. */
+static int patch_section(const struct kvf_codec_tensor *tensor, const struct kvf_codec_job *job,
+                         const uint8_t *section, uint32_t count)
+{
+    size_t vector_bytes = (size_t)tensor->group * tensor->element_bytes;
+    const uint8_t *vectors = section + (size_t)count * sizeof(uint32_t);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t index = kvf_load_u32(section + (size_t)i * sizeof(uint32_t));
+        uint32_t row = index / job->n_tokens;
+        uint32_t token = index % job->n_tokens;
+        if (row >= tensor->n_rows) {
+            return KVF_ERR_CORRUPT;
+        }
+        if (token >= job->token_first && token - job->token_first < job->n_wanted) {
+            memcpy(kvf_pages_vector(tensor, job, row, token - job->token_first),
+                   vectors + i * vector_bytes, vector_bytes);
+        }
+    }
+    return KVF_OK;
+}
+
+static int decode_raw_area(const struct decoder *decoder, uint32_t layer_first, uint32_t layer_end)
+{
+    const struct kvf_codec_plan *plan = decoder->plan;
+    const struct kvf_block_header *header = &decoder->page->header;
+    const uint8_t *area = decoder->payload +
+                          (size_t)header->raw_area_offset * KVF_BLOCK_ALIGN_BYTES;
+    size_t at = kvf_raw_table_bytes(header->n_layers);
+    if (at > header->raw_area_bytes) {
+        return KVF_ERR_CORRUPT;
+    }
+    for (uint32_t i = 0; i < 2 * layer_end; i++) {
+        const struct kvf_codec_tensor *tensor = i % 2 ? &plan->v : &plan->k;
+        uint32_t count = kvf_load_u32(area + (size_t)i * sizeof(uint32_t));
+        if (count == 0) {
+            continue;
+        }
+        /* dim 0 has no rows, so a count for a missing V fails here as well. */
+        if (count > (uint32_t)tensor->n_rows * header->n_tokens ||
+            kvf_raw_section_bytes(tensor, count) > header->raw_area_bytes - at) {
+            return KVF_ERR_CORRUPT;
+        }
+        if (i / 2 >= layer_first) {
+            struct kvf_codec_job job = decode_job(decoder, i / 2, i % 2);
+            int status = patch_section(tensor, &job, area + at, count);
+            if (status != KVF_OK) {
+                return status;
+            }
+        }
+        at += kvf_raw_section_bytes(tensor, count);
+    }
+    return KVF_OK;
+}
+
+static int decode_layers(const struct decoder *decoder, uint32_t layer_first, uint32_t layer_end)
+{
+    bool computes = plan_computes(decoder->plan);
+    struct kvf_fp_state fp_state = {0};
+    if (computes) {
+        fp_state = kvf_fp_enter();
+    }
+    int status = KVF_OK;
+    for (uint32_t layer = layer_first; layer < layer_end && status == KVF_OK; layer++) {
+        status = decode_strip(decoder, layer);
+    }
+    if (computes) {
+        kvf_fp_leave(fp_state);
+    }
+    if (status == KVF_OK && decoder->page->header.n_escapes != 0) {
+        status = decode_raw_area(decoder, layer_first, layer_end);
+    }
+    return status;
+}
+
+int kvf_block_decode(const struct kvf_codec_plan *plan, const void *record, size_t record_bytes,
+                     uint32_t layer_first, uint32_t n_layers, uint32_t token_first,
+                     uint32_t n_tokens, const struct kvf_kv_view *kv, void *workspace)
+{
+    if (plan->profile->opaque || !view_is_valid(plan, kv)) {
+        return KVF_ERR_INVALID;
+    }
+    if (record_bytes < KVF_BLOCK_PAGE_BYTES) {
+        return KVF_ERR_CORRUPT;
+    }
+    struct kvf_record_page page;
+    memcpy(&page, record, sizeof(page));
+    int status = kvf_block_check(&page, record_bytes);
+    if (status == KVF_OK) {
+        status = kvf_block_matches_plan(&page, plan);
+    }
+    if (status != KVF_OK) {
+        return status;
+    }
+    if (layer_first >= page.header.n_layers || n_layers > page.header.n_layers - layer_first ||
+        token_first >= page.header.n_tokens || n_tokens > page.header.n_tokens - token_first) {
+        return KVF_ERR_INVALID;
+    }
+    if (n_layers == 0) {
+        n_layers = page.header.n_layers - layer_first;
+    }
+    struct decoder decoder = {
+        .plan = plan,
+        .page = &page,
+        .payload = (const uint8_t *)record + KVF_BLOCK_PAGE_BYTES,
+        .kv = kv,
+        .token_first = token_first,
+        .n_tokens = n_tokens != 0 ? n_tokens : page.header.n_tokens - token_first,
+        .workspace = workspace,
+    };
+    return decode_layers(&decoder, layer_first, layer_first + n_layers);
+}

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec.h: from KV pages to records and back.
+ *
+ *   part 1  profiles             names that users choose: which codec for K, which for V
+ *   part 2  the ops table        what a codec is; start here to write one (docs/writing-a-codec.md)
+ *   part 3  the plan             geometry and profile, worked out once at attach
+ *   part 4  records              encode, decode, check, seal: what client and daemon call
+ *
+ * Nothing here allocates, locks, blocks or logs, and every function may be called from any thread; a
+ * plan is read-only after its init and may be shared, a workspace belongs to one call at a time.
+ * The bytes are laid out in block_format.h.
+ *
+ * Words: a vector is the dim elements of one head and token. Codecs that limit the size of what shares
+ * a scale cut wide heads into sub-heads; a row is one sub-head's vectors, and rows are numbered
+ * head * (dim / group) + sub-head. Vectors of a tensor are numbered row * n_tokens + token.
+ */
+#ifndef KVF_CODEC_CODEC_H
+#define KVF_CODEC_CODEC_H
+
+#include "base/status.h"
+#include "codec/block_format.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define KVF_CODEC_ABI 1
+
+enum kvf_codec_limits {
+    KVF_CODEC_GROUP_MAX = 256,         /* elements that share a scale, at most */
+    KVF_CODEC_CENTER_TOKENS_MIN = 128, /* shorter blocks are stored without mean */
+    KVF_CODEC_ESCAPE_SHARE = 16,       /* at most 1/16 of a tensor's vectors may be escapes */
+    KVF_CODEC_FIXED_SIZES_MAX = 4,
+    KVF_CODEC_WORKSPACE_ALIGN = 64,
+};
+
+/* ---------------------------------------------------------------------------------------------------
+ * Part 1: profiles
+ */
+
+/* What a profile says about K or V. */
+struct kvf_profile_tensor {
+    uint8_t codec;  /* enum kvf_block_codec */
+    uint8_t bits;   /* width of the codes; 0 for codecs without codes */
+    uint8_t flags;  /* enum kvf_block_tensor_flags */
+    uint8_t rotate; /* 0: as it is, 1: rotate by the largest order that fits */
+    uint8_t clip; /* 0: keep the whole range, 1: the ratio that codec_saw.h has for bits and dim */
+    uint32_t rot_seed;
+};
+
+struct kvf_profile {
+    const char *name; /* shorter than KVF_PROFILE_NAME_BYTES */
+    const char *use;  /* one line for lists: what it is for, bits a value */
+    bool lossless;
+    bool opaque; /* no geometry: bytes in, the same bytes out */
+    struct kvf_profile_tensor k;
+    struct kvf_profile_tensor v;
+};
+
+/* The profiles in a fixed order, NULL-terminated by name. */
+extern const struct kvf_profile kvf_profiles[];
+
+/* The profile of this name, or NULL. */
+const struct kvf_profile *kvf_profile_find(const char *name);
+
+/* ---------------------------------------------------------------------------------------------------
+ * Part 2: the ops table
+ */
+enum kvf_codec_capabilities {
+    KVF_CODEC_LOSSLESS = 1 << 0,   /* every bit pattern comes back */
+    KVF_CODEC_FIXED_RATE = 1 << 1, /* sizes() is exact, not a bound */
+    KVF_CODEC_ESCAPES = 1 << 2,    /* puts vectors that it cannot code into the raw area */
+    KVF_CODEC_FLOAT = 1 << 3,      /* computes in floating point: the caller sets MXCSR */
+};
+
+struct kvf_codec_ops;
+
+/* One tensor, K or V, of a plan: all that a codec needs to know. */
+struct kvf_codec_tensor {
+    const struct kvf_codec_ops *ops;
+    struct kvf_block_tensor descriptor; /* as in headers of blocks that are long enough to centre */
+    uint16_t n_heads;
+    uint16_t dim;           /* 0: the tensor does not exist */
+    uint16_t group;         /* elements of a row's vector; divides dim */
+    uint16_t n_rows;        /* n_heads * dim / group */
+    uint8_t dtype;          /* enum kvf_dtype */
+    uint8_t element_bytes;  /* of dtype */
+    uint16_t code_bytes;    /* saw: bytes of one vector's codes */
+    uint16_t rot_order;     /* saw: 1 is no rotation */
+    float rsqrt_order;      /* saw: 1 / sqrt(rot_order), correctly rounded */
+    uint8_t order[256];     /* saw: stored position -> coefficient */
+    uint8_t sign_bits[128]; /* saw: bit i: channel i is flipped */
+};
+
+/* Bytes of the three parts that a codec writes for one tensor of one layer; each a multiple of
+ * KVF_BLOCK_ALIGN_BYTES, and 0 for a part that it does not have. */
+struct kvf_codec_sizes {
+    size_t mean_bytes;
+    size_t meta_bytes;
+    size_t codes_bytes;
+};
+
+/* One tensor of one layer in the engine's pages, and what to do with it. */
+struct kvf_codec_job {
+    const struct kvf_kv_view *view;
+    const struct kvf_tensor_view *tensor; /* &view->k or &view->v */
+    uint8_t *base;                        /* tensor->layers[layer] */
+    uint32_t n_tokens;                    /* of the block */
+    uint32_t n_sinks;                     /* encode: leading tokens that become escapes */
+    uint32_t token_first;                 /* decode: first token that is wanted */
+    uint32_t n_wanted; /* decode: tokens wanted; the view's token 0 is the first */
+};
+
+/* Vectors that go to the raw area, by number, ascending. */
+struct kvf_codec_escapes {
+    uint32_t *index;
+    uint32_t n;
+    uint32_t max;
+};
+
+struct kvf_codec_ops {
+    const char *name;
+    uint8_t id;            /* enum kvf_block_codec */
+    uint16_t abi_version;  /* KVF_CODEC_ABI */
+    uint32_t capabilities; /* enum kvf_codec_capabilities */
+
+    /* Required. Fill in the rest of a tensor whose ops, n_heads, dim, dtype and element_bytes are set.
+     * KVF_OK; KVF_ERR_UNSUPPORTED: this codec has no form for that dtype, dim or width. */
+    int (*resolve)(struct kvf_codec_tensor *tensor, const struct kvf_profile_tensor *settings);
+
+    /* Required. Arithmetic only: what encode writes for n_tokens (a bound unless FIXED_RATE). Escapes
+     * are not in it. */
+    void (*sizes)(const struct kvf_codec_tensor *tensor, uint32_t n_tokens,
+                  struct kvf_codec_sizes *sizes_out);
+
+    /* Required unless FIXED_RATE, then NULL. The sizes of what is stored at strip, of which
+     * strip_bytes may be read. The bytes are not trusted. KVF_OK; KVF_ERR_CORRUPT. */
+    int (*stored_sizes)(const struct kvf_codec_tensor *tensor, uint32_t n_tokens,
+                        const uint8_t *strip, size_t strip_bytes,
+                        struct kvf_codec_sizes *sizes_out);
+
+    /* Required. Bytes of workspace that encode or decode use, whichever is more. */
+    size_t (*workspace_bytes)(const struct kvf_codec_tensor *tensor);
+
+    /* Required. Write the parts one after the other to strip, which has room for sizes(); gaps are
+     * zeroed. Appends to escapes if the codec has them. KVF_OK: sizes_out says what was written;
+     * KVF_ERR_NO_SPACE: does not pay, or too many escapes: store this one raw (what was written to
+     * strip and escapes is discarded). */
+    int (*encode)(const struct kvf_codec_tensor *tensor, const struct kvf_codec_job *job,
+                  uint8_t *strip, struct kvf_codec_escapes *escapes, void *workspace,
+                  struct kvf_codec_sizes *sizes_out);
+
+    /* Required. Write the wanted tokens to the pages. sizes are those of the stored parts and lie
+     * within the record; the content is not trusted: whatever it is, no access outside strip, pages
+     * and workspace. Escaped vectors may be written with anything: the caller patches them.
+     * KVF_OK; KVF_ERR_CORRUPT. */
+    int (*decode)(const struct kvf_codec_tensor *tensor, const struct kvf_codec_job *job,
+                  const uint8_t *strip, const struct kvf_codec_sizes *sizes, void *workspace);
+};
+
+/* Every codec, in order of id, NULL-terminated. */
+extern const struct kvf_codec_ops *const kvf_codecs[];
+
+/* The codec of this id, or NULL. */
+const struct kvf_codec_ops *kvf_codec_find(uint8_t id);
+
+/* ---------------------------------------------------------------------------------------------------
+ * Part 3: the plan
+ */
+struct kvf_codec_plan {
+    const struct kvf_profile *profile;
+    struct kvf_geometry geometry; /* all zero for opaque bytes */
+    bool lossless;
+    uint64_t model_fp; /* 0 after init; the owner may set it: written to and compared in headers */
+    uint64_t profile_fp;       /* fingerprint of the codecs, for the namespace; never 0 */
+    uint64_t record_bytes_max; /* of any block of up to chunk_tokens, record page included */
+    size_t workspace_bytes;    /* for encode and decode, at KVF_CODEC_WORKSPACE_ALIGN */
+    size_t escapes_offset;     /* in the workspace: numbers of escaped vectors */
+    uint32_t escapes_max;      /* a tensor of a layer, sinks included; for the wider tensor */
+    struct kvf_codec_tensor k;
+    struct kvf_codec_tensor v;
+    struct kvf_codec_tensor raw_k; /* for strips that are stored raw */
+    struct kvf_codec_tensor raw_v;
+};
+
+/* Work out a plan. geometry NULL, or of kind KVF_KIND_BYTES: profile "bytes" only; else any other one.
+ * KVF_OK; KVF_ERR_INVALID: a field is out of range, or the profile has no such name;
+ * KVF_ERR_REFUSED: a lossy profile for state or opaque bytes; KVF_ERR_UNSUPPORTED: the codec has no form
+ * for these dims; KVF_ERR_TOO_LARGE: a full chunk can exceed KVF_PAYLOAD_BYTES_MAX, see below. */
+int kvf_codec_plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *geometry,
+                        const char *profile_name);
+
+/* The largest chunk_tokens with which geometry fits a payload; 0 if not even one token does, or if
+ * the plan fails for another reason. For the message after KVF_ERR_TOO_LARGE. */
+uint32_t kvf_codec_fitting_tokens(const struct kvf_geometry *geometry, const char *profile_name);
+
+/* Payload bytes of a block of n_tokens (0..chunk_tokens; 0 gives 0) without escapes and sinks: exact for
+ * fixed-rate profiles, else a bound. 0 for opaque bytes. */
+uint64_t kvf_codec_plan_payload_bytes(const struct kvf_codec_plan *plan, uint32_t n_tokens);
+
+/* The largest payload that a block of n_tokens can have, whatever its content and position. */
+uint64_t kvf_codec_plan_payload_bytes_max(const struct kvf_codec_plan *plan, uint32_t n_tokens);
+
+/* The record sizes that nearly all blocks of a full chunk have, for exact slot classes: the size without
+ * escapes and, if it differs, that of a chunk with sinks. Writes up to KVF_CODEC_FIXED_SIZES_MAX, returns
+ * how many: 0 if the sizes vary. */
+uint32_t kvf_codec_plan_fixed_sizes(const struct kvf_codec_plan *plan,
+                                    uint64_t record_bytes_out[KVF_CODEC_FIXED_SIZES_MAX]);
+
+/* ---------------------------------------------------------------------------------------------------
+ * Part 4: records
+ */
+
+/* Encode n_tokens (1..chunk_tokens) from kv. Writes the whole page, with key_id and shard zero and
+ * header_crc32c set, and the payload of *payload_bytes_out bytes. payload_capacity must be at least
+ * kvf_codec_plan_payload_bytes(); with payload_bytes_max() it always suffices. page and payload need no
+ * alignment beyond 8. KVF_OK; KVF_ERR_INVALID; KVF_ERR_TOO_LARGE: payload_capacity is too small. */
+int kvf_block_encode(const struct kvf_codec_plan *plan, const struct kvf_kv_view *kv,
+                     uint32_t token_start, uint32_t n_tokens, struct kvf_record_page *page,
+                     void *payload, size_t payload_capacity, void *workspace,
+                     size_t *payload_bytes_out);
+
+/* Decode layers [layer_first, layer_first + n_layers) and tokens [token_first, token_first + n_tokens)
+ * into kv; 0 for either count means all that follow. kv->k.layers is indexed by layer, view tokens count
+ * from token_first. The record may be changed by others meanwhile: the page is copied before it is
+ * checked, and wrong bytes give wrong values or KVF_ERR_CORRUPT, never an access outside record and
+ * pages. The payload's checksum is not verified here. KVF_OK; KVF_ERR_INVALID: a range is outside the
+ * block; KVF_ERR_MISMATCH: not a block of this plan; KVF_ERR_CORRUPT. Before a failure of the last kind
+ * some pages may have been written. */
+int kvf_block_decode(const struct kvf_codec_plan *plan, const void *record, size_t record_bytes,
+                     uint32_t layer_first, uint32_t n_layers, uint32_t token_first,
+                     uint32_t n_tokens, const struct kvf_kv_view *kv, void *workspace);
+
+/* Is this a well-formed record page for a record of which record_bytes_available bytes are there? For
+ * pages from a client, a drive or a peer: magic, version, checksum, lengths, offsets, reserved bytes. The
+ * page must not change during the call: copy it first if another process can write to it.
+ * KVF_OK; KVF_ERR_MISMATCH: a version or codec of a newer build; KVF_ERR_CORRUPT. */
+int kvf_block_check(const struct kvf_record_page *page, uint64_t record_bytes_available);
+
+/* Does the payload of a checked page have the checksum that the page says? payload has
+ * header.total_bytes - KVF_BLOCK_PAGE_BYTES bytes. KVF_OK; KVF_ERR_CORRUPT. */
+int kvf_block_check_payload(const struct kvf_record_page *page, const void *payload);
+
+/* Can plan decode the block of a checked page? KVF_OK; KVF_ERR_MISMATCH. */
+int kvf_block_matches_plan(const struct kvf_record_page *page, const struct kvf_codec_plan *plan);
+
+/* Set header_crc32c, after key_id or shard have been filled in. */
+void kvf_block_seal_header(struct kvf_record_page *page);
+
+/* Write the page of an opaque block: bytes of payload, 0..KVF_PAYLOAD_BYTES_MAX.
+ * KVF_OK; KVF_ERR_TOO_LARGE. */
+int kvf_block_describe_bytes(struct kvf_record_page *page, const void *payload, size_t bytes);
+
+#endif /* KVF_CODEC_CODEC_H */

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * plan.c: geometry and profile, worked out once at attach so that encode and decode only look up.
+ */
+#include "codec/codec.h"
+#include "codec/codec_layout.h"
+
+#include <string.h>
+
+static bool geometry_is_valid(const struct kvf_geometry *geometry)
+{
+    return geometry->struct_bytes >= sizeof(*geometry) && geometry->kind >= KVF_KIND_KV &&
+           geometry->kind <= KVF_KIND_STATE && kvf_dtype_bytes(geometry->dtype) != 0 &&
+           geometry->rope_state <= KVF_ROPE_POST && geometry->n_layers >= 1 &&
+           geometry->n_layers <= KVF_LAYERS_MAX && geometry->n_heads >= 1 &&
+           geometry->n_heads <= KVF_HEADS_MAX && geometry->dim_k >= 1 &&
+           geometry->dim_k <= KVF_DIM_MAX && geometry->dim_v <= KVF_DIM_MAX &&
+           geometry->chunk_tokens >= 1 && geometry->chunk_tokens <= KVF_CHUNK_TOKENS_MAX &&
+           geometry->sink_tokens <= geometry->chunk_tokens;
+}
+
+/* Fill in one tensor. A lossless codec without a form for this dtype is replaced by raw: the promise is
+ * the bits, not the size. */
+static int tensor_init(struct kvf_codec_tensor *tensor, const struct kvf_geometry *geometry,
+                       uint16_t dim, const struct kvf_profile_tensor *settings)
+{
+    const struct kvf_codec_ops *ops = kvf_codec_find(settings->codec);
+    if (ops == NULL) {
+        return KVF_ERR_UNSUPPORTED;
+    }
+    *tensor = (struct kvf_codec_tensor){
+        .ops = ops,
+        .n_heads = geometry->n_heads,
+        .dim = dim,
+        .dtype = geometry->dtype,
+        .element_bytes = (uint8_t)kvf_dtype_bytes(geometry->dtype),
+    };
+    int status = ops->resolve(tensor, settings);
+    if (status == KVF_ERR_UNSUPPORTED && (ops->capabilities & KVF_CODEC_LOSSLESS) != 0) {
+        static const struct kvf_profile_tensor raw = {.codec = KVF_CODEC_RAW};
+        return tensor_init(tensor, geometry, dim, &raw);
+    }
+    return status;
+}
+
+/* K, V, and how both are stored where their codec gives up. A missing V has dim 0 and no ops. */
+static int tensors_init(struct kvf_codec_plan *plan)
+{
+    static const struct kvf_profile_tensor raw = {.codec = KVF_CODEC_RAW};
+    const struct kvf_geometry *geometry = &plan->geometry;
+    /* MLA: V is the rotary part of K, which is small and does not take coding. */
+    const struct kvf_profile_tensor *v = geometry->kind == KVF_KIND_MLA ? &raw : &plan->profile->v;
+    int status = tensor_init(&plan->k, geometry, geometry->dim_k, &plan->profile->k);
+    if (status == KVF_OK) {
+        status = tensor_init(&plan->raw_k, geometry, geometry->dim_k, &raw);
+    }
+    if (status == KVF_OK && geometry->dim_v != 0) {
+        status = tensor_init(&plan->v, geometry, geometry->dim_v, v);
+        if (status == KVF_OK) {
+            status = tensor_init(&plan->raw_v, geometry, geometry->dim_v, &raw);
+        }
+    }
+    return status;
+}
+
+static uint64_t fingerprint_add(uint64_t hash, const void *data, size_t bytes)
+{
+    const uint8_t *at = data;
+    for (size_t i = 0; i < bytes; i++) {
+        hash = (hash ^ at[i]) * 0x100000001b3U; /* FNV-1a */
+    }
+    return hash;
+}
+
+/* Over all that decides the bytes of a block beside geometry, which the namespace covers by itself. */
+static uint64_t fingerprint(const struct kvf_codec_plan *plan)
+{
+    uint16_t version = KVF_BLOCK_VERSION;
+    uint64_t hash = fingerprint_add(0xcbf29ce484222325U, &version, sizeof(version));
+    hash = fingerprint_add(hash, &plan->profile->opaque, 1);
+    hash = fingerprint_add(hash, &plan->k.descriptor, sizeof(plan->k.descriptor));
+    hash = fingerprint_add(hash, &plan->v.descriptor, sizeof(plan->v.descriptor));
+    return hash != 0 ? hash : 1; /* 0 means "none" */
+}
+
+static void workspace_init(struct kvf_codec_plan *plan)
+{
+    uint32_t n_tokens = plan->geometry.chunk_tokens;
+    size_t scratch = plan->k.ops->workspace_bytes(&plan->k);
+    uint32_t escapes = kvf_plan_escapes_max(plan, &plan->k, n_tokens);
+    size_t total = escapes;
+    if (plan->v.dim != 0) {
+        size_t scratch_v = plan->v.ops->workspace_bytes(&plan->v);
+        uint32_t escapes_v = kvf_plan_escapes_max(plan, &plan->v, n_tokens);
+        scratch = scratch_v > scratch ? scratch_v : scratch;
+        escapes = escapes_v > escapes ? escapes_v : escapes;
+        total += escapes_v;
+    }
+    /* Numbers of escaped vectors wait here until the last strip is written: the table of counts, then
+     * the lists, one after the other. */
+    plan->escapes_offset = kvf_align_up(scratch, KVF_CODEC_WORKSPACE_ALIGN);
+    plan->escapes_max = escapes;
+    size_t lists = (2 + total) * plan->geometry.n_layers * sizeof(uint32_t);
+    plan->workspace_bytes = plan->escapes_offset + kvf_align_up(lists, KVF_CODEC_WORKSPACE_ALIGN);
+}
+
+int kvf_codec_plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *geometry,
+                        const char *profile_name)
+{
+    const struct kvf_profile *profile = profile_name != NULL ? kvf_profile_find(profile_name)
+                                                             : NULL;
+    bool opaque = geometry == NULL || geometry->kind == KVF_KIND_BYTES;
+    if (plan == NULL || profile == NULL || profile->opaque != opaque) {
+        return KVF_ERR_INVALID;
+    }
+    if (!opaque && !geometry_is_valid(geometry)) {
+        return KVF_ERR_INVALID;
+    }
+    *plan = (struct kvf_codec_plan){.profile = profile, .lossless = profile->lossless};
+    if (opaque) {
+        plan->profile_fp = fingerprint(plan);
+        plan->record_bytes_max = KVF_RECORD_PAGE_BYTES + (uint64_t)KVF_PAYLOAD_BYTES_MAX;
+        return KVF_OK;
+    }
+    plan->geometry = *geometry;
+    plan->geometry.struct_bytes = sizeof(plan->geometry);
+    if (!profile->lossless &&
+        (geometry->kind == KVF_KIND_STATE || geometry->dtype == KVF_DTYPE_U8)) {
+        return KVF_ERR_REFUSED;
+    }
+    int status = tensors_init(plan);
+    if (status != KVF_OK) {
+        return status;
+    }
+    plan->profile_fp = fingerprint(plan);
+    workspace_init(plan);
+    uint64_t payload_max = kvf_codec_plan_payload_bytes_max(plan, geometry->chunk_tokens);
+    plan->record_bytes_max = KVF_RECORD_PAGE_BYTES + payload_max;
+    return payload_max <= KVF_PAYLOAD_BYTES_MAX ? KVF_OK : KVF_ERR_TOO_LARGE;
+}
+
+uint32_t kvf_codec_fitting_tokens(const struct kvf_geometry *geometry, const char *profile_name)
+{
+    struct kvf_codec_plan plan;
+    struct kvf_geometry shorter = *geometry;
+    for (uint32_t n_tokens = KVF_CHUNK_TOKENS_MAX; n_tokens > 0; n_tokens--) {
+        shorter.chunk_tokens = (uint16_t)n_tokens;
+        if (shorter.sink_tokens > n_tokens) {
+            shorter.sink_tokens = (uint16_t)n_tokens;
+        }
+        int status = kvf_codec_plan_init(&plan, &shorter, profile_name);
+        if (status != KVF_ERR_TOO_LARGE) {
+            return status == KVF_OK ? n_tokens : 0;
+        }
+    }
+    return 0;
+}
+
+/* Bytes of a tensor's parts in one strip. */
+static size_t tensor_bytes(const struct kvf_codec_tensor *tensor, uint32_t n_tokens)
+{
+    if (tensor->dim == 0) {
+        return 0;
+    }
+    struct kvf_codec_sizes sizes;
+    tensor->ops->sizes(tensor, n_tokens, &sizes);
+    return kvf_sizes_total(&sizes);
+}
+
+uint64_t kvf_codec_plan_payload_bytes(const struct kvf_codec_plan *plan, uint32_t n_tokens)
+{
+    if (plan->profile->opaque) {
+        return 0;
+    }
+    return (uint64_t)plan->geometry.n_layers *
+           (tensor_bytes(&plan->k, n_tokens) + tensor_bytes(&plan->v, n_tokens));
+}
+
+/* The most that one tensor of one layer can take, wherever it is put. */
+static uint64_t tensor_bytes_max(const struct kvf_codec_plan *plan,
+                                 const struct kvf_codec_tensor *tensor,
+                                 const struct kvf_codec_tensor *raw, uint32_t n_tokens)
+{
+    uint32_t escapes = kvf_plan_escapes_max(plan, tensor, n_tokens);
+    uint64_t coded = tensor_bytes(tensor, n_tokens);
+    if (escapes != 0) {
+        coded += kvf_raw_section_bytes(tensor, escapes);
+    }
+    uint64_t uncoded = tensor_bytes(raw, n_tokens);
+    return coded > uncoded ? coded : uncoded;
+}
+
+uint64_t kvf_codec_plan_payload_bytes_max(const struct kvf_codec_plan *plan, uint32_t n_tokens)
+{
+    if (plan->profile->opaque) {
+        return KVF_PAYLOAD_BYTES_MAX;
+    }
+    uint64_t bytes = plan->geometry.n_layers *
+                     (tensor_bytes_max(plan, &plan->k, &plan->raw_k, n_tokens) +
+                      tensor_bytes_max(plan, &plan->v, &plan->raw_v, n_tokens));
+    if (kvf_plan_escapes_max(plan, &plan->k, n_tokens) != 0 ||
+        kvf_plan_escapes_max(plan, &plan->v, n_tokens) != 0) {
+        bytes += kvf_raw_table_bytes(plan->geometry.n_layers);
+    }
+    return kvf_part_bytes(bytes);
+}
+
+uint32_t kvf_codec_plan_fixed_sizes(const struct kvf_codec_plan *plan,
+                                    uint64_t record_bytes_out[KVF_CODEC_FIXED_SIZES_MAX])
+{
+    if (plan->profile->opaque || (plan->k.ops->capabilities & KVF_CODEC_FIXED_RATE) == 0 ||
+        (plan->v.dim != 0 && (plan->v.ops->capabilities & KVF_CODEC_FIXED_RATE) == 0)) {
+        return 0;
+    }
+    uint32_t n_tokens = plan->geometry.chunk_tokens;
+    uint64_t bytes = KVF_RECORD_PAGE_BYTES +
+                     kvf_codec_plan_payload_bytes(plan, plan->geometry.chunk_tokens);
+    record_bytes_out[0] = bytes;
+    uint32_t sinks = kvf_plan_sinks(plan, 0, n_tokens);
+    if (sinks == 0) {
+        return 1;
+    }
+    size_t sections = 0;
+    const struct kvf_codec_tensor *tensors[2] = {&plan->k, &plan->v};
+    for (int i = 0; i < 2; i++) {
+        if (kvf_plan_escapes_max(plan, tensors[i], n_tokens) != 0) {
+            sections += kvf_raw_section_bytes(tensors[i], (size_t)sinks * tensors[i]->n_rows);
+        }
+    }
+    record_bytes_out[1] = bytes + kvf_part_bytes(kvf_raw_table_bytes(plan->geometry.n_layers) +
+                                                 plan->geometry.n_layers * sections);
+    return 2;
+}
