@@ -33,7 +33,7 @@ enum kvf_failpoint {
 extern _Atomic bool kvf_failpoints_armed;
 
 /* KVF_OK, or the failure that this place is to have now. Any thread. Blocks only for an armed
-   delay. */
+ * delay. */
 #define KVF_FAILPOINT(name)                                                                        \
     (atomic_load_explicit(&kvf_failpoints_armed, memory_order_relaxed)                             \
          ? kvf_failpoint_hit(KVF_FAILPOINT_##name)                                                 \

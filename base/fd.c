@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 /* Reserving in slices keeps each call short enough that a signal can end the process between
-   two. */
+ * two. */
 #define RESERVE_SLICE_BYTES (256ull << 20)
 
 void kvf_fd_close(int *fd)

@@ -39,7 +39,7 @@ void kvf_hash_field_u64(struct kvf_hasher *hasher, uint64_t value);
 void kvf_hasher_final(struct kvf_hasher *hasher, uint8_t hash_out[KVF_HASH_BYTES]);
 
 /* The name of a block in index, wire and disk: over a tag, tenant, namespace and the engine's
-   key. */
+ * key. */
 void kvf_key_id_compute(const uint8_t id_key[KVF_HASH_KEY_BYTES], uint64_t tenant_id,
                         uint64_t namespace_id, struct kvf_key key,
                         uint8_t key_id_out[KVF_HASH_BYTES]);

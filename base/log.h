@@ -43,8 +43,7 @@ struct kvf_logger {
 void kvf_logger_log(const struct kvf_logger *logger, int level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Set the sink (NULL: silent) and level of the process. Only while no other thread logs: at
-   start. */
+/* Set the sink (NULL: silent) and level of the process, while no other thread logs. */
 void kvf_log_init(kvf_log_fn fn, void *arg, int level);
 
 /* The logger of the process, for code that takes one. Never NULL. */
