@@ -72,7 +72,7 @@ struct kvf_nvme_super {
     uint64_t created_wall_s;
     uint8_t id_key[32];
     uint8_t key_check[32]; /* MAC over "kvferry nvme key check" and uuid: is this the right key? */
-    uint8_t reserved[3936];
+    uint8_t reserved[3952];
 };
 
 /* A namespace that has been purged. */
