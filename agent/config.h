@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <sys/socket.h>
 
 #include "base/status.h"
 
@@ -42,7 +43,7 @@ enum kvf_config_option_id {
 #define KVF_CONFIG_LINE_COMMAND UINT32_MAX /* --set or --dir */
 
 #define KVF_CONFIG_SOCKET_KEYS 4
-#define KVF_CONFIG_NVME_KEYS   5
+#define KVF_CONFIG_NVME_KEYS   6
 
 /* sockets[].path, mode, group, tenant */
 struct kvf_config_socket {
@@ -57,7 +58,7 @@ struct kvf_config_socket {
     uint32_t lines[KVF_CONFIG_SOCKET_KEYS]; /* of its values */
 };
 
-/* nvme[].path, bytes, engine (enum kvf_io_engine), depth, write_budget */
+/* nvme[].path, bytes, segment_bytes, engine (enum kvf_io_engine), depth, write_budget */
 struct kvf_config_nvme {
 #define KVF_CONFIG_MEMBER_sockets(type, key, max)
 #define KVF_CONFIG_MEMBER_nvme(type, key, max) KVF_CONFIG_FIELD_##type(key, max)
@@ -141,6 +142,19 @@ int kvf_config_set(struct kvf_config *config, const char *assignment,
 /* Fill what follows from other options (the default socket, admin.socket) and check what spans
  * several. Looks at no file. KVF_OK; KVF_ERR_CONFIG. */
 int kvf_config_finish(struct kvf_config *config, struct kvf_config_error *error);
+
+/* The group of a socket by name or number, -1 for the empty name. KVF_OK; KVF_ERR_CONFIG: no such
+ * group. */
+int kvf_config_group(const char *name, int64_t *gid_out);
+
+/* The address of admin.listen. KVF_OK; KVF_ERR_INVALID. */
+int kvf_config_listen_parse(const char *text, struct sockaddr_storage *address_out,
+                            socklen_t *bytes_out);
+
+/* Read the 32 bytes of a cluster_key file. KVF_OK; KVF_ERR_CONFIG: text_out says what is wrong and
+ * the cure. */
+int kvf_config_cluster_key_read(const char *path, uint8_t key_out[32], char *text_out,
+                                size_t text_bytes);
 
 /* Look at the machine: folders, permissions, groups, key files, sizes of devices, room on the file
  * systems. Changes nothing. A device's size replaces nvme[].bytes 0. KVF_OK; KVF_ERR_CONFIG. */
