@@ -50,10 +50,15 @@ static inline void kvf_histogram_add(struct kvf_histogram *histogram, uint64_t n
 uint64_t kvf_histogram_quantile_ns(const struct kvf_histogram *histogram, double quantile);
 
 struct kvf_control_stat;
+struct json_t; /* of jansson */
 
 /* All metrics in the Prometheus text format, tiers and facts of the agent included. *text_out is to
  * be freed by the caller. KVF_OK; KVF_ERR_NO_MEMORY. */
 int kvf_metrics_render_text(const struct kvf_control_stat *stat, char **text_out,
                             size_t *bytes_out);
+
+/* The metrics of metrics.def as a JSON object, histograms with count, sum and quantiles. The caller
+ * owns the reference. NULL: no memory. */
+struct json_t *kvf_metrics_json(const struct kvf_metrics *metrics);
 
 #endif /* KVF_AGENT_METRICS_H */
