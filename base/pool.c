@@ -22,9 +22,12 @@ int kvf_pool_init(struct kvf_pool *pool, const char *name, size_t object_bytes, 
     pool->count = count;
     pool->free_count = count;
     pool->objects = calloc(count, pool->object_bytes);
+    if (pool->objects == NULL) {
+        goto fail;
+    }
     pool->free_list = calloc(count, sizeof(*pool->free_list));
     pool->taken = calloc(count, sizeof(*pool->taken));
-    if (pool->objects == NULL || pool->free_list == NULL || pool->taken == NULL) {
+    if (pool->free_list == NULL || pool->taken == NULL) {
         goto fail;
     }
     for (uint32_t i = 0; i < count; i++) {
