@@ -149,6 +149,13 @@ class Tree(unittest.TestCase):
                                      "CMakeLists.txt": 'kvf_require(B "b" libb-dev)'}),
                          ["packages"])
 
+    def test_failpoints(self):
+        table = "KVF_FAILPOINT_ENTRY(nvme, seal)\n"
+        for text, expected in [("x = KVF_FAILPOINT(nvme_seal);", []),
+                               ("x = KVF_FAILPOINT(nvme_footer); /* KVF_FAILPOINT(nvme_seal) */",
+                                ["failpoints"])]:
+            self.assertEqual(self.rules({"base/failpoint.def": table, "tiers/a.c": text}), expected)
+
     def test_basenames(self):
         self.assertEqual(self.rules({"base/a.c": GOOD_C, "codec/a.c": GOOD_C}), ["basenames"])
         self.assertEqual(self.rules({"base/a.c": GOOD_C, "tests/a.c": GOOD_C}), [])

@@ -288,6 +288,18 @@ def tree_rules(sources):
                         if package not in needs:
                             yield "packages", readme, 1, f"{package} is not in NEEDS", package
 
+    table = by_path.get("base/failpoint.def")
+    if table:
+        used = set()
+        for source in sources:
+            if source.is_product and source.is_c:
+                used.update(re.findall(r"KVF_FAILPOINT(?:_|\()(\w+)", "\n".join(source.code)))
+        for number, line in enumerate(table.code, 1):
+            entry = re.match(r"KVF_FAILPOINT_ENTRY\((\w+), (\w+)\)", line)
+            if entry and "_".join(entry.groups()) not in used:
+                name = ".".join(entry.groups())
+                yield "failpoints", table.path, number, f"{name} is at no place in the code", name
+
     seen = {}
     for source in sources:
         if source.is_product and source.is_c:
