@@ -105,7 +105,7 @@ struct kvf_entry *kvf_index_insert(struct kvf_index *index, const uint8_t key_id
     return entry;
 }
 
-void kvf_index_remove(struct kvf_index *index, struct kvf_entry *entry)
+void kvf_index_unlink(struct kvf_index *index, struct kvf_entry *entry)
 {
     uint32_t at = kvf_index_cookie(index, entry);
     uint32_t *link = &index->buckets[bucket_of(index, entry->key_id, entry->shard)];
@@ -117,7 +117,12 @@ void kvf_index_remove(struct kvf_index *index, struct kvf_entry *entry)
     }
     *link = entry->next;
     entry->state = KVF_ENTRY_FREE;
-    entry->next = index->free_head;
-    index->free_head = at;
     index->count--;
+}
+
+void kvf_index_free(struct kvf_index *index, struct kvf_entry *entry)
+{
+    assert(entry->state == KVF_ENTRY_FREE);
+    entry->next = index->free_head;
+    index->free_head = kvf_index_cookie(index, entry);
 }

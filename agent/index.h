@@ -48,13 +48,14 @@ struct kvf_entry {
     uint32_t is_complete : 1; /* set entry: all shards are READY */
     uint32_t namespace_index : 10;
     uint32_t shard : 12;
-    uint32_t state : 2;       /* enum kvf_entry_state */
-    uint32_t nvme : 2;        /* enum kvf_entry_nvme */
-    uint32_t is_hit : 1;      /* used since it was written: a segment's reuse keeps it once */
-    uint32_t is_no_write : 1; /* never goes to a drive */
-    uint32_t is_head : 1;     /* begins a chain */
-    uint32_t is_durable : 1;  /* a client waits for, or was told of, its write */
-    uint32_t reserved : 2;
+    uint32_t state : 2;          /* enum kvf_entry_state */
+    uint32_t nvme : 2;           /* enum kvf_entry_nvme */
+    uint32_t is_hit : 1;         /* used since it was written: a segment's reuse keeps it once */
+    uint32_t is_no_write : 1;    /* never goes to a drive */
+    uint32_t is_head : 1;        /* begins a chain */
+    uint32_t is_durable : 1;     /* a client waits for, or was told of, its write */
+    uint32_t is_crc_unknown : 1; /* recovered and not read yet: payload_crc32c is not known */
+    uint32_t reserved : 1;
 };
 static_assert(sizeof(struct kvf_entry) == 60, "entry and bucket take 64 bytes");
 
@@ -83,7 +84,15 @@ struct kvf_entry *kvf_index_find(const struct kvf_index *index, const uint8_t ke
 struct kvf_entry *kvf_index_insert(struct kvf_index *index, const uint8_t key_id[32],
                                    uint32_t shard, uint32_t namespace_index);
 
-void kvf_index_remove(struct kvf_index *index, struct kvf_entry *entry);
+/* Take an entry out of the index. Its number stays its own until free: tiers may still name it. */
+void kvf_index_unlink(struct kvf_index *index, struct kvf_entry *entry);
+void kvf_index_free(struct kvf_index *index, struct kvf_entry *entry);
+
+static inline void kvf_index_remove(struct kvf_index *index, struct kvf_entry *entry)
+{
+    kvf_index_unlink(index, entry);
+    kvf_index_free(index, entry);
+}
 
 static inline kvf_cookie kvf_index_cookie(const struct kvf_index *index,
                                           const struct kvf_entry *entry)

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * agent.h: the daemon as main.c sees it: make it, run it, stop it. What is inside is core.h.
+ */
+#ifndef KVF_AGENT_AGENT_H
+#define KVF_AGENT_AGENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "agent/config.h"
+#include "agent/control.h"
+
+struct kvf_agent;
+
+/* Open tiers, recover what the drives hold, listen on the sockets. Logs its own failures. Blocks.
+ * config is borrowed until destroy. KVF_OK; KVF_ERR_CONFIG: something in it cannot be used (socket or
+ * store in use, foreign store); KVF_ERR_IO, _NO_MEMORY, _NO_SPACE, _UNSUPPORTED. */
+int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_out);
+
+/* The reactor: serves until it is stopped and drained. The calling thread becomes the owner of all
+ * state. KVF_OK after a drain; KVF_ERR_TIMEOUT: drain.timeout ended it; KVF_ERR_INTERNAL. */
+int kvf_agent_run(struct kvf_agent *agent);
+
+/* Begin to drain: no new clients or puts, write what is queued, then run returns. Any thread, signal
+ * handlers included. */
+void kvf_agent_stop(struct kvf_agent *agent);
+
+/* True while requests are served. Any thread. */
+bool kvf_agent_is_ready(const struct kvf_agent *agent);
+
+/* Accepts NULL and half-built agents. */
+void kvf_agent_destroy(struct kvf_agent *agent);
+
+/* Bytes that create reserves beside arena and staging, for --check: index, request tables, session
+ * tables, ghost list. *index_entries_out: the entries that index.entries 0 stands for here. */
+struct kvf_agent_memory {
+    uint64_t index_bytes;
+    uint64_t index_entries;
+    uint64_t request_bytes;
+    uint64_t session_bytes;
+    uint64_t slot_bytes;
+    uint64_t ghost_bytes;
+};
+void kvf_agent_memory(const struct kvf_config *config, struct kvf_agent_memory *memory_out);
+
+#endif /* KVF_AGENT_AGENT_H */

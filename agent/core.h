@@ -1,0 +1,545 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * core.h: the inside of the daemon, shared by its own files only.
+ *
+ *   loop.c       descriptors, timers, order of work          the reactor's one thread
+ *   session.c    one attached client: handshake, rings       \
+ *   lease.c      what clients hold                             \  all state here is owned by
+ *   request*.c   submissions to completions                     > the reactor; nobody else
+ *   place*.c     tiers: fill, load, write, evict, recover      /  reads or writes it
+ *   admit.c      which chains go to the drives                /
+ *   namespace.c  names, tenants, quotas                      /
+ *   answer.c     the admin thread's questions               /
+ *
+ * A flight is one record on its way: from staging into a slot (FILL), from a drive into a slot (LOAD), or
+ * from a slot to a drive (WRITE). An op is one block of one request that has to wait for a flight.
+ *
+ *   session -> request -> op -> flight -> entry -> slot, location
+ */
+#ifndef KVF_AGENT_CORE_H
+#define KVF_AGENT_CORE_H
+
+#include <stdatomic.h>
+
+#include "agent/agent.h"
+#include "agent/index.h"
+#include "base/env.h"
+#include "base/log.h"
+#include "base/owner.h"
+#include "base/pool.h"
+#include "base/ring.h"
+#include "codec/codec.h"
+#include "tiers/io.h"
+#include "tiers/tier_dram.h"
+#include "tiers/tier_nvme.h"
+#include "tiers/work.h"
+#include "transport/proto.h"
+#include "transport/shm_ring.h"
+
+enum kvf_core_limits {
+    KVF_REQUESTS_A_CLIENT = 64, /* request objects reserved for each client that may attach */
+    KVF_OPS_A_CLIENT = 512,     /* blocks that may wait, likewise */
+    KVF_FLIGHTS_MAX = 8192,
+    KVF_PINS_A_CLIENT = 2048,    /* blocks that may be leased, likewise */
+    KVF_TURN_ENTRIES = 16,       /* submissions of one client a turn */
+    KVF_TURN_KEYS = 64,          /* keys of one client a turn */
+    KVF_TURN_BYTES = 4 << 20,    /* bytes put by one client a turn */
+    KVF_GHOST_ENTRIES = 1 << 17, /* chain heads remembered for second sight */
+    KVF_TENANTS_MAX = KVF_CONFIG_SOCKETS_MAX,
+    KVF_DRIVES_MAX = KVF_CONFIG_NVME_MAX,
+    KVF_CONTROLS_MAX = 64, /* admin questions waiting */
+    KVF_ACCEPTS_A_TURN = 8,
+    KVF_INCOMPLETE_MAX = 1 << 16, /* incomplete sets watched for set_timeout */
+};
+
+struct kvf_session;
+struct kvf_request;
+struct kvf_flight;
+
+/* What a descriptor in the poll set belongs to. */
+enum kvf_source_kind {
+    KVF_SOURCE_LISTENER = 1,
+    KVF_SOURCE_SESSION_SOCKET = 2,
+    KVF_SOURCE_SESSION_EVENTFD = 3,
+    KVF_SOURCE_WAKER = 4,
+};
+
+struct kvf_fd_source {
+    uint8_t kind; /* enum kvf_source_kind */
+    void *owner;
+};
+
+struct kvf_listener {
+    struct kvf_fd_source source;
+    int fd;
+    uint16_t tenant;
+    const struct kvf_config_socket *config;
+};
+
+struct kvf_tenant {
+    const char *name; /* in the config */
+    uint64_t id;      /* hashed into key_id */
+    uint64_t dram_bytes;
+    uint64_t leased_bytes;
+};
+
+struct kvf_namespace {
+    uint64_t id; /* 0: unused */
+    uint64_t epoch;
+    uint16_t tenant;
+    uint16_t shard_count;
+    bool is_known; /* a client has attached; else only found on a drive */
+    bool is_lossless;
+    uint32_t clients;
+    uint64_t blocks;
+    uint64_t dram_bytes;
+    uint64_t nvme_bytes;
+    char label[KVF_WIRE_NAME_BYTES];
+    char profile[KVF_PROFILE_NAME_BYTES];
+};
+
+/* ----------------------------------------------------------------------------------------------
+ * Requests
+ */
+enum kvf_op_want {
+    KVF_WANT_LEASE = 1,   /* get: lease the block for the client */
+    KVF_WANT_STORED = 2,  /* put: READY is enough */
+    KVF_WANT_DURABLE = 3, /* put: on a drive */
+    KVF_WANT_LOADED = 4,  /* lookup that waits: in memory */
+};
+
+struct kvf_op {
+    struct kvf_request *request;
+    struct kvf_op *next;         /* among the flight's waiters */
+    struct kvf_op *request_next; /* among the request's waiting ops */
+    struct kvf_op **request_link;
+    struct kvf_flight *flight;
+    uint32_t index; /* key position */
+    uint8_t want;   /* enum kvf_op_want */
+    uint8_t tier;   /* enum kvf_tier_kind where it was found */
+    bool supersedes;
+    uint8_t superseded_key_id[32];
+};
+
+struct kvf_request {
+    struct kvf_session *session;
+    struct kvf_request *next; /* among the session's */
+    struct kvf_request **link;
+    struct kvf_op *ops; /* waiting */
+    struct kvf_shm_sqe sqe;
+    uint64_t accepted_ns;
+    uint64_t deadline_ns; /* UINT64_MAX: none */
+    uint32_t next_key;    /* keys before it have been started */
+    uint32_t waiting;     /* ops in flight */
+    uint32_t succeeded;
+    int32_t first_failure;
+    uint32_t first_failed_index;
+    bool is_started; /* all keys have been started */
+    bool is_canceled;
+    bool run_ended; /* lookup: a key was not there */
+    uint32_t run, ready, coming;
+    uint32_t tail; /* 1 + index of the tail that extends the run, 0: none */
+    uint64_t lease;
+    uint8_t chain_key_id[32]; /* put: of the chunk before next_key */
+    bool has_chain_key;
+    uint64_t stat_values[KVF_STAT_COUNT];
+};
+
+/* ----------------------------------------------------------------------------------------------
+ * Flights
+ */
+enum kvf_flight_kind {
+    KVF_FLIGHT_FILL = 1,
+    KVF_FLIGHT_LOAD = 2,
+    KVF_FLIGHT_WRITE = 3,
+};
+
+struct kvf_flight {
+    uint8_t kind; /* enum kvf_flight_kind */
+    bool is_started;
+    bool is_abandoned; /* the entry has been forgotten; only the slot and its number are left */
+    bool is_no_write;
+    bool is_durable;
+    bool is_head;
+    bool has_parent;
+    bool is_supersede;
+    uint8_t priority;
+    uint8_t parent_key_id[32];
+    struct kvf_agent *agent;
+    struct kvf_session *session; /* FILL: holds a reference, staging is being read */
+    kvf_cookie cookie;
+    kvf_location slot;
+    uint16_t tenant;
+    const void *source; /* FILL: payload in staging */
+    void *record;       /* the slot's memory */
+    uint64_t record_bytes;
+    uint32_t payload_crc32c;
+    uint32_t ttl_s;
+    int32_t status;
+    uint64_t started_ns;
+    struct kvf_op *waiters;
+    struct kvf_flight *next; /* in the queue of loads or writes */
+    struct kvf_work work;
+    struct kvf_tier_io io;
+};
+
+struct kvf_flight_queue {
+    struct kvf_flight *head, *tail;
+    uint32_t count;
+    uint64_t bytes;
+};
+
+/* What the index has no room for, by slot number. */
+struct kvf_slot_side {
+    uint32_t generation; /* high half of the slot's location */
+    uint32_t writer;     /* flight that writes the slot to a drive, KVF_INDEX_NONE */
+    uint32_t expires_s;  /* agent seconds, 0: never */
+    kvf_cookie cookie;   /* whose slot it is */
+};
+
+/* ----------------------------------------------------------------------------------------------
+ * Sessions and leases
+ */
+struct kvf_pin {
+    kvf_location slot;
+    uint64_t bytes;
+    uint32_t order; /* lookup: chunk number, for trimming */
+    struct kvf_pin *next;
+};
+
+struct kvf_lease {
+    uint64_t generation;
+    uint64_t created_ns;
+    struct kvf_pin *pins;
+    uint64_t bytes;
+    uint32_t newer, older; /* list by age, KVF_INDEX_NONE at the ends */
+    uint8_t state;         /* enum kvf_shm_lease_state */
+};
+
+enum kvf_session_state {
+    KVF_SESSION_FREE = 0,
+    KVF_SESSION_HELLO = 1,     /* connected, HELLO awaited */
+    KVF_SESSION_PREPARING = 2, /* a worker makes its memory */
+    KVF_SESSION_MAPPING = 3,   /* WELCOME sent, MAPPED awaited */
+    KVF_SESSION_READY = 4,
+    KVF_SESSION_DEAD = 5, /* disconnected; jobs still read its staging */
+};
+
+struct kvf_session {
+    struct kvf_fd_source socket_source;
+    struct kvf_fd_source eventfd_source;
+    struct kvf_agent *agent;
+    uint8_t state; /* enum kvf_session_state */
+    bool wants_wake;
+    bool is_draining;
+    int fd;
+    int eventfd;
+    int ring_fd;
+    int staging_fd;
+    uint16_t tenant;
+    uint16_t namespace_index;
+    uint16_t shard;
+    uint16_t shard_count;
+    uint16_t version;
+    uint64_t connection_id;
+    uint64_t charged_bytes; /* against staging.total */
+    void *ring_map;
+    uint64_t ring_bytes;
+    uint8_t *staging_map;
+    uint64_t staging_bytes;
+    uint32_t lease_capacity;
+    uint32_t credits;
+    struct kvf_shm_header layout; /* private copy: what the segment says is never read */
+    struct kvf_ring_daemon ring;
+    struct kvf_shm_key *keys; /* of the active request, KVF_SHM_REQUEST_ENTRIES_MAX of them */
+    struct kvf_codec_plan plan;
+    struct kvf_request *requests; /* in flight */
+    struct kvf_request *active;   /* the one whose keys are being started */
+    struct kvf_lease *leases;     /* lease_capacity of them */
+    uint32_t lease_free;
+    uint32_t lease_oldest, lease_newest;
+    uint64_t leased_bytes;
+    uint32_t jobs; /* flights and work that read this session's memory */
+    struct kvf_work work;
+    int32_t work_status;
+    uint64_t attached_ns;
+    uint64_t hello_deadline_ns;
+    uint64_t puts, gets, hits, misses, lost_leases;
+    kvf_location *touched; /* hits of the active request, for touching tail first */
+    uint32_t n_touched;
+    int32_t pid;
+    uint32_t uid;
+    char name[KVF_WIRE_NAME_BYTES];
+    char profile[KVF_PROFILE_NAME_BYTES];
+    struct kvf_wire_hello hello;
+};
+
+/* ----------------------------------------------------------------------------------------------
+ * Admission to the drives
+ */
+struct kvf_bucket {
+    uint64_t rate_bytes_s; /* 0: no limit */
+    int64_t capacity_bytes;
+    int64_t tokens_bytes; /* below 0 after durable puts */
+    uint64_t updated_ns;
+};
+
+struct kvf_drive {
+    struct kvf_tier *tier;
+    struct kvf_tier
+        *store; /* the nvme tier itself; tier may be a fault or delay wrapped around it */
+    const struct kvf_config_nvme *config;
+    struct kvf_agent *agent;
+    struct kvf_bucket bucket;
+    struct kvf_flight_queue writes; /* waiting for the tier */
+    uint64_t read_ns_per_mib;       /* moving average, for estimates */
+    uint64_t reading_bytes;
+    char why[192];
+};
+
+struct kvf_incomplete {
+    kvf_cookie cookie; /* of the set entry */
+    uint32_t created_s;
+    uint8_t key_id[32];
+};
+
+struct kvf_purge; /* in answer.c */
+
+/* ----------------------------------------------------------------------------------------------
+ * The agent. Owner of everything: the reactor, but for what is marked otherwise.
+ */
+struct kvf_agent {
+    const struct kvf_config *config;
+    struct kvf_env env;
+    struct kvf_owner owner;
+    uint64_t incarnation;
+    uint64_t started_ns;
+    uint64_t now_ns; /* of this turn */
+    uint8_t id_key[32];
+
+    _Atomic bool is_ready;   /* any thread reads */
+    _Atomic bool stop_asked; /* any thread sets */
+    bool is_draining;
+    uint64_t drain_deadline_ns;
+
+    int epoll_fd;
+    int waker_fd;
+    int reserve_fd; /* given up to accept and refuse when descriptors run out */
+    struct kvf_fd_source waker_source;
+    _Atomic bool is_sleeping; /* wakers skip the system call while the reactor is awake */
+    uint32_t n_listeners;
+    struct kvf_listener listeners[KVF_CONFIG_SOCKETS_MAX];
+
+    uint32_t n_tenants;
+    struct kvf_tenant tenants[KVF_TENANTS_MAX];
+    struct kvf_namespace *namespaces; /* KVF_INDEX_NAMESPACES_MAX */
+
+    struct kvf_index index;
+    struct kvf_slot_side *sides;
+    uint64_t n_sides;
+    uint64_t expiry_cursor;
+    uint32_t ttl_slots; /* slots with a time to live */
+
+    struct kvf_work_queue *work;
+    struct kvf_tier *dram_store;
+    struct kvf_tier *dram; /* dram_store, or a fault tier around it */
+    uint32_t n_drives;
+    struct kvf_drive drives[KVF_DRIVES_MAX];
+
+    struct kvf_pool requests;
+    struct kvf_pool ops;
+    struct kvf_pool flights;
+    struct kvf_pool pins;
+    struct kvf_flight_queue loads; /* waiting for a slot or prefetch.inflight */
+    uint32_t loads_inflight;
+    uint32_t writes_inflight;
+    uint64_t writeback_bytes;
+    uint64_t writeback_max_bytes;
+
+    uint64_t *ghosts;                  /* KVF_GHOST_ENTRIES tags */
+    struct kvf_incomplete *incomplete; /* ring */
+    uint32_t incomplete_head, incomplete_tail;
+
+    struct kvf_session *sessions; /* clients.max + 1: one to refuse with */
+    uint32_t sessions_capacity;
+    uint32_t sessions_count;
+    uint32_t session_turn; /* where the next round robin begins */
+    uint64_t staging_used_bytes;
+    uint64_t next_connection_id;
+    uint64_t arena_bytes;
+    uint64_t leased_bytes;
+
+    struct kvf_metrics metrics;
+    struct kvf_record_page page; /* scratch: a put's record page while it is judged */
+    uint64_t heartbeat_ns;
+    uint64_t second_ns;
+    struct kvf_log_limit protocol_log;
+    struct kvf_log_limit busy_log;
+
+    pthread_mutex_t control_lock; /* protects controls; nothing else is taken under it */
+    struct kvf_control *controls[KVF_CONTROLS_MAX];
+    uint32_t n_controls;
+    struct kvf_control *verify; /* the running verify, one at a time */
+    uint32_t verify_inflight;
+    uint32_t verify_cursor;
+    struct kvf_control *purge; /* the running purge, one at a time */
+    uint32_t purge_waiting;    /* drives that have not confirmed */
+    int32_t purge_status;
+};
+
+/* Seconds since create, from 1. */
+static inline uint32_t kvf_agent_second(const struct kvf_agent *agent)
+{
+    return (uint32_t)((agent->now_ns - agent->started_ns) / KVF_NS_PER_S) + 1;
+}
+
+/* loop.c */
+void kvf_agent_wake(void *agent); /* any thread: the reactor looks at its queues again */
+int kvf_loop_add(struct kvf_agent *agent, int fd, uint32_t events, struct kvf_fd_source *source);
+void kvf_loop_remove(struct kvf_agent *agent, int fd);
+
+/* namespace.c */
+uint64_t kvf_namespace_id(const struct kvf_agent *agent, uint16_t tenant,
+                          const struct kvf_wire_hello *hello, const struct kvf_codec_plan *plan);
+/* The slot of this namespace, made if it is new. KVF_OK; KVF_ERR_BUSY: the table is full. */
+int kvf_namespace_get(struct kvf_agent *agent, uint64_t id, uint16_t shard_count,
+                      uint16_t *index_out);
+/* Room for bytes more under the quotas? */
+bool kvf_quota_allows(struct kvf_agent *agent, uint16_t tenant, uint32_t namespace_index,
+                      uint64_t bytes);
+
+/* session.c */
+void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener);
+void kvf_session_socket_ready(struct kvf_session *session, uint32_t events);
+/* Disconnect: give up leases, end requests. why: NULL for an ordinary hang-up. */
+void kvf_session_end(struct kvf_session *session, const char *why);
+/* A job that used the session's memory is over. */
+void kvf_session_job_done(struct kvf_session *session);
+void kvf_session_piece_added(struct kvf_agent *agent, uint32_t piece_id);
+void kvf_session_piece_dropped(struct kvf_agent *agent, uint32_t piece_id);
+/* Once a second. */
+void kvf_session_tick(struct kvf_session *session);
+void kvf_session_wake(struct kvf_session *session);
+void kvf_session_say_bye(struct kvf_session *session, int status);
+
+/* lease.c */
+int kvf_lease_table_init(struct kvf_session *session, uint32_t capacity);
+void kvf_lease_table_fini(struct kvf_session *session);
+/* A new lease without pins. KVF_OK; KVF_ERR_BUSY. */
+int kvf_lease_begin(struct kvf_session *session, uint64_t *lease_out);
+/* Pin one slot under a lease. KVF_OK; KVF_ERR_BUSY: a share of the arena is used up. */
+int kvf_lease_add(struct kvf_session *session, uint64_t lease, kvf_location slot,
+                  uint64_t record_bytes, uint32_t order);
+/* Drop the pins of chunks from `order` on. */
+void kvf_lease_trim(struct kvf_session *session, uint64_t lease, uint32_t order);
+/* Make the word say LIVE; before this the client knows nothing of the lease. */
+void kvf_lease_publish(struct kvf_session *session, uint64_t lease);
+/* The client's release. False: no such lease. */
+bool kvf_lease_end(struct kvf_session *session, uint64_t lease);
+/* Free all leases of a session that is gone. */
+void kvf_lease_end_all(struct kvf_session *session);
+/* Publish LOST, then unpin, for all leases of a session. */
+void kvf_lease_lose_all(struct kvf_session *session);
+/* The same for leases that pin this slot, in all sessions. */
+void kvf_lease_lose_slot(struct kvf_agent *agent, kvf_location slot);
+/* Oldest lease's age; 0 without leases. */
+uint64_t kvf_lease_oldest_age_ns(const struct kvf_session *session);
+
+/* request.c */
+/* Serve one client's ring for one turn. True: there is more to do. */
+bool kvf_request_turn(struct kvf_session *session);
+/* A flight that the op waited for is over. entry: READY, or NULL for a failure. */
+void kvf_request_op_done(struct kvf_op *op, int status, struct kvf_entry *entry);
+/* End every request of a dead session without completions. */
+void kvf_request_drop_all(struct kvf_session *session);
+/* End requests whose budget is over. */
+void kvf_request_expire(struct kvf_session *session);
+/* When the next budget of this session ends, UINT64_MAX: none. */
+uint64_t kvf_request_deadline_ns(const struct kvf_session *session);
+
+/* request_put.c, request_read.c: start the key at request->next_key. */
+void kvf_request_start_put(struct kvf_request *request, const struct kvf_shm_key *key);
+void kvf_request_start_get(struct kvf_request *request, const struct kvf_shm_key *key);
+void kvf_request_start_lookup(struct kvf_request *request, const struct kvf_shm_key *key);
+void kvf_request_start_prefetch(struct kvf_request *request, const struct kvf_shm_key *key);
+void kvf_request_start_evict(struct kvf_request *request, const struct kvf_shm_key *key);
+/* A fill that a put waited for is over; the op is still linked. */
+void kvf_request_put_done(struct kvf_op *op, int status, struct kvf_entry *entry);
+/* lookup: all keys have been started, or what it waited for has ended. */
+void kvf_request_settle_lookup(struct kvf_request *request);
+
+/* Helpers of request*.c */
+void kvf_request_key_id(const struct kvf_session *session, const struct kvf_shm_key *key,
+                        uint8_t key_id_out[32]);
+/* Complete one block of a request. */
+void kvf_request_block(struct kvf_request *request, uint32_t index, int status, uint8_t tier);
+/* Complete one block with a leased record. */
+void kvf_request_block_hit(struct kvf_request *request, uint32_t index, uint8_t tier,
+                           struct kvf_entry *entry);
+/* Wait for a flight. KVF_OK; KVF_ERR_BUSY. */
+int kvf_request_wait(struct kvf_request *request, uint32_t index, enum kvf_op_want want,
+                     uint8_t tier, struct kvf_flight *flight, struct kvf_op **op_out);
+/* place.c */
+int kvf_place_open(struct kvf_agent *agent);
+void kvf_place_close(struct kvf_agent *agent);
+kvf_location kvf_place_slot(const struct kvf_agent *agent, const struct kvf_entry *entry);
+/* The flight of an entry that is FILLING or LOADING. */
+struct kvf_flight *kvf_place_flight(struct kvf_agent *agent, const struct kvf_entry *entry);
+/* The running or queued write of a READY entry, or NULL. */
+struct kvf_flight *kvf_place_writer(struct kvf_agent *agent, const struct kvf_entry *entry);
+/* The entry that speaks for a set: the set entry, or the only block. NULL: nothing of it is here. */
+struct kvf_entry *kvf_place_set(struct kvf_agent *agent, const uint8_t key_id[32],
+                                uint16_t shard_count);
+bool kvf_place_set_is_whole(const struct kvf_agent *agent, const struct kvf_entry *set);
+/* One more shard of a set is READY. KVF_OK; KVF_ERR_BUSY: the index has no room for the set's entry. */
+int kvf_place_set_add(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t shard_count);
+/* Forget the oldest set that is watched, if it is still incomplete. */
+void kvf_place_drop_incomplete(struct kvf_agent *agent);
+/* A READY entry gives up its slot, or its record; the entry itself stays. */
+void kvf_place_leave_dram(struct kvf_agent *agent, struct kvf_entry *entry);
+void kvf_place_leave_drive(struct kvf_agent *agent, struct kvf_entry *entry, bool drop);
+/* Forget a block and the set it belongs to, on all tiers. Leased memory stays until released. */
+void kvf_place_forget_set(struct kvf_agent *agent, struct kvf_entry *entry);
+void kvf_place_forget_block(struct kvf_agent *agent, struct kvf_entry *entry);
+/* Begin a put: reserve a slot, make the entry, copy on a worker. The record page in agent->page has been
+ * judged and named. KVF_OK: *flight_out is on its way; KVF_ERR_BUSY, _TOO_LARGE, _REFUSED (quota). */
+int kvf_place_fill(struct kvf_request *request, const struct kvf_shm_key *key,
+                   const uint8_t key_id[32], struct kvf_flight **flight_out);
+/* Begin to bring a READY entry that is only on a drive into memory. KVF_OK; KVF_ERR_BUSY. */
+int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t tenant,
+                   struct kvf_flight **flight_out);
+/* Begin to write a READY entry in memory to a drive. KVF_OK; KVF_ERR_BUSY: the backlog is full;
+ * KVF_ERR_TIER_OFF: no drive. */
+int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t drive, bool durable);
+/* How long a load of this block would take now. */
+uint64_t kvf_place_load_estimate_ns(const struct kvf_agent *agent, const struct kvf_entry *entry);
+/* Take completions and start what waits. True: something was done. */
+bool kvf_place_poll(struct kvf_agent *agent);
+uint64_t kvf_place_deadline_ns(const struct kvf_agent *agent);
+/* Once a second: expiry, incomplete sets. */
+void kvf_place_tick(struct kvf_agent *agent);
+/* Is nothing on its way to a drive? For draining. */
+bool kvf_place_is_quiet(const struct kvf_agent *agent);
+
+/* place_host.c: what tiers ask. */
+struct kvf_tier_host kvf_place_dram_host(struct kvf_agent *agent);
+struct kvf_tier_host kvf_place_drive_host(struct kvf_drive *drive);
+
+/* admit.c */
+void kvf_admit_init(struct kvf_drive *drive, uint64_t rate_bytes_s, uint64_t credit_bytes);
+/* Shall this READY block go to a drive, seen now (put or hit)? Writes it if so. has_parent: the chunk
+ * before it, by key_id. */
+void kvf_admit_consider(struct kvf_agent *agent, struct kvf_entry *entry, bool has_parent,
+                        const uint8_t parent_key_id[32]);
+void kvf_admit_spend(struct kvf_drive *drive, uint64_t bytes);
+/* Tokens left, for persisting; at least 0. */
+uint64_t kvf_admit_credit(struct kvf_drive *drive);
+/* Is there budget to keep a record when its segment is reused? */
+bool kvf_admit_allows_reinsertion(struct kvf_drive *drive);
+
+/* answer.c */
+void kvf_answer_poll(struct kvf_agent *agent);
+/* A load or check of the running verify is over. */
+void kvf_answer_verified(struct kvf_agent *agent, int status);
+
+#endif /* KVF_AGENT_CORE_H */

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * namespace.c: namespaces and quotas. A namespace is everything that must be equal for two clients to read
+ * each other's blocks: tenant, weights, adapter, geometry, shard count, codec, label. Its id is a keyed
+ * hash over all of them, so that a block can never be found under another one.
+ */
+#include "agent/core.h"
+
+#include <string.h>
+
+#include "base/hash.h"
+
+uint64_t kvf_namespace_id(const struct kvf_agent *agent, uint16_t tenant,
+                          const struct kvf_wire_hello *hello, const struct kvf_codec_plan *plan)
+{
+    struct kvf_hasher hasher;
+    uint8_t hash[KVF_HASH_BYTES];
+    uint64_t id;
+
+    kvf_hasher_init(&hasher, agent->id_key);
+    kvf_hash_field(&hasher, "kvferry namespace 1", 19);
+    kvf_hash_field(&hasher, agent->tenants[tenant].name, strlen(agent->tenants[tenant].name));
+    kvf_hash_field(&hasher, hello->weights_digest, sizeof(hello->weights_digest));
+    kvf_hash_field(&hasher, hello->adapter_digest, sizeof(hello->adapter_digest));
+    kvf_hash_field(&hasher, &hello->geometry, sizeof(hello->geometry));
+    kvf_hash_field_u64(&hasher, hello->shard_count);
+    kvf_hash_field_u64(&hasher, plan->profile_fp);
+    kvf_hash_field_u64(&hasher, plan->lossless);
+    kvf_hash_field(&hasher, hello->label, strlen(hello->label));
+    kvf_hasher_final(&hasher, hash);
+    memcpy(&id, hash, sizeof(id));
+    return id == 0 ? 1 : id;
+}
+
+/* The namespace with fewest ties to anything, for reuse of its place: no clients, no blocks. */
+static bool is_idle(const struct kvf_agent *agent, const struct kvf_namespace *ns)
+{
+    (void)agent;
+    return ns->clients == 0 && ns->blocks == 0;
+}
+
+int kvf_namespace_get(struct kvf_agent *agent, uint64_t id, uint16_t shard_count,
+                      uint16_t *index_out)
+{
+    struct kvf_namespace *place = NULL;
+
+    for (uint32_t i = 0; i < KVF_INDEX_NAMESPACES_MAX; i++) {
+        struct kvf_namespace *ns = &agent->namespaces[i];
+
+        if (ns->id == id) {
+            *index_out = (uint16_t)i;
+            return KVF_OK;
+        }
+        if (place == NULL && (ns->id == 0 || is_idle(agent, ns))) {
+            place = ns;
+        }
+    }
+    if (place == NULL) {
+        return KVF_ERR_BUSY;
+    }
+    memset(place, 0, sizeof(*place));
+    place->id = id;
+    place->shard_count = shard_count;
+    for (uint32_t i = 0; i < agent->n_drives; i++) {
+        uint64_t epoch = kvf_nvme_namespace_epoch(agent->drives[i].store, id);
+
+        place->epoch = epoch > place->epoch ? epoch : place->epoch;
+    }
+    *index_out = (uint16_t)(place - agent->namespaces);
+    return KVF_OK;
+}
+
+bool kvf_quota_allows(struct kvf_agent *agent, uint16_t tenant, uint32_t namespace_index,
+                      uint64_t bytes)
+{
+    uint64_t percent = agent->arena_bytes / 100;
+    const struct kvf_config *config = agent->config;
+
+    return (config->quota_tenant_share == 100 ||
+            agent->tenants[tenant].dram_bytes + bytes <= percent * config->quota_tenant_share) &&
+           (config->quota_namespace_share == 100 ||
+            agent->namespaces[namespace_index].dram_bytes + bytes <=
+                percent * config->quota_namespace_share);
+}

@@ -1,0 +1,794 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * place.c: records on their way: fills, loads and writes, their queues, and what becomes of an entry when
+ * one of them ends. Who may be evicted and reclaimed is place_host.c; opening and recovery place_open.c.
+ *
+ *   put:  FILLING --copied, checksum fits--> READY in dram --admitted--> QUEUED --> STORED on a drive
+ *   get:  READY on a drive --LOADING--> READY in dram and on the drive
+ */
+#include "agent/core.h"
+
+#include <string.h>
+
+#include "base/crc32c.h"
+#include "base/failpoint.h"
+
+/* ----------------------------------------------------------------------------------------------
+ * Queues
+ */
+static void queue_push(struct kvf_flight_queue *queue, struct kvf_flight *flight)
+{
+    flight->next = NULL;
+    if (queue->tail != NULL) {
+        queue->tail->next = flight;
+    } else {
+        queue->head = flight;
+    }
+    queue->tail = flight;
+    queue->count++;
+    queue->bytes += flight->record_bytes;
+}
+
+/* Put back what was popped and could not start. */
+static void queue_unpop(struct kvf_flight_queue *queue, struct kvf_flight *flight)
+{
+    flight->next = queue->head;
+    queue->head = flight;
+    if (queue->tail == NULL) {
+        queue->tail = flight;
+    }
+    queue->count++;
+    queue->bytes += flight->record_bytes;
+}
+
+static struct kvf_flight *queue_pop(struct kvf_flight_queue *queue)
+{
+    struct kvf_flight *flight = queue->head;
+
+    if (flight != NULL) {
+        queue->head = flight->next;
+        if (queue->head == NULL) {
+            queue->tail = NULL;
+        }
+        queue->count--;
+        queue->bytes -= flight->record_bytes;
+        flight->next = NULL;
+    }
+    return flight;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Entries, slots, flights
+ */
+kvf_location kvf_place_slot(const struct kvf_agent *agent, const struct kvf_entry *entry)
+{
+    assert(kvf_entry_in_dram(entry));
+    return (kvf_location)agent->sides[entry->dram_slot].generation << 32 | entry->dram_slot;
+}
+
+struct kvf_flight *kvf_place_flight(struct kvf_agent *agent, const struct kvf_entry *entry)
+{
+    assert(entry->state == KVF_ENTRY_FILLING || entry->state == KVF_ENTRY_LOADING);
+    return kvf_pool_at(&agent->flights, entry->dram_slot);
+}
+
+struct kvf_flight *kvf_place_writer(struct kvf_agent *agent, const struct kvf_entry *entry)
+{
+    if (!kvf_entry_in_dram(entry)) {
+        return NULL;
+    }
+    return kvf_pool_at(&agent->flights, agent->sides[entry->dram_slot].writer);
+}
+
+static struct kvf_flight *flight_new(struct kvf_agent *agent, uint8_t kind,
+                                     const struct kvf_entry *entry)
+{
+    struct kvf_flight *flight = kvf_pool_get(&agent->flights);
+
+    if (flight != NULL) {
+        flight->kind = kind;
+        flight->agent = agent;
+        flight->cookie = kvf_index_cookie(&agent->index, entry);
+        flight->slot = KVF_LOCATION_NONE;
+        flight->record_bytes = entry->record_bytes;
+        flight->started_ns = agent->now_ns;
+        flight->work.owner = flight;
+        flight->io.owner = flight;
+    }
+    return flight;
+}
+
+/* Tell everybody who waited; entry NULL for a failure. */
+static void flight_settle(struct kvf_flight *flight, int status, struct kvf_entry *entry)
+{
+    struct kvf_op *op = flight->waiters;
+
+    flight->waiters = NULL;
+    while (op != NULL) {
+        struct kvf_op *next = op->next;
+
+        op->next = NULL;
+        op->flight = NULL;
+        kvf_request_op_done(op, status, entry);
+        op = next;
+    }
+}
+
+static void name_of(const struct kvf_agent *agent, const struct kvf_entry *entry,
+                    struct kvf_block_name *name_out)
+{
+    const struct kvf_namespace *ns = &agent->namespaces[entry->namespace_index];
+
+    memcpy(name_out->key_id, entry->key_id, sizeof(name_out->key_id));
+    name_out->namespace_id = ns->id;
+    name_out->namespace_epoch = ns->epoch;
+    name_out->shard = (uint16_t)entry->shard;
+    name_out->shard_count = ns->shard_count;
+}
+
+/* The block is READY in this slot from now on. */
+static void become_resident(struct kvf_agent *agent, struct kvf_entry *entry, kvf_location slot,
+                            uint32_t ttl_s, uint8_t priority)
+{
+    struct kvf_slot_side *side = &agent->sides[(uint32_t)slot];
+
+    assert((uint32_t)slot < agent->n_sides);
+    entry->state = KVF_ENTRY_READY;
+    entry->dram_slot = (uint32_t)slot;
+    side->generation = (uint32_t)(slot >> 32);
+    side->writer = KVF_INDEX_NONE;
+    side->cookie = kvf_index_cookie(&agent->index, entry);
+    side->expires_s = ttl_s == 0 ? 0 : kvf_agent_second(agent) + ttl_s;
+    agent->ttl_slots += side->expires_s != 0;
+    kvf_dram_publish(agent->dram_store, slot, priority);
+    agent->namespaces[entry->namespace_index].dram_bytes += entry->record_bytes;
+    agent->tenants[agent->namespaces[entry->namespace_index].tenant].dram_bytes +=
+        entry->record_bytes;
+}
+
+/* The entry gives its slot up; pinned memory lives on as long as it is pinned. */
+void kvf_place_leave_dram(struct kvf_agent *agent, struct kvf_entry *entry)
+{
+    kvf_location slot = kvf_place_slot(agent, entry);
+    struct kvf_slot_side *side = &agent->sides[entry->dram_slot];
+
+    agent->ttl_slots -= side->expires_s != 0;
+    side->expires_s = 0;
+    side->writer = KVF_INDEX_NONE;
+    entry->dram_slot = KVF_INDEX_NONE;
+    agent->namespaces[entry->namespace_index].dram_bytes -= entry->record_bytes;
+    agent->tenants[agent->namespaces[entry->namespace_index].tenant].dram_bytes -=
+        entry->record_bytes;
+    agent->dram->ops->drop(agent->dram, slot);
+}
+
+void kvf_place_leave_drive(struct kvf_agent *agent, struct kvf_entry *entry, bool drop)
+{
+    struct kvf_drive *drive = &agent->drives[entry->drive];
+
+    assert(entry->nvme == KVF_NVME_STORED);
+    if (drop) {
+        drive->tier->ops->drop(drive->tier, kvf_entry_nvme_location(entry));
+    }
+    entry->nvme = KVF_NVME_NONE;
+    kvf_entry_set_nvme(entry, KVF_LOCATION_NONE);
+    agent->namespaces[entry->namespace_index].nvme_bytes -= entry->record_bytes;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Sets
+ */
+struct kvf_entry *kvf_place_set(struct kvf_agent *agent, const uint8_t key_id[32],
+                                uint16_t shard_count)
+{
+    return kvf_index_find(&agent->index, key_id, shard_count > 1 ? KVF_INDEX_SHARD_SET : 0);
+}
+
+bool kvf_place_set_is_whole(const struct kvf_agent *agent, const struct kvf_entry *set)
+{
+    (void)agent;
+    return set->is_set ? set->is_complete
+                       : set->state == KVF_ENTRY_READY || set->state == KVF_ENTRY_LOADING;
+}
+
+static void watch_incomplete(struct kvf_agent *agent, struct kvf_entry *set)
+{
+    uint32_t at = agent->incomplete_tail & (KVF_INCOMPLETE_MAX - 1);
+    struct kvf_incomplete *watch = &agent->incomplete[at];
+
+    if (agent->incomplete_tail - agent->incomplete_head == KVF_INCOMPLETE_MAX) {
+        kvf_place_drop_incomplete(agent); /* the oldest one makes room */
+    }
+    watch->cookie = kvf_index_cookie(&agent->index, set);
+    watch->created_s = kvf_agent_second(agent);
+    memcpy(watch->key_id, set->key_id, sizeof(watch->key_id));
+    agent->incomplete_tail++;
+}
+
+/* One more shard is READY. KVF_OK; KVF_ERR_BUSY: no room for the set's entry. */
+int kvf_place_set_add(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t shard_count)
+{
+    struct kvf_entry *set;
+
+    agent->namespaces[entry->namespace_index].blocks++;
+    if (shard_count <= 1) {
+        return KVF_OK;
+    }
+    set = kvf_index_find(&agent->index, entry->key_id, KVF_INDEX_SHARD_SET);
+    if (set == NULL) {
+        set = kvf_index_insert(&agent->index, entry->key_id, KVF_INDEX_SHARD_SET,
+                               entry->namespace_index);
+        if (set == NULL) {
+            agent->namespaces[entry->namespace_index].blocks--;
+            return KVF_ERR_BUSY;
+        }
+        set->is_set = 1;
+        set->state = KVF_ENTRY_READY;
+        watch_incomplete(agent, set);
+    }
+    set->payload_crc32c++;
+    set->is_complete = set->payload_crc32c == shard_count;
+    return KVF_OK;
+}
+
+static void set_subtract(struct kvf_agent *agent, struct kvf_entry *entry)
+{
+    struct kvf_entry *set;
+
+    agent->namespaces[entry->namespace_index].blocks--;
+    if (agent->namespaces[entry->namespace_index].shard_count <= 1) {
+        return;
+    }
+    set = kvf_index_find(&agent->index, entry->key_id, KVF_INDEX_SHARD_SET);
+    assert(set != NULL && set->payload_crc32c > 0);
+    set->payload_crc32c--;
+    set->is_complete = 0;
+    if (set->payload_crc32c == 0) {
+        kvf_index_remove(&agent->index, set);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Forgetting
+ */
+static void abandon_flight(struct kvf_agent *agent, struct kvf_entry *entry)
+{
+    struct kvf_flight *flight = kvf_place_flight(agent, entry);
+
+    flight->is_abandoned = true;
+    flight_settle(flight, flight->kind == KVF_FLIGHT_FILL ? KVF_ERR_CANCELED : KVF_MISS, NULL);
+}
+
+void kvf_place_forget_block(struct kvf_agent *agent, struct kvf_entry *entry)
+{
+    struct kvf_flight *writer = kvf_place_writer(agent, entry);
+    bool counted = entry->state == KVF_ENTRY_READY || entry->state == KVF_ENTRY_LOADING;
+    bool keep_number = false;
+
+    if (entry->state != KVF_ENTRY_READY) {
+        abandon_flight(agent, entry);
+        keep_number = true;
+    } else if (entry->dram_slot != KVF_INDEX_NONE) {
+        kvf_place_leave_dram(agent, entry);
+    }
+    if (writer != NULL) {
+        writer->is_abandoned = true;
+        flight_settle(writer, KVF_ERR_CANCELED, NULL);
+        keep_number = true;
+    }
+    if (entry->nvme == KVF_NVME_STORED) {
+        kvf_place_leave_drive(agent, entry, true);
+    }
+    if (counted) {
+        set_subtract(agent, entry);
+    }
+    /* A tier that still has the number in a running call must not meet it again as another block's:
+     * the flight frees it when it lands. */
+    kvf_index_unlink(&agent->index, entry);
+    if (!keep_number) {
+        kvf_index_free(&agent->index, entry);
+    }
+}
+
+void kvf_place_forget_set(struct kvf_agent *agent, struct kvf_entry *entry)
+{
+    uint16_t shard_count = agent->namespaces[entry->namespace_index].shard_count;
+    uint8_t key_id[32];
+
+    if (shard_count <= 1) {
+        kvf_place_forget_block(agent, entry);
+        return;
+    }
+    memcpy(key_id, entry->key_id, sizeof(key_id));
+    for (uint32_t shard = 0; shard < shard_count; shard++) {
+        struct kvf_entry *block = kvf_index_find(&agent->index, key_id, shard);
+
+        if (block != NULL) {
+            kvf_place_forget_block(agent, block);
+        }
+    }
+}
+
+void kvf_place_drop_incomplete(struct kvf_agent *agent)
+{
+    struct kvf_incomplete *watch =
+        &agent->incomplete[agent->incomplete_head & (KVF_INCOMPLETE_MAX - 1)];
+    struct kvf_entry *set = kvf_index_at(&agent->index, watch->cookie);
+
+    agent->incomplete_head++;
+    if (set->state == KVF_ENTRY_READY && set->is_set && !set->is_complete &&
+        memcmp(set->key_id, watch->key_id, sizeof(set->key_id)) == 0) {
+        agent->metrics.evicted_sets_incomplete++;
+        kvf_place_forget_set(agent, set);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Fill: staging to slot
+ */
+static void fill_run(struct kvf_work *work)
+{
+    struct kvf_flight *flight = work->owner;
+    uint8_t *payload = (uint8_t *)flight->record + KVF_RECORD_PAGE_BYTES;
+    uint64_t bytes = flight->record_bytes - KVF_RECORD_PAGE_BYTES;
+    uint64_t padded = (bytes + 4095) & ~UINT64_C(4095);
+
+    flight->status = KVF_FAILPOINT(agent_fill);
+    if (flight->status != KVF_OK) {
+        return;
+    }
+    /* what was summed is what arrived: the client can still write to the source */
+    if (kvf_crc32c_copy(payload, flight->source, bytes, 0) != flight->payload_crc32c) {
+        flight->status = KVF_ERR_CORRUPT;
+    }
+    memset(payload + bytes, 0, padded - bytes);
+}
+
+static void fill_done(struct kvf_work *work)
+{
+    struct kvf_flight *flight = work->owner;
+    struct kvf_agent *agent = flight->agent;
+    struct kvf_session *session = flight->session;
+    struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
+    uint16_t shard_count = agent->namespaces[entry->namespace_index].shard_count;
+    int status = flight->status;
+
+    if (flight->is_abandoned) {
+        agent->dram->ops->drop(agent->dram, flight->slot);
+        kvf_index_free(&agent->index, entry);
+        goto out;
+    }
+    if (status == KVF_OK) {
+        status = kvf_place_set_add(agent, entry, shard_count);
+    }
+    if (status != KVF_OK) {
+        agent->metrics.put_corrupt += status == KVF_ERR_CORRUPT;
+        agent->dram->ops->drop(agent->dram, flight->slot);
+        kvf_index_unlink(&agent->index, entry);
+        kvf_index_free(&agent->index, entry);
+        flight_settle(flight, status, NULL);
+        goto out;
+    }
+    agent->metrics.put_blocks++;
+    agent->metrics.put_bytes += flight->record_bytes;
+    kvf_histogram_add(&agent->metrics.put_ns, agent->now_ns - flight->started_ns);
+    become_resident(agent, entry, flight->slot, flight->ttl_s, flight->priority);
+    if (!entry->is_no_write && !flight->is_durable) {
+        kvf_admit_consider(agent, entry, flight->has_parent, flight->parent_key_id);
+    }
+    flight_settle(flight, KVF_OK, entry);
+out:
+    kvf_pool_put(&agent->flights, flight);
+    kvf_session_job_done(session);
+}
+
+/* A FILLING entry and its slot. */
+static int fill_reserve(struct kvf_request *request, const struct kvf_shm_key *key,
+                        const uint8_t key_id[32], struct kvf_flight **flight_out)
+{
+    struct kvf_session *session = request->session;
+    struct kvf_agent *agent = session->agent;
+    struct kvf_flight *flight = NULL;
+    struct kvf_entry *entry;
+    kvf_location slot;
+    int status;
+
+    if (!kvf_quota_allows(agent, session->tenant, session->namespace_index, key->record_bytes)) {
+        return KVF_ERR_REFUSED;
+    }
+    entry = kvf_index_insert(&agent->index, key_id, session->shard, session->namespace_index);
+    if (entry == NULL) {
+        return KVF_ERR_BUSY;
+    }
+    entry->record_bytes = (uint32_t)key->record_bytes & 0x7ffffffu;
+    flight = flight_new(agent, KVF_FLIGHT_FILL, entry);
+    if (flight == NULL) {
+        status = KVF_ERR_BUSY;
+        goto undo_entry;
+    }
+    entry->dram_slot = kvf_pool_index(&agent->flights, flight);
+    status = agent->dram->ops->reserve(agent->dram, session->tenant, key->record_bytes,
+                                       flight->cookie, &slot);
+    if (status != KVF_OK) {
+        goto undo_flight;
+    }
+    flight->slot = slot;
+    flight->record = agent->dram->ops->address(agent->dram, slot);
+    *flight_out = flight;
+    return KVF_OK;
+
+undo_flight:
+    kvf_pool_put(&agent->flights, flight);
+undo_entry:
+    kvf_index_unlink(&agent->index, entry);
+    kvf_index_free(&agent->index, entry);
+    return status;
+}
+
+int kvf_place_fill(struct kvf_request *request, const struct kvf_shm_key *key,
+                   const uint8_t key_id[32], struct kvf_flight **flight_out)
+{
+    struct kvf_session *session = request->session;
+    struct kvf_agent *agent = session->agent;
+    struct kvf_flight *flight;
+    struct kvf_entry *entry;
+    int status = fill_reserve(request, key, key_id, &flight);
+
+    if (status != KVF_OK) {
+        return status;
+    }
+    entry = kvf_index_at(&agent->index, flight->cookie);
+    entry->payload_crc32c = agent->page.header.payload_crc32c;
+    entry->is_no_write = (request->sqe.flags & KVF_SQE_NO_WRITE) != 0 || request->sqe.ttl_s != 0;
+    entry->is_head = !request->has_chain_key;
+    flight->payload_crc32c = entry->payload_crc32c;
+    flight->session = session;
+    flight->source = session->staging_map + key->stage_offset + KVF_RECORD_PAGE_BYTES;
+    flight->ttl_s = request->sqe.ttl_s;
+    flight->priority = request->sqe.priority;
+    flight->is_durable = (request->sqe.flags & KVF_SQE_DURABLE) != 0;
+    flight->has_parent = request->has_chain_key;
+    memcpy(flight->parent_key_id, request->chain_key_id, sizeof(flight->parent_key_id));
+    memcpy(flight->record, &agent->page, sizeof(agent->page));
+    flight->work.run = fill_run;
+    flight->work.done = fill_done;
+    status = agent->work->ops->submit(agent->work, &flight->work);
+    if (status != KVF_OK) {
+        agent->dram->ops->drop(agent->dram, flight->slot);
+        kvf_pool_put(&agent->flights, flight);
+        kvf_index_unlink(&agent->index, entry);
+        kvf_index_free(&agent->index, entry);
+        return status;
+    }
+    session->jobs++;
+    *flight_out = flight;
+    return KVF_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Load: drive to slot
+ */
+static void load_fail(struct kvf_flight *flight, int status)
+{
+    struct kvf_agent *agent = flight->agent;
+    struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
+
+    if (flight->slot != KVF_LOCATION_NONE) {
+        agent->dram->ops->drop(agent->dram, flight->slot);
+    }
+    if (flight->is_abandoned) {
+        kvf_index_free(&agent->index, entry);
+    } else {
+        entry->state = KVF_ENTRY_READY;
+        entry->dram_slot = KVF_INDEX_NONE;
+        if (status == KVF_MISS && entry->nvme == KVF_NVME_STORED) {
+            kvf_place_leave_drive(agent, entry, true);
+        }
+        if (entry->nvme == KVF_NVME_NONE) {
+            kvf_place_forget_set(agent, entry);
+        }
+        flight_settle(flight, status, NULL);
+    }
+    kvf_pool_put(&agent->flights, flight);
+}
+
+static void load_done(struct kvf_tier_io *io)
+{
+    struct kvf_flight *flight = io->owner;
+    struct kvf_agent *agent = flight->agent;
+    struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
+    struct kvf_drive *drive = &agent->drives[entry->drive];
+    uint64_t took_ns = agent->now_ns - flight->started_ns;
+    uint64_t mib = (flight->record_bytes >> 20) + 1;
+
+    agent->loads_inflight--;
+    drive->reading_bytes -= flight->record_bytes;
+    kvf_histogram_add(&agent->metrics.nvme_read_ns, took_ns);
+    drive->read_ns_per_mib = (drive->read_ns_per_mib * 7 + took_ns / mib) / 8;
+    agent->metrics.nvme_corrupt_blocks += io->status == KVF_ERR_CORRUPT;
+    agent->metrics.nvme_io_errors += io->status == KVF_ERR_IO;
+    if (io->status != KVF_OK || flight->is_abandoned) {
+        load_fail(flight, io->status == KVF_OK ? KVF_MISS : io->status);
+        return;
+    }
+    become_resident(agent, entry, flight->slot, 0, 0);
+    entry->payload_crc32c = ((const struct kvf_record_page *)flight->record)->header.payload_crc32c;
+    entry->is_crc_unknown = 0;
+    flight_settle(flight, KVF_OK, entry);
+    kvf_pool_put(&agent->flights, flight);
+}
+
+/* KVF_OK: the tier has it; KVF_ERR_BUSY: later; else the load has failed and is gone. */
+static int load_start(struct kvf_flight *flight)
+{
+    struct kvf_agent *agent = flight->agent;
+    struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
+    struct kvf_drive *drive = &agent->drives[entry->drive];
+    int status = KVF_OK;
+
+    if (flight->is_abandoned || entry->nvme != KVF_NVME_STORED) {
+        load_fail(flight, KVF_MISS);
+        return KVF_MISS;
+    }
+    if (flight->slot == KVF_LOCATION_NONE) {
+        status = agent->dram->ops->reserve(agent->dram, flight->tenant, flight->record_bytes,
+                                           flight->cookie, &flight->slot);
+    }
+    if (status == KVF_OK) {
+        flight->record = agent->dram->ops->address(agent->dram, flight->slot);
+        flight->io.record = flight->record;
+        flight->io.record_bytes = flight->record_bytes;
+        flight->io.cookie = flight->cookie;
+        flight->io.location = kvf_entry_nvme_location(entry);
+        flight->io.done = load_done;
+        name_of(agent, entry, &flight->io.name);
+        status = drive->tier->ops->load(drive->tier, &flight->io);
+    }
+    if (status == KVF_OK) {
+        flight->is_started = true;
+        agent->loads_inflight++;
+        drive->reading_bytes += flight->record_bytes;
+    } else if (status != KVF_ERR_BUSY) {
+        load_fail(flight, status);
+    }
+    return status;
+}
+
+int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t tenant,
+                   struct kvf_flight **flight_out)
+{
+    struct kvf_flight *flight;
+
+    assert(entry->state == KVF_ENTRY_READY && entry->nvme == KVF_NVME_STORED);
+    flight = flight_new(agent, KVF_FLIGHT_LOAD, entry);
+    if (flight == NULL) {
+        return KVF_ERR_BUSY;
+    }
+    flight->tenant = tenant;
+    entry->state = KVF_ENTRY_LOADING;
+    entry->dram_slot = kvf_pool_index(&agent->flights, flight);
+    queue_push(&agent->loads, flight);
+    agent->metrics.prefetch_blocks++;
+    *flight_out = flight;
+    return KVF_OK;
+}
+
+static bool loads_pump(struct kvf_agent *agent)
+{
+    bool any = false;
+
+    while (agent->loads.head != NULL && agent->loads_inflight < agent->config->prefetch_inflight) {
+        struct kvf_flight *flight = queue_pop(&agent->loads);
+        int status = load_start(flight);
+
+        if (status == KVF_ERR_BUSY) {
+            if (agent->loads_inflight == 0 && agent->writes_inflight == 0) {
+                /* nothing on its way will free a slot: leases hold them all */
+                load_fail(flight, KVF_ERR_BUSY);
+                any = true;
+                continue;
+            }
+            queue_unpop(&agent->loads, flight);
+            break;
+        }
+        any = true;
+    }
+    return any;
+}
+
+uint64_t kvf_place_load_estimate_ns(const struct kvf_agent *agent, const struct kvf_entry *entry)
+{
+    const struct kvf_drive *drive = &agent->drives[entry->drive];
+    uint64_t bytes = entry->record_bytes + drive->reading_bytes + agent->loads.bytes;
+
+    return (bytes >> 20) * drive->read_ns_per_mib + drive->read_ns_per_mib;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Write: slot to drive
+ */
+static void write_finish(struct kvf_flight *flight, int status)
+{
+    struct kvf_agent *agent = flight->agent;
+    struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
+
+    agent->writeback_bytes -= flight->record_bytes;
+    kvf_dram_unpin(agent->dram_store, flight->slot);
+    if (flight->is_abandoned) {
+        kvf_index_free(&agent->index, entry);
+    } else {
+        agent->sides[(uint32_t)flight->slot].writer = KVF_INDEX_NONE;
+        flight_settle(flight, status, status == KVF_OK ? entry : NULL);
+    }
+    kvf_pool_put(&agent->flights, flight);
+}
+
+static void write_done(struct kvf_tier_io *io)
+{
+    struct kvf_flight *flight = io->owner;
+    struct kvf_agent *agent = flight->agent;
+    struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
+    struct kvf_drive *drive = &agent->drives[entry->drive];
+
+    agent->writes_inflight--;
+    kvf_histogram_add(&agent->metrics.nvme_write_ns, agent->now_ns - flight->started_ns);
+    agent->metrics.nvme_io_errors += io->status == KVF_ERR_IO;
+    if (io->status == KVF_OK && flight->is_abandoned) {
+        drive->tier->ops->drop(drive->tier, io->location);
+    } else if (!flight->is_abandoned) {
+        entry->nvme = io->status == KVF_OK ? KVF_NVME_STORED : KVF_NVME_NONE;
+        if (io->status == KVF_OK) {
+            kvf_entry_set_nvme(entry, io->location);
+            agent->namespaces[entry->namespace_index].nvme_bytes += entry->record_bytes;
+        }
+    }
+    write_finish(flight, io->status);
+}
+
+static int write_start(struct kvf_flight *flight)
+{
+    struct kvf_agent *agent = flight->agent;
+    struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
+    struct kvf_drive *drive = &agent->drives[entry->drive];
+    int status;
+
+    if (flight->is_abandoned) {
+        write_finish(flight, KVF_ERR_CANCELED);
+        return KVF_ERR_CANCELED;
+    }
+    flight->io.record = flight->record;
+    flight->io.record_bytes = flight->record_bytes;
+    flight->io.cookie = flight->cookie;
+    flight->io.durable = flight->is_durable;
+    flight->io.done = write_done;
+    name_of(agent, entry, &flight->io.name);
+    status = drive->tier->ops->store(drive->tier, &flight->io);
+    if (status == KVF_OK) {
+        flight->is_started = true;
+        flight->started_ns = agent->now_ns;
+        agent->writes_inflight++;
+    } else if (status != KVF_ERR_BUSY) {
+        entry->nvme = KVF_NVME_NONE;
+        write_finish(flight, status);
+    }
+    return status;
+}
+
+int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t drive_index,
+                    bool durable)
+{
+    struct kvf_drive *drive = &agent->drives[drive_index];
+    struct kvf_flight *flight;
+
+    assert(kvf_entry_in_dram(entry) && entry->nvme == KVF_NVME_NONE);
+    if (drive_index >= agent->n_drives) {
+        return KVF_ERR_TIER_OFF;
+    }
+    if (agent->writeback_bytes + entry->record_bytes > agent->writeback_max_bytes) {
+        return KVF_ERR_BUSY;
+    }
+    flight = flight_new(agent, KVF_FLIGHT_WRITE, entry);
+    if (flight == NULL) {
+        return KVF_ERR_BUSY;
+    }
+    flight->slot = kvf_place_slot(agent, entry);
+    flight->record = agent->dram->ops->address(agent->dram, flight->slot);
+    flight->is_durable = durable;
+    kvf_dram_pin(agent->dram_store, flight->slot);
+    agent->writeback_bytes += flight->record_bytes;
+    agent->sides[entry->dram_slot].writer = kvf_pool_index(&agent->flights, flight);
+    entry->nvme = KVF_NVME_QUEUED;
+    entry->drive = drive_index & 7u;
+    kvf_admit_spend(drive, flight->record_bytes);
+    agent->metrics.nvme_admitted_blocks++;
+    queue_push(&drive->writes, flight);
+    return KVF_OK;
+}
+
+static bool writes_pump(struct kvf_drive *drive)
+{
+    bool any = false;
+
+    while (drive->writes.head != NULL) {
+        struct kvf_flight *flight = queue_pop(&drive->writes);
+
+        if (write_start(flight) == KVF_ERR_BUSY) {
+            queue_unpop(&drive->writes, flight);
+            break;
+        }
+        any = true;
+    }
+    return any;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * The turn
+ */
+bool kvf_place_poll(struct kvf_agent *agent)
+{
+    unsigned events = agent->work->ops->poll(agent->work);
+    bool any;
+
+    events += agent->dram->ops->poll(agent->dram, agent->now_ns);
+    for (uint32_t i = 0; i < agent->n_drives; i++) {
+        events += agent->drives[i].tier->ops->poll(agent->drives[i].tier, agent->now_ns);
+    }
+    any = events != 0;
+    any |= loads_pump(agent);
+    for (uint32_t i = 0; i < agent->n_drives; i++) {
+        any |= writes_pump(&agent->drives[i]);
+    }
+    return any;
+}
+
+uint64_t kvf_place_deadline_ns(const struct kvf_agent *agent)
+{
+    uint64_t deadline_ns = agent->dram->ops->deadline_ns(agent->dram);
+
+    for (uint32_t i = 0; i < agent->n_drives; i++) {
+        uint64_t drive_ns = agent->drives[i].tier->ops->deadline_ns(agent->drives[i].tier);
+
+        deadline_ns = drive_ns < deadline_ns ? drive_ns : deadline_ns;
+    }
+    return deadline_ns;
+}
+
+bool kvf_place_is_quiet(const struct kvf_agent *agent)
+{
+    return kvf_pool_taken_count(&agent->flights) == 0;
+}
+
+/* A bounded piece of the slot table a second: a time to live is kept to within a few seconds. */
+static void expire_slots(struct kvf_agent *agent)
+{
+    uint32_t second = kvf_agent_second(agent);
+    uint64_t steps = agent->n_sides / 4 + 1;
+
+    while (agent->ttl_slots > 0 && steps-- > 0) {
+        struct kvf_slot_side *side = &agent->sides[agent->expiry_cursor];
+
+        if (side->expires_s != 0 && side->expires_s <= second) {
+            kvf_cookie cookie = side->cookie;
+
+            agent->metrics.expired_blocks++;
+            kvf_place_forget_set(agent, kvf_index_at(&agent->index, cookie));
+        }
+        agent->expiry_cursor = (agent->expiry_cursor + 1) % agent->n_sides;
+    }
+}
+
+void kvf_place_tick(struct kvf_agent *agent)
+{
+    uint32_t second = kvf_agent_second(agent);
+
+    expire_slots(agent);
+    while (agent->incomplete_head != agent->incomplete_tail) {
+        struct kvf_incomplete *watch =
+            &agent->incomplete[agent->incomplete_head & (KVF_INCOMPLETE_MAX - 1)];
+
+        if (second - watch->created_s < agent->config->put_set_timeout) {
+            break;
+        }
+        kvf_place_drop_incomplete(agent);
+    }
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * place_host.c: what the tiers ask the index: may this slot be taken, forget it, keep this record when its
+ * segment is reused, and whom does this recovered record belong to.
+ */
+#include "agent/core.h"
+
+#include <string.h>
+
+/* ----------------------------------------------------------------------------------------------
+ * Memory
+ */
+
+/* A set leaves memory as one, so one block that is pinned or on its way keeps it all. */
+static bool block_may_leave(struct kvf_agent *agent, const struct kvf_entry *block)
+{
+    if (block->state != KVF_ENTRY_READY) {
+        return false;
+    }
+    return block->dram_slot == KVF_INDEX_NONE ||
+           kvf_dram_pins(agent->dram_store, kvf_place_slot(agent, block)) == 0;
+}
+
+static bool may_evict(void *ctx, kvf_location location, kvf_cookie cookie)
+{
+    struct kvf_agent *agent = ctx;
+    const struct kvf_entry *entry = kvf_index_at(&agent->index, cookie);
+    uint16_t shard_count = agent->namespaces[entry->namespace_index].shard_count;
+
+    (void)location;
+    if (shard_count <= 1) {
+        return block_may_leave(agent, entry);
+    }
+    for (uint32_t shard = 0; shard < shard_count; shard++) {
+        const struct kvf_entry *block = kvf_index_find(&agent->index, entry->key_id, shard);
+
+        if (block != NULL && !block_may_leave(agent, block)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void evict(void *ctx, kvf_location location, kvf_cookie cookie)
+{
+    struct kvf_agent *agent = ctx;
+    struct kvf_entry *entry = kvf_index_at(&agent->index, cookie);
+    uint16_t shard_count = agent->namespaces[entry->namespace_index].shard_count;
+    struct kvf_entry *block;
+    bool all_stored = true;
+
+    (void)location;
+    for (uint32_t shard = 0; shard < shard_count; shard++) {
+        block = shard_count <= 1 ? entry : kvf_index_find(&agent->index, entry->key_id, shard);
+        if (block != NULL) {
+            agent->metrics.evicted_blocks += block->dram_slot != KVF_INDEX_NONE;
+            all_stored &= block->nvme == KVF_NVME_STORED;
+        }
+    }
+    if (!all_stored) {
+        kvf_place_forget_set(agent, entry);
+        return;
+    }
+    for (uint32_t shard = 0; shard < shard_count; shard++) {
+        block = shard_count <= 1 ? entry : kvf_index_find(&agent->index, entry->key_id, shard);
+        if (block != NULL && block->dram_slot != KVF_INDEX_NONE) {
+            kvf_place_leave_dram(agent, block);
+        }
+    }
+}
+
+struct kvf_tier_host kvf_place_dram_host(struct kvf_agent *agent)
+{
+    return (struct kvf_tier_host){.ctx = agent, .may_evict = may_evict, .evict = evict};
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Drives
+ */
+
+/* The record is gone; with it the block, unless memory has it. */
+static void leave_drive(struct kvf_agent *agent, struct kvf_entry *entry)
+{
+    kvf_place_leave_drive(agent, entry, false);
+    if (entry->state == KVF_ENTRY_READY && entry->dram_slot == KVF_INDEX_NONE) {
+        kvf_place_forget_set(agent, entry);
+    }
+}
+
+static bool is_stored_at(const struct kvf_entry *entry, kvf_location location)
+{
+    return entry->state != KVF_ENTRY_FREE && entry->nvme == KVF_NVME_STORED &&
+           kvf_entry_nvme_location(entry) == location;
+}
+
+static bool reclaim(void *ctx, kvf_location location, kvf_cookie cookie)
+{
+    struct kvf_drive *drive = ctx;
+    struct kvf_agent *agent = drive->agent;
+    struct kvf_entry *entry = kvf_index_at(&agent->index, cookie);
+
+    if (!is_stored_at(entry, location)) {
+        return false;
+    }
+    if (entry->state == KVF_ENTRY_LOADING || entry->is_hit) {
+        entry->is_hit = 0; /* one more round for one use */
+        agent->metrics.nvme_reinserted_blocks++;
+        return true;
+    }
+    agent->metrics.nvme_reclaimed_blocks++;
+    leave_drive(agent, entry);
+    return false;
+}
+
+static void moved(void *ctx, kvf_location from, kvf_location to, kvf_cookie cookie)
+{
+    struct kvf_drive *drive = ctx;
+    struct kvf_entry *entry = kvf_index_at(&drive->agent->index, cookie);
+
+    if (!is_stored_at(entry, from)) {
+        return;
+    }
+    if (to == KVF_LOCATION_NONE) {
+        drive->agent->metrics.nvme_reclaimed_blocks++;
+        leave_drive(drive->agent, entry);
+        return;
+    }
+    kvf_entry_set_nvme(entry, to);
+    kvf_admit_spend(drive, entry->record_bytes);
+}
+
+static void lost(void *ctx, kvf_location location, kvf_cookie cookie, int status)
+{
+    struct kvf_drive *drive = ctx;
+    struct kvf_entry *entry;
+
+    (void)status;
+    if (cookie == KVF_COOKIE_NONE) {
+        return;
+    }
+    entry = kvf_index_at(&drive->agent->index, cookie);
+    if (is_stored_at(entry, location)) {
+        leave_drive(drive->agent, entry);
+    }
+}
+
+static kvf_cookie recovered(void *ctx, const struct kvf_block_name *name, kvf_location location,
+                            uint64_t record_bytes, uint64_t sequence)
+{
+    struct kvf_drive *drive = ctx;
+    struct kvf_agent *agent = drive->agent;
+    struct kvf_entry *entry;
+    uint16_t ns;
+
+    (void)sequence;
+    if (name->shard_count == 0 || name->shard >= name->shard_count ||
+        name->shard_count > KVF_SHARDS_MAX || record_bytes > KVF_PROTO_RECORD_MAX ||
+        kvf_index_find(&agent->index, name->key_id, name->shard) != NULL ||
+        kvf_namespace_get(agent, name->namespace_id, name->shard_count, &ns) != KVF_OK ||
+        agent->namespaces[ns].shard_count != name->shard_count) {
+        return KVF_COOKIE_NONE;
+    }
+    entry = kvf_index_insert(&agent->index, name->key_id, name->shard, ns);
+    if (entry == NULL) {
+        return KVF_COOKIE_NONE;
+    }
+    if (kvf_place_set_add(agent, entry, name->shard_count) != KVF_OK) {
+        kvf_index_remove(&agent->index, entry);
+        return KVF_COOKIE_NONE;
+    }
+    entry->state = KVF_ENTRY_READY;
+    entry->nvme = KVF_NVME_STORED;
+    entry->drive = (uint32_t)(drive - agent->drives) & 7u;
+    entry->record_bytes = (uint32_t)record_bytes & 0x7ffffffu;
+    entry->is_crc_unknown = 1;
+    kvf_entry_set_nvme(entry, location);
+    agent->namespaces[ns].epoch = name->namespace_epoch;
+    agent->namespaces[ns].nvme_bytes += record_bytes;
+    agent->metrics.nvme_recovered_blocks++;
+    return kvf_index_cookie(&agent->index, entry);
+}
+
+struct kvf_tier_host kvf_place_drive_host(struct kvf_drive *drive)
+{
+    return (struct kvf_tier_host){
+        .ctx = drive, .reclaim = reclaim, .moved = moved, .recovered = recovered, .lost = lost};
+}
