@@ -88,6 +88,7 @@ struct kvf_codec_tensor {
     uint8_t element_bytes;  /* of dtype */
     uint16_t code_bytes;    /* saw: bytes of one vector's codes */
     uint16_t rot_order;     /* saw: 1 is no rotation */
+    float sqrt_order;       /* saw: sqrt(rot_order), correctly rounded */
     float rsqrt_order;      /* saw: 1 / sqrt(rot_order), correctly rounded */
     uint8_t order[256];     /* saw: stored position -> coefficient */
     uint8_t sign_bits[128]; /* saw: bit i: channel i is flipped */
