@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check.c: the memory of a configuration, and of the machine.
+ */
+#include "agent/check.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agent/agent.h"
+#include "base/fd.h"
+#include "tiers/tier_dram.h"
+#include "tiers/tier_nvme.h"
+
+#define MIB (1ull << 20)
+
+/* Resident size of code, libraries and small allocations, seen with all libraries loaded. */
+#define PROGRAM_BYTES (16 * MIB)
+
+/* What a thread touches of its stack. */
+#define THREAD_BYTES (256ull << 10)
+
+/* Reactor and admin thread; workers and drives come on top. */
+#define FIXED_THREADS 2
+
+/* A sealed segment's table keeps so many bytes for each live record (tiers/tier_nvme.h). */
+#define SEGMENT_ENTRY_BYTES 12
+
+/* --- the sum ----------------------------------------------------------------------------------- */
+
+static void add(struct kvf_check *check, const char *name, uint64_t bytes, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+static void add(struct kvf_check *check, const char *name, uint64_t bytes, const char *fmt, ...)
+{
+    struct kvf_check_part *part = &check->parts[check->n_parts];
+    va_list args;
+
+    assert(check->n_parts < KVF_CHECK_PARTS_MAX);
+    check->n_parts++;
+    part->name = name;
+    part->bytes = bytes;
+    va_start(args, fmt);
+    vsnprintf(part->how, sizeof(part->how), fmt, args);
+    va_end(args);
+    /* Sizes are the user's and may be absurd: the sum must not wrap to something that fits. */
+    check->total_bytes = check->total_bytes > UINT64_MAX - bytes ? UINT64_MAX
+                                                                 : check->total_bytes + bytes;
+}
+
+/* Sockets of one tenant share it. */
+static uint16_t count_tenants(const struct kvf_config *config)
+{
+    uint16_t count = 0;
+
+    for (uint32_t i = 0; i < config->n_sockets; i++) {
+        uint32_t j = 0;
+
+        while (j < i && strcmp(config->sockets[i].tenant, config->sockets[j].tenant) != 0) {
+            j++;
+        }
+        count += j == i;
+    }
+    return count;
+}
+
+static uint64_t dram_metadata_bytes(const struct kvf_config *config)
+{
+    struct kvf_dram_config dram;
+
+    kvf_dram_config_init(&dram);
+    dram.arena_bytes = config->dram_bytes;
+    dram.piece_bytes = config->dram_piece_bytes;
+    dram.area_bytes = config->dram_area_bytes;
+    dram.hugepages = (enum kvf_hugepage_mode)config->dram_hugepages;
+    dram.n_tenants = count_tenants(config);
+    return kvf_dram_metadata_bytes(&dram);
+}
+
+void kvf_check_sum(const struct kvf_config *config, struct kvf_check *check_out)
+{
+    struct kvf_agent_memory agent;
+    struct kvf_nvme_config nvme;
+    uint64_t threads = FIXED_THREADS + config->workers + config->n_nvme;
+
+    memset(check_out, 0, sizeof(*check_out));
+    kvf_agent_memory(config, &agent);
+    kvf_nvme_config_init(&nvme);
+    add(check_out, "arena", config->dram_bytes, "dram.bytes");
+    add(check_out, "staging and rings", config->staging_total, "staging.total");
+    add(check_out, "slots of the arena", dram_metadata_bytes(config),
+        "by dram.bytes, for slots of 8 KiB");
+    add(check_out, "slots of the agent", agent.slot_bytes, "by dram.bytes, for slots of 8 KiB");
+    add(check_out, "index", agent.index_bytes, "%" PRIu64 " entries of 64 bytes (index.entries)",
+        agent.index_entries);
+    add(check_out, "ghost list and sets", agent.ghost_bytes, "fixed");
+    add(check_out, "requests", agent.request_bytes, "by clients.max %" PRIu64, config->clients_max);
+    add(check_out, "sessions", agent.session_bytes, "by clients.max %" PRIu64, config->clients_max);
+    if (config->n_nvme > 0) {
+        add(check_out, "drive buffers", config->n_nvme * nvme.bounce_count * nvme.bounce_bytes,
+            "%" PRIu32 " drives, %" PRIu32 " buffers of %" PRIu64 " KiB", config->n_nvme,
+            nvme.bounce_count, nvme.bounce_bytes >> 10);
+        add(check_out, "drive tables", agent.index_entries * SEGMENT_ENTRY_BYTES,
+            "12 bytes a block on a drive");
+    }
+    add(check_out, "threads", threads * THREAD_BYTES, "%" PRIu64 " of 256 KiB", threads);
+    add(check_out, "program", PROGRAM_BYTES, "code and libraries");
+}
+
+/* --- the machine ------------------------------------------------------------------------------- */
+
+/* The beginning of a kernel file as text. */
+static bool read_text(const char *path, char *text_out, size_t bytes)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    size_t used = 0;
+    ssize_t got = 1;
+
+    if (fd < 0) {
+        return false;
+    }
+    while (used < bytes - 1 && got > 0) {
+        got = read(fd, text_out + used, bytes - 1 - used);
+        used += got > 0 ? (size_t)got : 0;
+    }
+    kvf_fd_close(&fd);
+    text_out[used] = '\0';
+    return used > 0;
+}
+
+/* The number behind a word at the start of a line. */
+static bool number_after(const char *text, const char *word, uint64_t *number_out)
+{
+    const char *line = text;
+
+    while (line != NULL) {
+        if (strncmp(line, word, strlen(word)) == 0) {
+            char *end;
+            const char *number = line + strlen(word);
+
+            *number_out = strtoull(number, &end, 10);
+            return end != number;
+        }
+        line = strchr(line, '\n');
+        line = line != NULL ? line + 1 : NULL;
+    }
+    return false;
+}
+
+/* One cgroup folder: lower what the process may have. */
+static void apply_cgroup(const char *folder, struct kvf_machine_memory *memory)
+{
+    char path[4352];
+    char text[8192];
+    uint64_t limit;
+    uint64_t used;
+    uint64_t cache = 0;
+
+    snprintf(path, sizeof(path), "%s/memory.max", folder);
+    if (!read_text(path, text, sizeof(text)) || !number_after(text, "", &limit)) {
+        return; /* "max", or no memory controller here */
+    }
+    if (limit < memory->total_bytes) {
+        memory->total_bytes = limit;
+        snprintf(memory->limit, sizeof(memory->limit), "%.240s", path);
+    }
+    snprintf(path, sizeof(path), "%s/memory.current", folder);
+    if (!read_text(path, text, sizeof(text)) || !number_after(text, "", &used)) {
+        return;
+    }
+    snprintf(path, sizeof(path), "%s/memory.stat", folder);
+    if (read_text(path, text, sizeof(text)) && number_after(text, "inactive_file ", &cache)) {
+        used -= cache < used ? cache : used; /* page cache that the kernel drops when asked */
+    }
+    limit -= used < limit ? used : limit;
+    if (limit < memory->available_bytes) {
+        memory->available_bytes = limit;
+    }
+}
+
+int kvf_machine_memory_read(const char *root, struct kvf_machine_memory *memory_out)
+{
+    char path[4096];
+    char text[8192];
+    char *cgroup;
+    uint64_t total_kib;
+    uint64_t available_kib;
+
+    snprintf(path, sizeof(path), "%s/proc/meminfo", root);
+    if (!read_text(path, text, sizeof(text)) || !number_after(text, "MemTotal:", &total_kib) ||
+        !number_after(text, "MemAvailable:", &available_kib)) {
+        return KVF_ERR_UNSUPPORTED;
+    }
+    *memory_out = (struct kvf_machine_memory){
+        .total_bytes = total_kib << 10,
+        .available_bytes = available_kib << 10,
+        .limit = "memory of the machine",
+    };
+    snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+    if (!read_text(path, text, sizeof(text)) || (cgroup = strstr(text, "0::/")) == NULL) {
+        return KVF_OK;
+    }
+    cgroup += strlen("0::");
+    cgroup[strcspn(cgroup, "\n")] = '\0';
+    /* Limits of all folders on the way up hold. */
+    for (;;) {
+        char *slash = strrchr(cgroup, '/');
+
+        snprintf(path, sizeof(path), "%.1024s/sys/fs/cgroup%.2048s", root,
+                 strcmp(cgroup, "/") == 0 ? "" : cgroup);
+        apply_cgroup(path, memory_out);
+        if (slash == NULL || strcmp(cgroup, "/") == 0) {
+            return KVF_OK;
+        }
+        slash[slash == cgroup ? 1 : 0] = '\0';
+    }
+}
+
+int kvf_check_memory(const struct kvf_config *config, const struct kvf_check *check,
+                     const struct kvf_machine_memory *memory, bool now,
+                     struct kvf_config_error *error)
+{
+    uint64_t have = now ? memory->available_bytes : memory->total_bytes;
+    uint64_t rest = check->total_bytes - config->dram_bytes;
+    enum kvf_config_option_id id = KVF_CONFIG_ID_dram_bytes;
+    const char *name = "dram.bytes";
+    uint64_t value = config->dram_bytes;
+
+    if (check->total_bytes <= have) {
+        return KVF_OK;
+    }
+    if (config->staging_total > value) {
+        id = KVF_CONFIG_ID_staging_total;
+        name = "staging.total";
+        value = config->staging_total;
+        rest = check->total_bytes - value;
+    }
+    if (rest < have) {
+        kvf_config_fail_at(config, config->lines[id], name, error,
+                           "the daemon would take %" PRIu64 " MiB, and %" PRIu64
+                           " MiB are %s (%s); lower it to at most %" PRIu64 "MiB",
+                           check->total_bytes >> 20, have >> 20, now ? "available" : "all there is",
+                           memory->limit, (have - rest) >> 20);
+    } else {
+        kvf_config_fail_at(config, config->lines[id], name, error,
+                           "the daemon would take %" PRIu64 " MiB, and %" PRIu64
+                           " MiB are %s (%s); see --check for the parts and lower them",
+                           check->total_bytes >> 20, have >> 20, now ? "available" : "all there is",
+                           memory->limit);
+    }
+    return KVF_ERR_CONFIG;
+}
+
+/* --- printing ---------------------------------------------------------------------------------- */
+
+void kvf_check_print(const struct kvf_config *config, const struct kvf_check *check,
+                     const struct kvf_machine_memory *memory, FILE *out)
+{
+    fprintf(out, "%-22s %14s  %s\n", "memory", "MiB", "from");
+    for (unsigned i = 0; i < check->n_parts; i++) {
+        fprintf(out, "%-22s %14.2f  %s\n", check->parts[i].name,
+                (double)check->parts[i].bytes / (double)MIB, check->parts[i].how);
+    }
+    fprintf(out, "%-22s %14.2f\n", "total", (double)check->total_bytes / (double)MIB);
+    fprintf(out, "%-22s %14.2f  now\n", "available", (double)memory->available_bytes / (double)MIB);
+    fprintf(out, "%-22s %14.2f  %s\n", "limit", (double)memory->total_bytes / (double)MIB,
+            memory->limit);
+    for (uint32_t i = 0; i < config->n_nvme; i++) {
+        fprintf(out, "%-22s %14.2f  %s\n", i == 0 ? "drives" : "",
+                (double)config->nvme[i].bytes / (double)MIB, config->nvme[i].path);
+    }
+}

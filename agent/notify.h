@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * notify.h: tell the service manager (systemd, Type=notify) how the daemon is.
+ */
+#ifndef KVF_AGENT_NOTIFY_H
+#define KVF_AGENT_NOTIFY_H
+
+/* Remember $NOTIFY_SOCKET and open a socket for it. Without the variable nothing is sent. Once, at
+ * start. */
+void kvf_notify_init(void);
+
+/* Send "READY=1" or the like. Any thread, signal handlers included; never blocks; what cannot be
+ * sent is lost. Keeps errno. */
+void kvf_notify(const char *state);
+
+#endif /* KVF_AGENT_NOTIFY_H */
