@@ -160,7 +160,9 @@ static inline float kvf_fma_f32(float a, float b, float c)
     uint64_t error_bits;
     memcpy(&sum_bits, &sum, sizeof(sum_bits));
     memcpy(&error_bits, &error, sizeof(error_bits));
-    uint64_t inexact = error != 0.0 ? 1 : 0;
+    /* 1 if error is not 0; in arithmetic, because SSE2 has no comparison of 64 bits */
+    uint64_t magnitude = error_bits << 1;
+    uint64_t inexact = (magnitude | (0 - magnitude)) >> 63;
     uint64_t step = inexact & ~sum_bits;
     uint64_t inwards = (sum_bits ^ error_bits) >> 63;
     sum_bits += step - 2 * (step & inwards);

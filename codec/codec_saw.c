@@ -3,9 +3,8 @@
  * codec_saw.c: reference of the saw codec. The format, step by step, is codec_saw.h; numbers in
  * comments here are its steps.
  *
- * Vectors are worked on 16 at a time, side by side in the lanes of a tile: element i of lane l is
- * tile[i][l]. All arithmetic then runs down the rows of a tile, so that compilers vectorize it on every
- * machine and no step but loading and storing knows about lanes.
+ * Vectors are worked on 32 at a time, side by side in the lanes of a tile: element i of lane l is
+ * tile[i][l]. All arithmetic then runs along the lanes, so that compilers vectorize it on every machine.
  */
 #include "codec/codec_saw.h"
 
@@ -27,8 +26,8 @@ struct saw_workspace {
     float mean_tile[GROUP_MAX][LANES]; /* lane 0 only */
     float partial[KVF_SAW_PARTIAL_SUMS][GROUP_MAX];
     float vector[GROUP_MAX];
-    float mean[GROUP_MAX];     /* of the row, as stored */
-    uint32_t flips[GROUP_MAX]; /* of the row: the sign bit where a channel is flipped */
+    float mean[GROUP_MAX];  /* of the row, as stored */
+    float signs[GROUP_MAX]; /* of the row: g, -1 where a channel is flipped */
     uint8_t input[GROUP_MAX * sizeof(float)];
 };
 
@@ -166,14 +165,14 @@ static size_t saw_workspace_bytes(const struct kvf_codec_tensor *tensor)
     return sizeof(struct saw_workspace);
 }
 
-/* The sign bit of each channel of the row. */
-static void fill_flips(const struct saw_row *row)
+/* g of each channel of the row. */
+static void fill_row_signs(const struct saw_row *row)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
     uint32_t channel = row->row % (tensor->dim / tensor->group) * tensor->group;
     for (uint32_t i = 0; i < tensor->group; i++, channel++) {
         uint32_t bit = tensor->sign_bits[channel / 8] >> (channel % 8) & 1;
-        row->work->flips[i] = bit << 31;
+        row->work->signs[i] = bit ? -1.0f : 1.0f;
     }
 }
 
@@ -265,7 +264,7 @@ static void make_mean(const struct saw_row *row, uint8_t *mean_out)
         uint16_t half = fits ? kvf_f16_from_f32(mean) : 0;
         memcpy(mean_out + i * sizeof(half), &half, sizeof(half));
         work->mean[i] = kvf_f32_from_f16(half);
-        work->mean_tile[i][0] = kvf_f32_from_bits(kvf_f32_bits(work->mean[i]) ^ work->flips[i]);
+        work->mean_tile[i][0] = work->mean[i] * work->signs[i];
     }
     kvf_rotate_forward(work->mean_tile, n, row->tensor->rot_order);
 }
@@ -292,8 +291,8 @@ static void load_tile(const struct saw_row *row, uint32_t token_first, uint32_t 
         }
         for (uint32_t i = 0; i < n; i++) {
             uint32_t bits = kvf_f32_bits(work->vector[i]);
-            bits = (bits & 0x7fffffff) >= smallest ? bits ^ work->flips[i] : 0;
-            work->vector[i] = kvf_f32_from_bits(bits);
+            bits = (bits & 0x7fffffff) >= smallest ? bits : 0;
+            work->vector[i] = kvf_f32_from_bits(bits) * work->signs[i];
         }
         for (uint32_t i = 0; i < n; i++) {
             work->tile[i][lane] = work->vector[i];
@@ -495,7 +494,7 @@ static int saw_encode(const struct kvf_codec_tensor *tensor, const struct kvf_co
         .centred = has_mean(tensor, job->n_tokens),
     };
     for (row.row = 0; row.row < tensor->n_rows; row.row++) {
-        fill_flips(&row);
+        fill_row_signs(&row);
         if (row.centred) {
             make_mean(&row, strip + (size_t)row.row * tensor->group * sizeof(uint16_t));
         }
@@ -551,20 +550,21 @@ static void value_tile(const struct saw_row *row, const struct saw_lanes *lanes)
     for (uint32_t i = 0; i < tensor->group; i++) {
         const int32_t *sums = work->sums[i];
         float *x = work->tile[i];
-        uint32_t flip = work->flips[i];
+        float sign = work->signs[i];
         float mean = row->centred ? work->mean[i] : 0.0f;
-        bool first = i % tensor->rot_order == 0;
-        if (!row->centred && !first) {
+        if (i % tensor->rot_order == 0) {
             for (uint32_t lane = 0; lane < LANES; lane++) {
-                float factor = kvf_f32_from_bits(kvf_f32_bits(lanes->factor[lane]) ^ flip);
-                x[lane] = factor * (float)sums[lane] + 0.0f;
+                x[lane] = kvf_fma_f32(lanes->factor[lane] * sign, (float)sums[lane],
+                                      mean + lanes->offset[lane] * sign);
             }
-            continue;
-        }
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            float offset = kvf_f32_from_bits(kvf_f32_bits(lanes->offset[lane]) ^ flip);
-            float factor = kvf_f32_from_bits(kvf_f32_bits(lanes->factor[lane]) ^ flip);
-            x[lane] = kvf_fma_f32(factor, (float)sums[lane], first ? mean + offset : mean);
+        } else if (row->centred) {
+            for (uint32_t lane = 0; lane < LANES; lane++) {
+                x[lane] = kvf_fma_f32(lanes->factor[lane] * sign, (float)sums[lane], mean);
+            }
+        } else {
+            for (uint32_t lane = 0; lane < LANES; lane++) {
+                x[lane] = lanes->factor[lane] * sign * (float)sums[lane] + 0.0f;
+            }
         }
     }
 }
@@ -648,7 +648,7 @@ static int saw_decode(const struct kvf_codec_tensor *tensor, const struct kvf_co
     };
     memset(work->packed, 0, sizeof(work->packed)); /* lanes without a vector */
     for (row.row = 0; row.row < tensor->n_rows; row.row++) {
-        fill_flips(&row);
+        fill_row_signs(&row);
         if (row.centred) {
             const uint8_t *mean = strip + (size_t)row.row * tensor->group * sizeof(uint16_t);
             for (uint32_t i = 0; i < tensor->group; i++) {
