@@ -147,6 +147,11 @@ int kvf_ring_client_take(struct kvf_ring_client *ring, struct kvf_shm_cqe *cqe_o
     return KVF_OK;
 }
 
+bool kvf_ring_client_ready(const struct kvf_ring_client *ring)
+{
+    return load_acquire(&ring->indices->cq_tail) != ring->cq_head;
+}
+
 bool kvf_ring_client_sleep(struct kvf_ring_client *ring)
 {
     return say_sleeping(&ring->indices->client_sleeping, &ring->indices->cq_tail, ring->cq_head);

@@ -72,6 +72,9 @@ bool kvf_ring_client_publish(struct kvf_ring_client *ring);
 /* Copy the next completion. KVF_OK; KVF_EMPTY; KVF_ERR_PROTOCOL: impossible index. */
 int kvf_ring_client_take(struct kvf_ring_client *ring, struct kvf_shm_cqe *cqe_out);
 
+/* Is there a completion to take? A look without taking, for spinning. */
+bool kvf_ring_client_ready(const struct kvf_ring_client *ring);
+
 /* About to sleep: true if the ring is still empty, so sleeping is right; false: take first. */
 bool kvf_ring_client_sleep(struct kvf_ring_client *ring);
 
