@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * admit.c: which blocks go to a drive. The decision is made for chains, at their head, because a block is
- * of no use without the blocks before it: a block whose parent is not on (or on its way to) a drive is
- * never written. A head is written at first sight while the write budget's bucket is at least half full,
- * at second sight below that, and never when the bucket is empty.
+ * admit.c: which blocks go to a drive. The decision is made for chains, at their head, because a
+ * block is of no use without the blocks before it: a block whose parent is not on (or on its way
+ * to) a drive is never written. A head is written at first sight while the write budget's bucket is
+ * at least half full, at second sight below that, and never when the bucket is empty.
  *
- * Second sight is remembered in a table of 64-bit tags that overwrite each other: forgetting a head early
- * costs one more sight, and nothing else.
+ * Second sight is remembered in a table of 64-bit tags that overwrite each other: forgetting a head
+ * early costs one more sight, and nothing else.
  */
 #include "agent/core.h"
 

@@ -11,8 +11,9 @@
  *   namespace.c  names, tenants, quotas                      /
  *   answer.c     the admin thread's questions               /
  *
- * A flight is one record on its way: from staging into a slot (FILL), from a drive into a slot (LOAD), or
- * from a slot to a drive (WRITE). An op is one block of one request that has to wait for a flight.
+ * A flight is one record on its way: from staging into a slot (FILL), from a drive into a slot
+ * (LOAD), or from a slot to a drive (WRITE). An op is one block of one request that has to wait for
+ * a flight.
  *
  *   session -> request -> op -> flight -> entry -> slot, location
  */
@@ -34,6 +35,7 @@
 #include "tiers/tier_nvme.h"
 #include "tiers/work.h"
 #include "transport/proto.h"
+#include "transport/seqpacket.h"
 #include "transport/shm_ring.h"
 
 enum kvf_core_limits {
@@ -71,7 +73,7 @@ struct kvf_fd_source {
 
 struct kvf_listener {
     struct kvf_fd_source source;
-    int fd;
+    struct kvf_seqpacket_listener listener;
     uint16_t tenant;
     const struct kvf_config_socket *config;
 };
@@ -85,7 +87,6 @@ struct kvf_tenant {
 
 struct kvf_namespace {
     uint64_t id; /* 0: unused */
-    uint64_t epoch;
     uint16_t tenant;
     uint16_t shard_count;
     bool is_known; /* a client has attached; else only found on a drive */
@@ -136,13 +137,13 @@ struct kvf_request {
     uint32_t first_failed_index;
     bool is_started; /* all keys have been started */
     bool is_canceled;
-    bool run_ended; /* lookup: a key was not there */
+    bool run_ended;  /* lookup: a key was not there */
+    uint32_t cut_at; /* lookup: first chunk that is not in memory and not waited for */
     uint32_t run, ready, coming;
     uint32_t tail; /* 1 + index of the tail that extends the run, 0: none */
     uint64_t lease;
     uint8_t chain_key_id[32]; /* put: of the chunk before next_key */
     bool has_chain_key;
-    uint64_t stat_values[KVF_STAT_COUNT];
 };
 
 /* ----------------------------------------------------------------------------------------------
@@ -303,7 +304,7 @@ struct kvf_incomplete {
     uint8_t key_id[32];
 };
 
-struct kvf_purge; /* in answer.c */
+struct kvf_verify; /* in answer.c */
 
 /* ----------------------------------------------------------------------------------------------
  * The agent. Owner of everything: the reactor, but for what is marked otherwise.
@@ -378,10 +379,9 @@ struct kvf_agent {
 
     pthread_mutex_t control_lock; /* protects controls; nothing else is taken under it */
     struct kvf_control *controls[KVF_CONTROLS_MAX];
-    uint32_t n_controls;
-    struct kvf_control *verify; /* the running verify, one at a time */
-    uint32_t verify_inflight;
-    uint32_t verify_cursor;
+    _Atomic uint32_t n_controls;
+    bool is_closed;            /* under control_lock: no more questions */
+    struct kvf_verify *verify; /* the running verify, one at a time */
     struct kvf_control *purge; /* the running purge, one at a time */
     uint32_t purge_waiting;    /* drives that have not confirmed */
     int32_t purge_status;
@@ -413,6 +413,8 @@ void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener);
 void kvf_session_socket_ready(struct kvf_session *session, uint32_t events);
 /* Disconnect: give up leases, end requests. why: NULL for an ordinary hang-up. */
 void kvf_session_end(struct kvf_session *session, const char *why);
+/* End and free a session when no worker runs any more. */
+void kvf_session_destroy(struct kvf_session *session);
 /* A job that used the session's memory is over. */
 void kvf_session_job_done(struct kvf_session *session);
 void kvf_session_piece_added(struct kvf_agent *agent, uint32_t piece_id);
@@ -463,8 +465,9 @@ void kvf_request_start_get(struct kvf_request *request, const struct kvf_shm_key
 void kvf_request_start_lookup(struct kvf_request *request, const struct kvf_shm_key *key);
 void kvf_request_start_prefetch(struct kvf_request *request, const struct kvf_shm_key *key);
 void kvf_request_start_evict(struct kvf_request *request, const struct kvf_shm_key *key);
-/* A fill that a put waited for is over; the op is still linked. */
-void kvf_request_put_done(struct kvf_op *op, int status, struct kvf_entry *entry);
+/* A fill or write that a put waited for is over. True: the op waits for the write now; false: the
+ * block has been completed. */
+bool kvf_request_put_done(struct kvf_op *op, int status, struct kvf_entry *entry);
 /* lookup: all keys have been started, or what it waited for has ended. */
 void kvf_request_settle_lookup(struct kvf_request *request);
 
@@ -479,19 +482,25 @@ void kvf_request_block_hit(struct kvf_request *request, uint32_t index, uint8_t 
 /* Wait for a flight. KVF_OK; KVF_ERR_BUSY. */
 int kvf_request_wait(struct kvf_request *request, uint32_t index, enum kvf_op_want want,
                      uint8_t tier, struct kvf_flight *flight, struct kvf_op **op_out);
-/* place.c */
+/* place_open.c */
 int kvf_place_open(struct kvf_agent *agent);
+/* Wait for workers; nothing is completed any more. */
+void kvf_place_stop(struct kvf_agent *agent);
 void kvf_place_close(struct kvf_agent *agent);
+
+/* place.c */
 kvf_location kvf_place_slot(const struct kvf_agent *agent, const struct kvf_entry *entry);
 /* The flight of an entry that is FILLING or LOADING. */
 struct kvf_flight *kvf_place_flight(struct kvf_agent *agent, const struct kvf_entry *entry);
 /* The running or queued write of a READY entry, or NULL. */
 struct kvf_flight *kvf_place_writer(struct kvf_agent *agent, const struct kvf_entry *entry);
-/* The entry that speaks for a set: the set entry, or the only block. NULL: nothing of it is here. */
+/* The entry that speaks for a set: the set entry, or the only block. NULL: nothing of it is
+ * here. */
 struct kvf_entry *kvf_place_set(struct kvf_agent *agent, const uint8_t key_id[32],
                                 uint16_t shard_count);
 bool kvf_place_set_is_whole(const struct kvf_agent *agent, const struct kvf_entry *set);
-/* One more shard of a set is READY. KVF_OK; KVF_ERR_BUSY: the index has no room for the set's entry. */
+/* One more shard of a set is READY. KVF_OK; KVF_ERR_BUSY: the index has no room for the set's
+ * entry. */
 int kvf_place_set_add(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t shard_count);
 /* Forget the oldest set that is watched, if it is still incomplete. */
 void kvf_place_drop_incomplete(struct kvf_agent *agent);
@@ -501,8 +510,9 @@ void kvf_place_leave_drive(struct kvf_agent *agent, struct kvf_entry *entry, boo
 /* Forget a block and the set it belongs to, on all tiers. Leased memory stays until released. */
 void kvf_place_forget_set(struct kvf_agent *agent, struct kvf_entry *entry);
 void kvf_place_forget_block(struct kvf_agent *agent, struct kvf_entry *entry);
-/* Begin a put: reserve a slot, make the entry, copy on a worker. The record page in agent->page has been
- * judged and named. KVF_OK: *flight_out is on its way; KVF_ERR_BUSY, _TOO_LARGE, _REFUSED (quota). */
+/* Begin a put: reserve a slot, make the entry, copy on a worker. The record page in agent->page has
+ * been judged and named. KVF_OK: *flight_out is on its way; KVF_ERR_BUSY, _TOO_LARGE, _REFUSED
+ * (quota). */
 int kvf_place_fill(struct kvf_request *request, const struct kvf_shm_key *key,
                    const uint8_t key_id[32], struct kvf_flight **flight_out);
 /* Begin to bring a READY entry that is only on a drive into memory. KVF_OK; KVF_ERR_BUSY. */
@@ -527,8 +537,8 @@ struct kvf_tier_host kvf_place_drive_host(struct kvf_drive *drive);
 
 /* admit.c */
 void kvf_admit_init(struct kvf_drive *drive, uint64_t rate_bytes_s, uint64_t credit_bytes);
-/* Shall this READY block go to a drive, seen now (put or hit)? Writes it if so. has_parent: the chunk
- * before it, by key_id. */
+/* Shall this READY block go to a drive, seen now (put or hit)? Writes it if so. has_parent: the
+ * chunk before it, by key_id. */
 void kvf_admit_consider(struct kvf_agent *agent, struct kvf_entry *entry, bool has_parent,
                         const uint8_t parent_key_id[32]);
 void kvf_admit_spend(struct kvf_drive *drive, uint64_t bytes);
@@ -539,7 +549,7 @@ bool kvf_admit_allows_reinsertion(struct kvf_drive *drive);
 
 /* answer.c */
 void kvf_answer_poll(struct kvf_agent *agent);
-/* A load or check of the running verify is over. */
-void kvf_answer_verified(struct kvf_agent *agent, int status);
+/* Answer whatever is left at the end. The work queue must be closed: nothing runs any more. */
+void kvf_answer_fail_all(struct kvf_agent *agent);
 
 #endif /* KVF_AGENT_CORE_H */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * index.c: chained hash table over a fixed array of entries. Chains, and not open addressing, because an
- * entry's number is handed to the tiers and must not change while the block lives.
+ * index.c: chained hash table over a fixed array of entries. Chains, and not open addressing,
+ * because an entry's number is handed to the tiers and must not change while the block lives.
  */
 #include "agent/index.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * index.h: from block name to where the block is. One entry a block (key_id, shard), and one more a set
- * for sets of several shards. 60 bytes an entry and 4 a hash bucket, all reserved at open.
+ * index.h: from block name to where the block is. One entry a block (key_id, shard), and one more a
+ * set for sets of several shards. 60 bytes an entry and 4 a hash bucket, all reserved at open.
  *
  *   buckets   u32 [capacity]          first entry of each chain
  *   entries   60 bytes [capacity]     stable: their number is the cookie that tiers know
@@ -80,7 +80,8 @@ void kvf_index_close(struct kvf_index *index);
 struct kvf_entry *kvf_index_find(const struct kvf_index *index, const uint8_t key_id[32],
                                  uint32_t shard);
 
-/* A new entry, FILLING, without places. The name must not be in the index. NULL: the index is full. */
+/* A new entry, FILLING, without places. The name must not be in the index. NULL: the index is
+ * full. */
 struct kvf_entry *kvf_index_insert(struct kvf_index *index, const uint8_t key_id[32],
                                    uint32_t shard, uint32_t namespace_index);
 

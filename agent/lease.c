@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * lease.c: what a client holds. A lease pins slots; its truth is here, in private memory, and one word of
- * the ring segment tells the client whether it is still good. Whatever takes memory away from under a
- * lease first stores LOST there (lose), and only then unpins.
+ * lease.c: what a client holds. A lease pins slots; its truth is here, in private memory, and one
+ * word of the ring segment tells the client whether it is still good. Whatever takes memory away
+ * from under a lease first stores LOST there (lose), and only then unpins.
  */
 #include "agent/core.h"
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * namespace.c: namespaces and quotas. A namespace is everything that must be equal for two clients to read
- * each other's blocks: tenant, weights, adapter, geometry, shard count, codec, label. Its id is a keyed
- * hash over all of them, so that a block can never be found under another one.
+ * namespace.c: namespaces and quotas. A namespace is everything that must be equal for two clients
+ * to read each other's blocks: tenant, weights, adapter, geometry, shard count, codec, label. Its
+ * id is a keyed hash over all of them, so that a block can never be found under another one.
  */
 #include "agent/core.h"
 
@@ -32,10 +32,9 @@ uint64_t kvf_namespace_id(const struct kvf_agent *agent, uint16_t tenant,
     return id == 0 ? 1 : id;
 }
 
-/* The namespace with fewest ties to anything, for reuse of its place: no clients, no blocks. */
-static bool is_idle(const struct kvf_agent *agent, const struct kvf_namespace *ns)
+/* Its place may be reused. */
+static bool is_idle(const struct kvf_namespace *ns)
 {
-    (void)agent;
     return ns->clients == 0 && ns->blocks == 0;
 }
 
@@ -51,7 +50,7 @@ int kvf_namespace_get(struct kvf_agent *agent, uint64_t id, uint16_t shard_count
             *index_out = (uint16_t)i;
             return KVF_OK;
         }
-        if (place == NULL && (ns->id == 0 || is_idle(agent, ns))) {
+        if (place == NULL && (ns->id == 0 || is_idle(ns))) {
             place = ns;
         }
     }
@@ -61,11 +60,6 @@ int kvf_namespace_get(struct kvf_agent *agent, uint64_t id, uint16_t shard_count
     memset(place, 0, sizeof(*place));
     place->id = id;
     place->shard_count = shard_count;
-    for (uint32_t i = 0; i < agent->n_drives; i++) {
-        uint64_t epoch = kvf_nvme_namespace_epoch(agent->drives[i].store, id);
-
-        place->epoch = epoch > place->epoch ? epoch : place->epoch;
-    }
     *index_out = (uint16_t)(place - agent->namespaces);
     return KVF_OK;
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * place.c: records on their way: fills, loads and writes, their queues, and what becomes of an entry when
- * one of them ends. Who may be evicted and reclaimed is place_host.c; opening and recovery place_open.c.
+ * place.c: records on their way: fills, loads and writes, their queues, and what becomes of an
+ * entry when one of them ends. Who may be evicted and reclaimed is place_host.c; opening and
+ * recovery place_open.c.
  *
- *   put:  FILLING --copied, checksum fits--> READY in dram --admitted--> QUEUED --> STORED on a drive
+ *   put:  FILLING --copied, checksum fits--> READY in dram --admitted--> QUEUED --> STORED on a
+ * drive
  *   get:  READY on a drive --LOADING--> READY in dram and on the drive
  */
 #include "agent/core.h"
@@ -114,14 +116,16 @@ static void flight_settle(struct kvf_flight *flight, int status, struct kvf_entr
     }
 }
 
+/* The name under which the entry's drive keeps, or shall keep, the block. */
 static void name_of(const struct kvf_agent *agent, const struct kvf_entry *entry,
                     struct kvf_block_name *name_out)
 {
     const struct kvf_namespace *ns = &agent->namespaces[entry->namespace_index];
+    const struct kvf_tier *store = agent->drives[entry->drive].store;
 
     memcpy(name_out->key_id, entry->key_id, sizeof(name_out->key_id));
     name_out->namespace_id = ns->id;
-    name_out->namespace_epoch = ns->epoch;
+    name_out->namespace_epoch = kvf_nvme_namespace_epoch(store, ns->id);
     name_out->shard = (uint16_t)entry->shard;
     name_out->shard_count = ns->shard_count;
 }
@@ -755,7 +759,7 @@ uint64_t kvf_place_deadline_ns(const struct kvf_agent *agent)
 
 bool kvf_place_is_quiet(const struct kvf_agent *agent)
 {
-    return kvf_pool_taken_count(&agent->flights) == 0;
+    return kvf_pool_taken_count(&agent->flights) == 0 && agent->verify == NULL;
 }
 
 /* A bounded piece of the slot table a second: a time to live is kept to within a few seconds. */

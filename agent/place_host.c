@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * place_host.c: what the tiers ask the index: may this slot be taken, forget it, keep this record when its
- * segment is reused, and whom does this recovered record belong to.
+ * place_host.c: what the tiers ask the index: may this slot be taken, forget it, keep this record
+ * when its segment is reused, and whom does this recovered record belong to.
  */
 #include "agent/core.h"
 
@@ -174,7 +174,6 @@ static kvf_cookie recovered(void *ctx, const struct kvf_block_name *name, kvf_lo
     entry->record_bytes = (uint32_t)record_bytes & 0x7ffffffu;
     entry->is_crc_unknown = 1;
     kvf_entry_set_nvme(entry, location);
-    agent->namespaces[ns].epoch = name->namespace_epoch;
     agent->namespaces[ns].nvme_bytes += record_bytes;
     agent->metrics.nvme_recovered_blocks++;
     return kvf_index_cookie(&agent->index, entry);

@@ -341,11 +341,16 @@ int kvf_place_open(struct kvf_agent *agent)
     return status;
 }
 
-void kvf_place_close(struct kvf_agent *agent)
+void kvf_place_stop(struct kvf_agent *agent)
 {
     if (agent->work != NULL) {
         agent->work->ops->close(agent->work);
+        agent->work = NULL;
     }
+}
+
+void kvf_place_close(struct kvf_agent *agent)
+{
     for (uint32_t i = 0; i < KVF_DRIVES_MAX; i++) {
         struct kvf_drive *drive = &agent->drives[i];
         struct kvf_tier *tier = drive->tier != NULL ? drive->tier : drive->store;

@@ -1,0 +1,485 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * loop.c: the reactor. One thread, one poll set; open kvf_agent_run to see a turn of it.
+ */
+#include "agent/core.h"
+
+#include <errno.h>
+#include <grp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/fd.h"
+#include "base/hash.h"
+
+#define EVENTS_MAX     64
+#define SPIN_NS        (30 * KVF_NS_PER_US) /* look once more before sleeping: a wake-up costs more */
+#define SLEEP_NS_MAX   (100 * KVF_NS_PER_MS) /* timers need no more than this */
+#define DRAIN_GRACE_NS (200 * KVF_NS_PER_MS)
+
+/* ----------------------------------------------------------------------------------------------
+ * Waking and watching
+ */
+void kvf_agent_wake(void *ctx)
+{
+    struct kvf_agent *agent = ctx;
+    uint64_t one = 1;
+
+    /* sequentially consistent, as the reactor's store before its last look: one of us sees the
+     * other */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_exchange(&agent->is_sleeping, false)) {
+        ssize_t written = write(agent->waker_fd, &one, sizeof(one));
+
+        (void)written; /* full means that it is readable already */
+    }
+}
+
+int kvf_loop_add(struct kvf_agent *agent, int fd, uint32_t events, struct kvf_fd_source *source)
+{
+    struct epoll_event event = {.events = events, .data.ptr = source};
+
+    return epoll_ctl(agent->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0
+               ? KVF_OK
+               : kvf_status_from_errno(errno);
+}
+
+void kvf_loop_remove(struct kvf_agent *agent, int fd)
+{
+    (void)epoll_ctl(agent->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+}
+
+static void drain_waker(struct kvf_agent *agent)
+{
+    uint64_t count;
+    ssize_t got = read(agent->waker_fd, &count, sizeof(count)); /* our own, non-blocking */
+
+    (void)got;
+}
+
+static void dispatch(struct kvf_agent *agent, const struct epoll_event *event)
+{
+    struct kvf_fd_source *source = event->data.ptr;
+
+    switch ((enum kvf_source_kind)source->kind) {
+    case KVF_SOURCE_LISTENER:
+        for (int i = 0; i < KVF_ACCEPTS_A_TURN; i++) {
+            kvf_session_accept(agent, source->owner);
+        }
+        break;
+    case KVF_SOURCE_SESSION_SOCKET:
+        kvf_session_socket_ready(source->owner, event->events);
+        break;
+    case KVF_SOURCE_SESSION_EVENTFD:
+        break; /* never read: edges are enough, and all rings are looked at in any case */
+    case KVF_SOURCE_WAKER:
+        drain_waker(agent);
+        break;
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Parts of a turn
+ */
+
+/* One turn for each client, beginning where the last one ended. */
+static bool serve_rings(struct kvf_agent *agent)
+{
+    bool any = false;
+
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        uint32_t at = (agent->session_turn + i) % agent->sessions_capacity;
+        struct kvf_session *session = &agent->sessions[at];
+
+        if (session->state == KVF_SESSION_READY) {
+            any |= kvf_request_turn(session);
+        }
+    }
+    agent->session_turn = (agent->session_turn + 1) % agent->sessions_capacity;
+    return any;
+}
+
+static bool wake_clients(struct kvf_agent *agent)
+{
+    bool any = false;
+
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        if (agent->sessions[i].wants_wake) {
+            kvf_session_wake(&agent->sessions[i]);
+            any = true;
+        }
+    }
+    return any;
+}
+
+static void run_timers(struct kvf_agent *agent)
+{
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        struct kvf_session *session = &agent->sessions[i];
+
+        if (session->state == KVF_SESSION_READY &&
+            kvf_request_deadline_ns(session) <= agent->now_ns) {
+            kvf_request_expire(session);
+        }
+    }
+    if (agent->now_ns < agent->second_ns) {
+        return;
+    }
+    agent->second_ns = agent->now_ns + KVF_NS_PER_S / 2;
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        kvf_session_tick(&agent->sessions[i]);
+    }
+    kvf_place_tick(agent);
+}
+
+static uint64_t next_deadline_ns(struct kvf_agent *agent)
+{
+    uint64_t deadline_ns = agent->now_ns + SLEEP_NS_MAX;
+    uint64_t place_ns = kvf_place_deadline_ns(agent);
+
+    deadline_ns = place_ns < deadline_ns ? place_ns : deadline_ns;
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        const struct kvf_session *session = &agent->sessions[i];
+
+        if (session->state == KVF_SESSION_READY) {
+            uint64_t request_ns = kvf_request_deadline_ns(session);
+
+            deadline_ns = request_ns < deadline_ns ? request_ns : deadline_ns;
+        }
+    }
+    return deadline_ns;
+}
+
+/* Tell clients and workers that they have to wake us, then look once more. False: there is work. */
+static bool prepare_sleep(struct kvf_agent *agent)
+{
+    bool may_sleep = true;
+
+    atomic_store(&agent->is_sleeping, true);
+    atomic_thread_fence(memory_order_seq_cst);
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        struct kvf_session *session = &agent->sessions[i];
+
+        if (session->state == KVF_SESSION_READY) {
+            may_sleep &= kvf_ring_daemon_sleep(&session->ring);
+        }
+    }
+    if (kvf_place_poll(agent) || atomic_load(&agent->n_controls) > 0 ||
+        atomic_load(&agent->stop_asked) != agent->is_draining) {
+        may_sleep = false;
+    }
+    return may_sleep;
+}
+
+static void end_sleep(struct kvf_agent *agent)
+{
+    atomic_store(&agent->is_sleeping, false);
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        if (agent->sessions[i].state == KVF_SESSION_READY) {
+            kvf_ring_daemon_awake(&agent->sessions[i].ring);
+        }
+    }
+}
+
+/* Take descriptors that are ready; sleep first if nothing else is to be done. */
+static int wait_events(struct kvf_agent *agent, bool idle)
+{
+    struct epoll_event events[EVENTS_MAX];
+    uint64_t begin_ns = kvf_env_now_ns(&agent->env);
+    int timeout_ms = 0;
+    int n;
+
+    if (idle && prepare_sleep(agent)) {
+        uint64_t deadline_ns = next_deadline_ns(agent);
+
+        timeout_ms = deadline_ns <= begin_ns
+                         ? 0
+                         : (int)((deadline_ns - begin_ns + KVF_NS_PER_MS - 1) / KVF_NS_PER_MS);
+    }
+    n = epoll_wait(agent->epoll_fd, events, EVENTS_MAX, timeout_ms);
+    if (idle) {
+        end_sleep(agent);
+    }
+    agent->now_ns = kvf_env_now_ns(&agent->env);
+    *(timeout_ms > 0 ? &agent->metrics.loop_idle_ns
+                     : &agent->metrics.loop_busy_ns) += agent->now_ns - begin_ns;
+    if (n < 0 && errno != EINTR) {
+        kvf_log(KVF_LOG_ERROR, "poll set: %s", strerror(errno));
+        return KVF_ERR_INTERNAL;
+    }
+    for (int i = 0; i < n; i++) {
+        dispatch(agent, &events[i]);
+    }
+    return KVF_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Draining
+ */
+static void begin_drain(struct kvf_agent *agent)
+{
+    agent->is_draining = true;
+    agent->drain_deadline_ns = agent->now_ns + agent->config->drain_timeout * KVF_NS_PER_S;
+    atomic_store(&agent->is_ready, false);
+    kvf_log(KVF_LOG_INFO, "draining: %u clients, %llu MiB to write", agent->sessions_count,
+            (unsigned long long)(agent->writeback_bytes >> 20));
+    for (uint32_t i = 0; i < agent->n_listeners; i++) {
+        kvf_loop_remove(agent, agent->listeners[i].listener.fd);
+        kvf_seqpacket_listener_close(&agent->listeners[i].listener);
+    }
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        if (agent->sessions[i].state == KVF_SESSION_READY) {
+            kvf_session_say_bye(&agent->sessions[i], KVF_ERR_TIER_OFF);
+        }
+    }
+}
+
+/* Everything that can be kept is on its drive, and nobody waits for anything? */
+static bool is_drained(struct kvf_agent *agent)
+{
+    bool drained = kvf_place_is_quiet(agent);
+
+    for (uint32_t i = 0; drained && i < agent->n_drives; i++) {
+        struct kvf_tier *tier = agent->drives[i].tier;
+
+        drained = tier->ops->drained == NULL || tier->ops->drained(tier);
+    }
+    return drained;
+}
+
+/* True: run returns *status_out. */
+static bool drain_step(struct kvf_agent *agent, int *status_out)
+{
+    uint64_t began_ns = agent->drain_deadline_ns - agent->config->drain_timeout * KVF_NS_PER_S;
+    bool late = agent->now_ns >= agent->drain_deadline_ns;
+
+    if (!late && ((agent->sessions_count > 0 && agent->now_ns < began_ns + DRAIN_GRACE_NS) ||
+                  !is_drained(agent))) {
+        return false;
+    }
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        kvf_session_end(&agent->sessions[i], NULL); /* leases are published as lost in here */
+    }
+    *status_out = late && !is_drained(agent) ? KVF_ERR_TIMEOUT : KVF_OK;
+    return true;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * The reactor
+ */
+int kvf_agent_run(struct kvf_agent *agent)
+{
+    uint64_t busy_until_ns = 0;
+    int status = KVF_OK;
+
+    kvf_owner_bind(&agent->owner);
+    agent->now_ns = kvf_env_now_ns(&agent->env);
+    atomic_store(&agent->is_ready, true);
+    while (status == KVF_OK) {
+        bool idle = agent->now_ns >= busy_until_ns;
+        bool any;
+
+        /* descriptors first: a hang-up seen now keeps the next step from serving a dead client */
+        status = wait_events(agent, idle);
+        /* rings before tiers, so that what they start can complete in this very turn */
+        any = serve_rings(agent);
+        any |= kvf_place_poll(agent);
+        /* the admin's questions see a state between requests */
+        kvf_answer_poll(agent);
+        run_timers(agent);
+        /* completions of all steps go out together: one wake-up a client and turn */
+        any |= wake_clients(agent);
+        if (any) {
+            busy_until_ns = agent->now_ns + SPIN_NS;
+        }
+        if (atomic_load(&agent->stop_asked) && !agent->is_draining) {
+            begin_drain(agent);
+        }
+        if (agent->is_draining && status == KVF_OK && drain_step(agent, &status)) {
+            break;
+        }
+    }
+    atomic_store(&agent->is_ready, false);
+    return status;
+}
+
+void kvf_agent_stop(struct kvf_agent *agent)
+{
+    uint64_t one = 1;
+    ssize_t written;
+
+    atomic_store(&agent->stop_asked, true);
+    /* from a signal handler: always the system call, it interrupts a sleep that is just
+     * beginning */
+    written = write(agent->waker_fd, &one, sizeof(one));
+    (void)written;
+}
+
+bool kvf_agent_is_ready(const struct kvf_agent *agent)
+{
+    return atomic_load(&agent->is_ready);
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Birth and death
+ */
+static int open_listener(struct kvf_agent *agent, const struct kvf_config_socket *config,
+                         uint16_t tenant)
+{
+    struct kvf_listener *listener = &agent->listeners[agent->n_listeners];
+    struct kvf_seqpacket_listen_options options = {.path = config->path,
+                                                   .mode = (mode_t)config->mode};
+    char text[KVF_ERROR_TEXT_BYTES];
+    int status;
+
+    if (config->group[0] != '\0') {
+        const struct group *group = getgrnam(config->group);
+
+        if (group == NULL) {
+            kvf_log(KVF_LOG_ERROR, "sockets: group %s does not exist; create it or name another",
+                    config->group);
+            return KVF_ERR_CONFIG;
+        }
+        options.set_gid = 1;
+        options.gid = group->gr_gid;
+    }
+    status = kvf_seqpacket_listen(&options, &listener->listener, text, sizeof(text));
+    if (status != KVF_OK) {
+        kvf_log(KVF_LOG_ERROR, "%s", text);
+        return status;
+    }
+    listener->source.kind = KVF_SOURCE_LISTENER;
+    listener->source.owner = listener;
+    listener->tenant = tenant;
+    listener->config = config;
+    agent->n_listeners++;
+    kvf_log(KVF_LOG_INFO,
+            "listening on %s: all its clients are tenant %s and can read each "
+            "other's blocks",
+            config->path, config->tenant);
+    return kvf_loop_add(agent, listener->listener.fd, EPOLLIN, &listener->source);
+}
+
+/* Sockets that name the same tenant share it. */
+static void name_tenants(struct kvf_agent *agent, uint16_t tenant_of_socket[])
+{
+    for (uint32_t i = 0; i < agent->config->n_sockets; i++) {
+        const char *name = agent->config->sockets[i].tenant;
+        uint32_t t = 0;
+
+        while (t < agent->n_tenants && strcmp(agent->tenants[t].name, name) != 0) {
+            t++;
+        }
+        if (t == agent->n_tenants) {
+            agent->tenants[t].name = name;
+            agent->n_tenants++;
+        }
+        tenant_of_socket[i] = (uint16_t)t;
+    }
+}
+
+static void tenant_ids(struct kvf_agent *agent)
+{
+    for (uint32_t i = 0; i < agent->n_tenants; i++) {
+        struct kvf_hasher hasher;
+        uint8_t hash[KVF_HASH_BYTES];
+
+        kvf_hasher_init(&hasher, agent->id_key);
+        kvf_hash_field(&hasher, "kvferry tenant 1", 16);
+        kvf_hash_field(&hasher, agent->tenants[i].name, strlen(agent->tenants[i].name));
+        kvf_hasher_final(&hasher, hash);
+        memcpy(&agent->tenants[i].id, hash, sizeof(agent->tenants[i].id));
+    }
+}
+
+static int open_poll_set(struct kvf_agent *agent)
+{
+    agent->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    agent->waker_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    agent->reserve_fd = eventfd(0, EFD_CLOEXEC);
+    if (agent->epoll_fd < 0 || agent->waker_fd < 0 || agent->reserve_fd < 0) {
+        kvf_log(KVF_LOG_ERROR, "poll set: %s; raise the limit of open files", strerror(errno));
+        return KVF_ERR_NO_MEMORY;
+    }
+    agent->waker_source.kind = KVF_SOURCE_WAKER;
+    agent->waker_source.owner = agent;
+    return kvf_loop_add(agent, agent->waker_fd, EPOLLIN, &agent->waker_source);
+}
+
+int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_out)
+{
+    uint16_t tenant_of_socket[KVF_CONFIG_SOCKETS_MAX];
+    struct kvf_agent *agent = calloc(1, sizeof(*agent));
+    int status = KVF_ERR_NO_MEMORY;
+
+    if (agent == NULL) {
+        return status;
+    }
+    agent->epoll_fd = -1;
+    agent->waker_fd = -1;
+    agent->reserve_fd = -1;
+    agent->config = config;
+    agent->env = kvf_env_system();
+    agent->protocol_log.interval_ns = KVF_NS_PER_S;
+    agent->protocol_log.burst_count = 5;
+    (void)pthread_mutex_init(&agent->control_lock, NULL);
+    status = kvf_hash_init_library();
+    if (status != KVF_OK) {
+        goto fail;
+    }
+    agent->started_ns = kvf_env_now_ns(&agent->env);
+    agent->now_ns = agent->started_ns;
+    agent->incarnation = kvf_env_random_u64(&agent->env) | 1;
+    name_tenants(agent, tenant_of_socket);
+    status = open_poll_set(agent);
+    if (status == KVF_OK) {
+        status = kvf_place_open(agent);
+    }
+    if (status != KVF_OK) {
+        goto fail;
+    }
+    tenant_ids(agent);
+    agent->sessions_capacity = (uint32_t)config->clients_max;
+    agent->sessions = calloc(agent->sessions_capacity, sizeof(*agent->sessions));
+    if (agent->sessions == NULL) {
+        status = KVF_ERR_NO_MEMORY;
+        goto fail;
+    }
+    for (uint32_t i = 0; i < config->n_sockets; i++) {
+        status = open_listener(agent, &config->sockets[i], tenant_of_socket[i]);
+        if (status != KVF_OK) {
+            goto fail;
+        }
+    }
+    *agent_out = agent;
+    return KVF_OK;
+
+fail:
+    kvf_agent_destroy(agent);
+    return status;
+}
+
+void kvf_agent_destroy(struct kvf_agent *agent)
+{
+    if (agent == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < agent->n_listeners; i++) {
+        kvf_seqpacket_listener_close(&agent->listeners[i].listener);
+    }
+    kvf_place_stop(agent);
+    kvf_answer_fail_all(agent);
+    for (uint32_t i = 0; agent->sessions != NULL && i < agent->sessions_capacity; i++) {
+        kvf_session_destroy(&agent->sessions[i]);
+    }
+    kvf_place_close(agent);
+    free(agent->sessions);
+    kvf_fd_close(&agent->epoll_fd);
+    kvf_fd_close(&agent->waker_fd);
+    kvf_fd_close(&agent->reserve_fd);
+    (void)pthread_mutex_destroy(&agent->control_lock);
+    free(agent);
+}

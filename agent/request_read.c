@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * request_read.c: one key of a get, lookup, prefetch or evict.
+ */
+#include "agent/core.h"
+
+#include <string.h>
+
+static struct kvf_entry *find(struct kvf_session *session, const uint8_t key_id[32])
+{
+    return kvf_index_find(&session->agent->index, key_id, session->shard);
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Get
+ */
+
+/* On a drive: fetch it, unless that would take longer than the caller can wait. */
+static int get_from_drive(struct kvf_request *request, struct kvf_entry *entry)
+{
+    struct kvf_session *session = request->session;
+    struct kvf_agent *agent = session->agent;
+    struct kvf_flight *flight;
+    int status;
+
+    if (request->deadline_ns != UINT64_MAX &&
+        agent->now_ns + kvf_place_load_estimate_ns(agent, entry) > request->deadline_ns) {
+        agent->metrics.get_too_slow++;
+        return KVF_TOO_SLOW;
+    }
+    if (agent->ops.free_count == 0) {
+        return KVF_ERR_BUSY;
+    }
+    status = kvf_place_load(agent, entry, session->tenant, &flight);
+    if (status == KVF_OK) {
+        status = kvf_request_wait(request, request->next_key, KVF_WANT_LEASE, KVF_TIER_NVME, flight,
+                                  NULL);
+        assert(status == KVF_OK);
+    }
+    return status;
+}
+
+void kvf_request_start_get(struct kvf_request *request, const struct kvf_shm_key *key)
+{
+    struct kvf_session *session = request->session;
+    struct kvf_agent *agent = session->agent;
+    struct kvf_entry *entry;
+    uint8_t key_id[32];
+    uint8_t tier = KVF_TIER_NONE;
+    int status = KVF_MISS;
+
+    session->gets++;
+    kvf_request_key_id(session, key, key_id);
+    entry = find(session, key_id);
+    if (entry != NULL && kvf_entry_in_dram(entry)) {
+        kvf_admit_consider(agent, entry, request->has_chain_key, request->chain_key_id);
+        session->touched[session->n_touched++] = kvf_place_slot(agent, entry);
+        kvf_request_block_hit(request, request->next_key, KVF_TIER_DRAM, entry);
+        status = KVF_OK;
+    } else if (entry != NULL && entry->state == KVF_ENTRY_READY) {
+        tier = KVF_TIER_NVME;
+        status = get_from_drive(request, entry);
+    } else if (entry != NULL) {
+        tier = entry->state == KVF_ENTRY_LOADING ? KVF_TIER_NVME : KVF_TIER_DRAM;
+        status = kvf_request_wait(request, request->next_key, KVF_WANT_LEASE, tier,
+                                  kvf_place_flight(agent, entry), NULL);
+    }
+    if (status != KVF_OK) {
+        session->misses++;
+        agent->metrics.get_misses += status == KVF_MISS;
+        kvf_request_block(request, request->next_key, status, tier);
+    }
+    memcpy(request->chain_key_id, key_id, sizeof(request->chain_key_id));
+    request->has_chain_key = true;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Lookup
+ */
+
+/* Lease, count or fetch one shard of a chunk that is whole. False: the run ends here. */
+static bool lookup_block(struct kvf_request *request, struct kvf_entry *entry, uint32_t chunk)
+{
+    struct kvf_session *session = request->session;
+    struct kvf_agent *agent = session->agent;
+    bool fetch = (request->sqe.flags & KVF_SQE_PREFETCH) != 0 || request->sqe.budget_ms != 0;
+    struct kvf_flight *flight = NULL;
+
+    if (kvf_entry_in_dram(entry)) {
+        entry->is_hit = 1;
+        if (session->n_touched < KVF_REQUEST_KEYS_MAX) {
+            session->touched[session->n_touched++] = kvf_place_slot(agent, entry);
+        }
+        return request->lease == 0 ||
+               kvf_lease_add(session, request->lease, kvf_place_slot(agent, entry),
+                             entry->record_bytes, chunk) == KVF_OK;
+    }
+    if (fetch && agent->ops.free_count > 0) {
+        if (entry->state == KVF_ENTRY_LOADING) {
+            flight = kvf_place_flight(agent, entry);
+        } else {
+            (void)kvf_place_load(agent, entry, session->tenant, &flight);
+        }
+    }
+    if (flight == NULL ||
+        kvf_request_wait(request, chunk, KVF_WANT_LOADED, KVF_TIER_NVME, flight, NULL) != KVF_OK) {
+        request->cut_at = chunk < request->cut_at ? chunk : request->cut_at;
+    }
+    return true;
+}
+
+/* The chunk's whole set. False: not here, or not whole. */
+static bool lookup_chunk(struct kvf_request *request, const struct kvf_shm_key *key, uint32_t chunk)
+{
+    struct kvf_session *session = request->session;
+    struct kvf_agent *agent = session->agent;
+    uint8_t key_id[32];
+    struct kvf_entry *set;
+
+    kvf_request_key_id(session, key, key_id);
+    set = kvf_place_set(agent, key_id, session->shard_count);
+    if (set == NULL || !kvf_place_set_is_whole(agent, set)) {
+        return false;
+    }
+    for (uint32_t shard = 0; shard < session->shard_count; shard++) {
+        struct kvf_entry *entry = kvf_index_find(&agent->index, key_id, shard);
+
+        if (entry == NULL || entry->state == KVF_ENTRY_FILLING ||
+            !lookup_block(request, entry, chunk)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void kvf_request_start_lookup(struct kvf_request *request, const struct kvf_shm_key *key)
+{
+    uint32_t n_chunks = (uint32_t)request->sqe.n_keys - request->sqe.n_tails;
+    uint32_t index = request->next_key;
+
+    if (request->tail != 0 || request->run_ended) {
+        return; /* one tail may extend a run, and only one that is whole */
+    }
+    if (lookup_chunk(request, key, request->run)) {
+        request->tail = index >= n_chunks ? 1 + index - n_chunks : 0;
+        request->run++;
+        return;
+    }
+    if (request->lease != 0) {
+        kvf_lease_trim(request->session, request->lease, request->run);
+    }
+    request->run_ended = index < n_chunks;
+}
+
+void kvf_request_settle_lookup(struct kvf_request *request)
+{
+    struct kvf_session *session = request->session;
+    uint32_t n_chunks = (uint32_t)request->sqe.n_keys - request->sqe.n_tails;
+    bool fetch = (request->sqe.flags & KVF_SQE_PREFETCH) != 0 || request->sqe.budget_ms != 0;
+
+    if (request->run <= n_chunks) {
+        request->tail = 0; /* the tail, counted as one more chunk, was lost again */
+    }
+    request->ready = request->cut_at < request->run ? request->cut_at : request->run;
+    request->coming = fetch ? request->run - request->ready : 0;
+    session->agent->metrics.lookup_hit_chunks += request->run;
+    if (request->lease == 0) {
+        return;
+    }
+    kvf_lease_trim(session, request->lease, request->ready);
+    if (request->ready == 0 || request->is_canceled) {
+        (void)kvf_lease_end(session, request->lease);
+        request->lease = 0;
+        return;
+    }
+    kvf_lease_publish(session, request->lease);
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Prefetch and evict: whole sets
+ */
+void kvf_request_start_prefetch(struct kvf_request *request, const struct kvf_shm_key *key)
+{
+    struct kvf_session *session = request->session;
+    struct kvf_agent *agent = session->agent;
+    int status = KVF_MISS;
+    uint8_t key_id[32];
+
+    kvf_request_key_id(session, key, key_id);
+    for (uint32_t shard = 0; shard < session->shard_count; shard++) {
+        struct kvf_entry *entry = kvf_index_find(&agent->index, key_id, shard);
+        struct kvf_flight *flight;
+
+        if (session->shard != KVF_SHARD_NONE && shard != session->shard) {
+            continue; /* a rank fetches what it will read, a scheduler for all of them */
+        }
+        if (entry == NULL) {
+            status = KVF_MISS;
+            break;
+        }
+        if (kvf_entry_in_dram(entry)) {
+            status = status == KVF_MISS ? KVF_OK : status;
+            continue;
+        }
+        status = KVF_COMING;
+        if (entry->state == KVF_ENTRY_READY &&
+            kvf_place_load(agent, entry, session->tenant, &flight) != KVF_OK) {
+            status = KVF_ERR_BUSY;
+            break;
+        }
+    }
+    kvf_request_block(request, request->next_key, status, KVF_TIER_NONE);
+}
+
+void kvf_request_start_evict(struct kvf_request *request, const struct kvf_shm_key *key)
+{
+    struct kvf_session *session = request->session;
+    struct kvf_agent *agent = session->agent;
+    struct kvf_entry *entry = NULL;
+    uint8_t key_id[32];
+
+    kvf_request_key_id(session, key, key_id);
+    for (uint32_t shard = 0; entry == NULL && shard < session->shard_count; shard++) {
+        entry = kvf_index_find(&agent->index, key_id, shard);
+    }
+    if (entry != NULL) {
+        agent->metrics.purged_blocks++;
+        kvf_place_forget_set(agent, entry);
+    }
+    kvf_request_block(request, request->next_key, entry != NULL ? KVF_OK : KVF_MISS, KVF_TIER_NONE);
+}

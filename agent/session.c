@@ -1,0 +1,660 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * session.c: one attached client, from accept to the last byte of its memory. The order of the
+ * handshake is in transport/proto_wire.h; what the client may read is decided by the socket it came
+ * through.
+ */
+#include "agent/core.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/fd.h"
+#include "transport/segment.h"
+#include "transport/seqpacket.h"
+
+#define HELLO_TIMEOUT_NS (5 * KVF_NS_PER_S)
+
+/* ----------------------------------------------------------------------------------------------
+ * Messages
+ */
+static void send_welcome_refusal(int fd, int status, const char *text)
+{
+    struct kvf_wire_welcome welcome = {0};
+
+    kvf_proto_head_init(&welcome.head, KVF_WIRE_WELCOME);
+    welcome.status = status;
+    (void)snprintf(welcome.text, sizeof(welcome.text), "%s", text);
+    (void)kvf_seqpacket_send(fd, &welcome, sizeof(welcome), NULL, 0);
+}
+
+static void refuse(struct kvf_session *session, int status, const char *text)
+{
+    kvf_log(KVF_LOG_WARNING, "client %s (pid %d) refused: %s", session->name, session->pid, text);
+    session->agent->metrics.attach_refused++;
+    send_welcome_refusal(session->fd, status, text);
+    kvf_session_end(session, NULL);
+}
+
+static int send_piece(struct kvf_session *session, uint32_t piece_id)
+{
+    struct kvf_wire_piece message = {0};
+    struct kvf_dram_piece piece;
+
+    if (kvf_dram_piece_get(session->agent->dram_store, piece_id, &piece) != KVF_OK) {
+        return KVF_OK;
+    }
+    kvf_proto_head_init(&message.head, KVF_WIRE_PIECE);
+    message.piece = piece.id;
+    message.bytes = piece.bytes;
+    return kvf_seqpacket_send(session->fd, &message, sizeof(message), &piece.fd, 1);
+}
+
+static int send_note(struct kvf_session *session, enum kvf_wire_type type, int status)
+{
+    struct kvf_wire_note note = {0};
+
+    kvf_proto_head_init(&note.head, type);
+    note.status = status;
+    note.connection_id = session->connection_id;
+    return kvf_seqpacket_send(session->fd, &note, sizeof(note), NULL, 0);
+}
+
+static bool knows_pieces(const struct kvf_session *session)
+{
+    return session->state == KVF_SESSION_MAPPING || session->state == KVF_SESSION_READY;
+}
+
+void kvf_session_piece_added(struct kvf_agent *agent, uint32_t piece_id)
+{
+    struct kvf_dram_piece piece;
+
+    if (agent->sessions == NULL ||
+        kvf_dram_piece_get(agent->dram_store, piece_id, &piece) != KVF_OK) {
+        return;
+    }
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        struct kvf_session *session = &agent->sessions[i];
+
+        if (knows_pieces(session) && session->tenant == piece.tenant &&
+            send_piece(session, piece_id) != KVF_OK) {
+            kvf_session_end(session, "does not read its socket");
+        }
+    }
+}
+
+void kvf_session_piece_dropped(struct kvf_agent *agent, uint32_t piece_id)
+{
+    struct kvf_wire_piece message = {0};
+    struct kvf_dram_piece piece;
+
+    if (agent->sessions == NULL ||
+        kvf_dram_piece_get(agent->dram_store, piece_id, &piece) != KVF_OK) {
+        return;
+    }
+    kvf_proto_head_init(&message.head, KVF_WIRE_PIECE_DROP);
+    message.piece = piece_id;
+    message.bytes = piece.bytes;
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        struct kvf_session *session = &agent->sessions[i];
+
+        if (knows_pieces(session) && session->tenant == piece.tenant &&
+            kvf_seqpacket_send(session->fd, &message, sizeof(message), NULL, 0) != KVF_OK) {
+            kvf_session_end(session, "does not read its socket");
+        }
+    }
+}
+
+void kvf_session_say_bye(struct kvf_session *session, int status)
+{
+    session->is_draining = true;
+    (void)send_note(session, KVF_WIRE_BYE, status);
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Accept
+ */
+static struct kvf_session *free_session(struct kvf_agent *agent)
+{
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        if (agent->sessions[i].state == KVF_SESSION_FREE) {
+            return &agent->sessions[i];
+        }
+    }
+    return NULL;
+}
+
+static void peer_of(struct kvf_session *session)
+{
+    struct ucred peer = {0};
+    socklen_t bytes = sizeof(peer);
+
+    if (getsockopt(session->fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0) {
+        session->pid = peer.pid;
+        session->uid = peer.uid;
+    }
+}
+
+void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener)
+{
+    struct kvf_session *session;
+    int fd;
+    int status = kvf_seqpacket_accept(&listener->listener, &fd);
+
+    if (status == KVF_ERR_BUSY && agent->reserve_fd >= 0) {
+        /* out of descriptors: give one up to tell the client, or it would wait for ever */
+        kvf_fd_close(&agent->reserve_fd);
+        if (kvf_seqpacket_accept(&listener->listener, &fd) == KVF_OK) {
+            send_welcome_refusal(fd, KVF_ERR_BUSY, "the daemon has no file descriptors left");
+            kvf_fd_close(&fd);
+        }
+        agent->reserve_fd = eventfd(0, EFD_CLOEXEC);
+        return;
+    }
+    if (status != KVF_OK) {
+        return;
+    }
+    session = agent->is_draining ? NULL : free_session(agent);
+    if (session == NULL) {
+        send_welcome_refusal(fd, KVF_ERR_BUSY,
+                             agent->is_draining ? "the daemon is stopping"
+                                                : "clients.max clients are attached");
+        kvf_fd_close(&fd);
+        agent->metrics.attach_refused++;
+        return;
+    }
+    memset(session, 0, sizeof(*session));
+    session->agent = agent;
+    session->state = KVF_SESSION_HELLO;
+    session->fd = fd;
+    session->eventfd = -1;
+    session->ring_fd = -1;
+    session->staging_fd = -1;
+    session->tenant = listener->tenant;
+    session->namespace_index = KVF_INDEX_NAMESPACES_MAX;
+    session->lease_oldest = KVF_INDEX_NONE;
+    session->lease_newest = KVF_INDEX_NONE;
+    session->connection_id = ++agent->next_connection_id;
+    session->hello_deadline_ns = agent->now_ns + HELLO_TIMEOUT_NS;
+    session->socket_source.kind = KVF_SOURCE_SESSION_SOCKET;
+    session->socket_source.owner = session;
+    session->eventfd_source.kind = KVF_SOURCE_SESSION_EVENTFD;
+    session->eventfd_source.owner = session;
+    (void)snprintf(session->name, sizeof(session->name), "unnamed");
+    peer_of(session);
+    agent->sessions_count++;
+    if (kvf_loop_add(agent, fd, EPOLLIN | EPOLLRDHUP, &session->socket_source) != KVF_OK) {
+        kvf_session_end(session, "cannot be watched");
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * HELLO
+ */
+
+/* The profile that the client gets: what it asked for, or "exact" where a lossy one is not
+ * allowed. */
+static int choose_profile(struct kvf_session *session, char *text, size_t bytes)
+{
+    const struct kvf_wire_hello *hello = &session->hello;
+    const struct kvf_config *config = session->agent->config;
+    struct kvf_geometry geometry = {.struct_bytes = sizeof(geometry),
+                                    .kind = hello->geometry.kind,
+                                    .dtype = hello->geometry.dtype,
+                                    .rope_state = hello->geometry.rope_state,
+                                    .layout_tag = hello->geometry.layout_tag,
+                                    .n_layers = hello->geometry.n_layers,
+                                    .n_heads = hello->geometry.n_heads,
+                                    .dim_k = hello->geometry.dim_k,
+                                    .dim_v = hello->geometry.dim_v,
+                                    .chunk_tokens = hello->geometry.chunk_tokens,
+                                    .sink_tokens = hello->geometry.sink_tokens};
+    bool opaque = geometry.kind == KVF_KIND_BYTES;
+    const char *profile = hello->profile;
+    int status = kvf_codec_plan_init(&session->plan, opaque ? NULL : &geometry, profile);
+
+    if (status == KVF_OK && !session->plan.lossless &&
+        !(config->allow_uncalibrated && (hello->flags & KVF_ATTACH_ALLOW_UNCALIBRATED) != 0)) {
+        (void)snprintf(text, bytes,
+                       "profile %s has not passed calibration for this model, \"exact\" is used; "
+                       "allow it by allow_uncalibrated: true and the attach flag",
+                       profile);
+        profile = "exact";
+        status = kvf_codec_plan_init(&session->plan, &geometry, profile);
+    }
+    if (status == KVF_ERR_TOO_LARGE) {
+        (void)snprintf(text, bytes,
+                       "a block of %u tokens can exceed 64 MiB; chunk_tokens of %u would fit",
+                       geometry.chunk_tokens, kvf_codec_fitting_tokens(&geometry, profile));
+    } else if (status != KVF_OK) {
+        (void)snprintf(text, bytes, "profile \"%s\" does not work for this geometry: %s", profile,
+                       kvf_status_text(status));
+    } else if (profile == hello->profile && session->plan.profile_fp != hello->profile_fp) {
+        (void)snprintf(text, bytes,
+                       "client and daemon disagree about profile \"%s\"; use the same release",
+                       profile);
+        status = KVF_ERR_MISMATCH;
+    }
+    (void)snprintf(session->profile, sizeof(session->profile), "%s", profile);
+    return status;
+}
+
+static uint32_t power_of_two(uint64_t value, uint32_t max)
+{
+    uint32_t power = 64;
+
+    while (power < value && power < max) {
+        power *= 2;
+    }
+    return power;
+}
+
+/* Sizes of its memory, charged against staging.total. */
+static int choose_sizes(struct kvf_session *session, char *text, size_t bytes)
+{
+    struct kvf_agent *agent = session->agent;
+    const struct kvf_config *config = agent->config;
+    const struct kvf_wire_hello *hello = &session->hello;
+    uint64_t record = session->plan.record_bytes_max;
+    uint64_t asked = hello->ring_entries == 0 ? 1024 : hello->ring_entries;
+    uint32_t max = power_of_two(config->clients_ring_entries, 16384);
+    uint32_t sq = power_of_two(asked, max);
+    uint64_t staging = hello->staging_bytes == 0 ? config->staging_client : hello->staging_bytes;
+
+    if (!kvf_dram_fits(agent->dram_store, record)) {
+        (void)snprintf(text, bytes,
+                       "a block can have %llu bytes, more than the arena can hold (%llu); use "
+                       "fewer chunk_tokens, or raise dram.bytes",
+                       (unsigned long long)record,
+                       (unsigned long long)kvf_dram_record_bytes_max(agent->dram_store));
+        return KVF_ERR_TOO_LARGE;
+    }
+    if (session->plan.profile->opaque) {
+        record = 2 * KVF_RECORD_PAGE_BYTES; /* clients of bytes know what they put */
+    }
+    staging = staging < 2 * record ? 2 * record : staging;
+    staging = (staging + 4095) & ~UINT64_C(4095);
+    if (kvf_shm_layout_init(&session->layout, sq, 2 * sq,
+                            4 * sq < KVF_SHM_KEY_ENTRIES_MIN ? KVF_SHM_KEY_ENTRIES_MIN : 4 * sq,
+                            2 * sq) != KVF_OK) {
+        (void)snprintf(text, bytes, "ring_entries %u is out of range", hello->ring_entries);
+        return KVF_ERR_INVALID;
+    }
+    session->layout.connection_id = session->connection_id;
+    session->layout.incarnation = agent->incarnation;
+    session->ring_bytes = session->layout.segment_bytes;
+    session->staging_bytes = staging;
+    session->credits = session->layout.cq_entries;
+    session->charged_bytes = staging + session->ring_bytes;
+    if (agent->staging_used_bytes + session->charged_bytes > config->staging_total) {
+        (void)snprintf(text, bytes,
+                       "staging.total is used up: %llu of %llu MiB, %llu more asked; retry, ask "
+                       "for less, or raise it",
+                       (unsigned long long)(agent->staging_used_bytes >> 20),
+                       (unsigned long long)(config->staging_total >> 20),
+                       (unsigned long long)(session->charged_bytes >> 20));
+        session->charged_bytes = 0;
+        return KVF_ERR_BUSY;
+    }
+    agent->staging_used_bytes += session->charged_bytes;
+    return KVF_OK;
+}
+
+static int join_namespace(struct kvf_session *session, char *text, size_t bytes)
+{
+    struct kvf_agent *agent = session->agent;
+    const struct kvf_wire_hello *hello = &session->hello;
+    uint64_t sizes[KVF_CODEC_FIXED_SIZES_MAX];
+    struct kvf_namespace *ns;
+    uint16_t index;
+    uint32_t n_sizes;
+
+    if (kvf_namespace_get(agent, kvf_namespace_id(agent, session->tenant, hello, &session->plan),
+                          session->shard_count, &index) != KVF_OK) {
+        (void)snprintf(text, bytes, "%d namespaces are in use; purge one of them",
+                       KVF_INDEX_NAMESPACES_MAX);
+        return KVF_ERR_BUSY;
+    }
+    session->namespace_index = index;
+    ns = &agent->namespaces[index];
+    ns->tenant = session->tenant;
+    ns->is_known = true;
+    ns->is_lossless = session->plan.lossless;
+    ns->clients++;
+    memcpy(ns->label, hello->label, sizeof(ns->label));
+    memcpy(ns->profile, session->profile, sizeof(ns->profile));
+    n_sizes = kvf_codec_plan_fixed_sizes(&session->plan, sizes);
+    for (uint32_t i = 0; i < n_sizes; i++) {
+        /* a full table only costs the unused part of an octave slot */
+        (void)kvf_dram_register_format(agent->dram_store, sizes[i]);
+    }
+    return KVF_OK;
+}
+
+/* On a worker: memory objects, populated and mapped, and the tables beside them. */
+static void prepare_run(struct kvf_work *work)
+{
+    struct kvf_session *session = work->owner;
+    struct kvf_memfd memfd;
+    char text[KVF_ERROR_TEXT_BYTES];
+    void *base;
+    int status = kvf_memfd_create("kvferry-ring", session->ring_bytes, KVF_HUGEPAGES_OFF, &memfd);
+
+    if (status == KVF_OK) {
+        session->ring_fd = memfd.fd;
+        status = kvf_segment_map(memfd.fd, session->ring_bytes, true, &session->ring_map, text,
+                                 sizeof(text));
+    }
+    if (status == KVF_OK) {
+        memcpy(session->ring_map, &session->layout, sizeof(session->layout));
+        status = kvf_memfd_create("kvferry-staging", session->staging_bytes, KVF_HUGEPAGES_OFF,
+                                  &memfd);
+    }
+    if (status == KVF_OK) {
+        session->staging_fd = memfd.fd;
+        status = kvf_segment_map(memfd.fd, session->staging_bytes, true, &base, text, sizeof(text));
+    }
+    if (status == KVF_OK) {
+        session->staging_map = base;
+        session->keys = calloc(KVF_SHM_REQUEST_ENTRIES_MAX, sizeof(*session->keys));
+        session->touched = calloc(KVF_REQUEST_KEYS_MAX, sizeof(*session->touched));
+        session->eventfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        status = kvf_lease_table_init(session, session->layout.lease_entries);
+        if (session->keys == NULL || session->touched == NULL || session->eventfd < 0) {
+            status = KVF_ERR_NO_MEMORY;
+        }
+    }
+    session->work_status = status;
+}
+
+static void prepare_done(struct kvf_work *work);
+
+static void hello_received(struct kvf_session *session)
+{
+    struct kvf_agent *agent = session->agent;
+    const struct kvf_wire_hello *hello = &session->hello;
+    char text[KVF_WIRE_TEXT_BYTES] = "";
+    int status;
+
+    memcpy(session->name, hello->client_name, sizeof(session->name));
+    session->shard = hello->shard;
+    session->shard_count = hello->shard_count == 0 ? 1 : hello->shard_count;
+    status = kvf_proto_version_choose(hello->version_min, hello->version_max, &session->version);
+    if (status != KVF_OK) {
+        (void)snprintf(
+            text, sizeof(text), "the client speaks protocol %u to %u, this daemon %u to %u",
+            hello->version_min, hello->version_max, KVF_WIRE_VERSION_MIN, KVF_WIRE_VERSION_MAX);
+    }
+    if (status == KVF_OK) {
+        status = choose_profile(session, text, sizeof(text));
+    }
+    if (status == KVF_OK) {
+        status = choose_sizes(session, text, sizeof(text));
+    }
+    if (status == KVF_OK) {
+        status = join_namespace(session, text, sizeof(text));
+    }
+    if (status == KVF_OK) {
+        session->work.owner = session;
+        session->work.run = prepare_run;
+        session->work.done = prepare_done;
+        status = agent->work->ops->submit(agent->work, &session->work);
+    }
+    if (status != KVF_OK) {
+        refuse(session, status, text[0] != '\0' ? text : kvf_status_text(status));
+        return;
+    }
+    if (text[0] != '\0') {
+        kvf_log(KVF_LOG_WARNING, "client %s: %s", session->name, text);
+    }
+    session->jobs++;
+    session->state = KVF_SESSION_PREPARING;
+}
+
+static int send_welcome(struct kvf_session *session)
+{
+    struct kvf_agent *agent = session->agent;
+    struct kvf_wire_welcome welcome = {0};
+    int fds[3] = {session->ring_fd, session->staging_fd, session->eventfd};
+    int status;
+
+    kvf_proto_head_init(&welcome.head, KVF_WIRE_WELCOME);
+    welcome.status = KVF_OK;
+    welcome.version = session->version;
+    welcome.lossless = session->plan.lossless;
+    welcome.incarnation = agent->incarnation;
+    welcome.connection_id = session->connection_id;
+    welcome.namespace_id = agent->namespaces[session->namespace_index].id;
+    welcome.ring_bytes = session->ring_bytes;
+    welcome.staging_bytes = session->staging_bytes;
+    welcome.arena_bytes = agent->arena_bytes;
+    welcome.profile_fp = session->plan.profile_fp;
+    welcome.credits = session->credits;
+    memcpy(welcome.profile, session->profile, sizeof(welcome.profile));
+    for (uint32_t piece = kvf_dram_piece_next(agent->dram_store, session->tenant, 0); piece != 0;
+         piece = kvf_dram_piece_next(agent->dram_store, session->tenant, piece)) {
+        welcome.n_pieces++;
+    }
+    status = kvf_seqpacket_send(session->fd, &welcome, sizeof(welcome), fds, 3);
+    for (uint32_t piece = kvf_dram_piece_next(agent->dram_store, session->tenant, 0);
+         status == KVF_OK && piece != 0;
+         piece = kvf_dram_piece_next(agent->dram_store, session->tenant, piece)) {
+        status = send_piece(session, piece);
+    }
+    return status;
+}
+
+static void prepare_done(struct kvf_work *work)
+{
+    struct kvf_session *session = work->owner;
+
+    if (session->state == KVF_SESSION_DEAD) {
+        kvf_session_job_done(session);
+        return;
+    }
+    session->jobs--;
+    if (session->work_status != KVF_OK) {
+        refuse(session, session->work_status, "no memory for rings and staging");
+        return;
+    }
+    kvf_ring_daemon_init(&session->ring, session->ring_map, &session->layout);
+    session->state = KVF_SESSION_MAPPING;
+    session->hello_deadline_ns = session->agent->now_ns + HELLO_TIMEOUT_NS;
+    if (send_welcome(session) != KVF_OK) {
+        kvf_session_end(session, "does not read its socket");
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * MAPPED and after
+ */
+static void mapped_received(struct kvf_session *session)
+{
+    struct kvf_agent *agent = session->agent;
+    int status;
+
+    /* From here on nobody can map these writable again, truncate them or punch holes. */
+    status = kvf_memfd_seal(session->ring_fd, KVF_SEGMENT_SEALS);
+    if (status == KVF_OK) {
+        status = kvf_memfd_seal(session->staging_fd, KVF_SEGMENT_SEALS);
+    }
+    if (status == KVF_OK) {
+        status = kvf_loop_add(agent, session->eventfd, EPOLLIN | EPOLLET, &session->eventfd_source);
+    }
+    if (status == KVF_OK) {
+        status = send_note(session, KVF_WIRE_READY, KVF_OK);
+    }
+    if (status != KVF_OK) {
+        kvf_session_end(session, "its memory cannot be sealed");
+        return;
+    }
+    session->state = KVF_SESSION_READY;
+    session->attached_ns = agent->now_ns;
+    agent->metrics.attaches++;
+    kvf_log(KVF_LOG_INFO, "client %s (pid %d, tenant %s, profile %s) attached as %llu",
+            session->name, session->pid, agent->tenants[session->tenant].name, session->profile,
+            (unsigned long long)session->connection_id);
+}
+
+static bool message_received(struct kvf_session *session, const union kvf_proto_message *message)
+{
+    switch (message->head.type) {
+    case KVF_WIRE_HELLO:
+        if (session->state != KVF_SESSION_HELLO) {
+            return false;
+        }
+        session->hello = message->hello;
+        hello_received(session);
+        return true;
+    case KVF_WIRE_MAPPED:
+        if (session->state != KVF_SESSION_MAPPING ||
+            message->note.connection_id != session->connection_id) {
+            return false;
+        }
+        mapped_received(session);
+        return true;
+    case KVF_WIRE_BYE:
+        kvf_session_end(session, NULL);
+        return true;
+    default:
+        return false;
+    }
+}
+
+void kvf_session_socket_ready(struct kvf_session *session, uint32_t events)
+{
+    union kvf_proto_message message;
+    struct kvf_seqpacket_message received;
+    uint8_t data[KVF_WIRE_MESSAGE_BYTES_MAX];
+    const char *why = "unexpected message";
+    int status;
+
+    (void)
+        events; /* a hang-up shows as the end of the stream below, after what was sent before it */
+    while (session->state != KVF_SESSION_FREE && session->state != KVF_SESSION_DEAD) {
+        status = kvf_seqpacket_recv(session->fd, data, sizeof(data), &received);
+        if (status == KVF_EMPTY) {
+            return;
+        }
+        if (status != KVF_OK) {
+            kvf_session_end(session, status == KVF_ERR_DISCONNECTED ? NULL : "malformed message");
+            return;
+        }
+        status = kvf_proto_decode(KVF_PROTO_CLIENT, data, received.bytes, received.n_fds, &message,
+                                  &why);
+        kvf_seqpacket_message_close(&received); /* clients have no descriptors to give */
+        if (status == KVF_ERR_VERSION) {
+            refuse(session, KVF_ERR_VERSION,
+                   "no protocol version in common; use client and daemon of neighbouring releases");
+            return;
+        }
+        if (status != KVF_OK || !message_received(session, &message)) {
+            kvf_session_end(session, why);
+            return;
+        }
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * The end
+ */
+static void free_memory(struct kvf_session *session)
+{
+    struct kvf_agent *agent = session->agent;
+
+    kvf_segment_unmap(session->ring_map, session->ring_bytes);
+    kvf_segment_unmap(session->staging_map, session->staging_bytes);
+    kvf_fd_close(&session->ring_fd);
+    kvf_fd_close(&session->staging_fd);
+    kvf_fd_close(&session->eventfd);
+    kvf_lease_table_fini(session);
+    free(session->keys);
+    free(session->touched);
+    agent->staging_used_bytes -= session->charged_bytes;
+    if (session->namespace_index < KVF_INDEX_NAMESPACES_MAX) {
+        agent->namespaces[session->namespace_index].clients--;
+    }
+    agent->sessions_count--;
+    session->state = KVF_SESSION_FREE;
+}
+
+void kvf_session_end(struct kvf_session *session, const char *why)
+{
+    struct kvf_agent *agent = session->agent;
+    uint64_t suppressed;
+
+    if (session->state == KVF_SESSION_FREE || session->state == KVF_SESSION_DEAD) {
+        return;
+    }
+    if (why != NULL) {
+        agent->metrics.protocol_errors++;
+        if (kvf_log_limit_allow(&agent->protocol_log, agent->now_ns, &suppressed)) {
+            kvf_log(KVF_LOG_WARNING, "client %s (pid %d) disconnected: %s (%llu more like this)",
+                    session->name, session->pid, why, (unsigned long long)suppressed);
+        }
+    }
+    agent->metrics.disconnects += session->state == KVF_SESSION_READY;
+    kvf_loop_remove(agent, session->fd);
+    kvf_request_drop_all(session);
+    if (session->state == KVF_SESSION_READY) {
+        kvf_loop_remove(agent, session->eventfd);
+        kvf_lease_lose_all(session); /* it may still read: a broken client is not a dead one */
+        kvf_lease_end_all(session);
+    }
+    kvf_fd_close(&session->fd);
+    session->wants_wake = false;
+    session->active = NULL;
+    session->state = KVF_SESSION_DEAD;
+    if (session->jobs == 0) {
+        free_memory(session);
+    }
+}
+
+void kvf_session_destroy(struct kvf_session *session)
+{
+    if (session->state == KVF_SESSION_FREE) {
+        return;
+    }
+    kvf_session_end(session, NULL);
+    if (session->state == KVF_SESSION_DEAD) {
+        free_memory(session); /* its jobs have run, but nobody will say so */
+    }
+}
+
+void kvf_session_job_done(struct kvf_session *session)
+{
+    assert(session->jobs > 0);
+    session->jobs--;
+    if (session->state == KVF_SESSION_DEAD && session->jobs == 0) {
+        free_memory(session);
+    }
+}
+
+void kvf_session_wake(struct kvf_session *session)
+{
+    session->wants_wake = false;
+    if (session->state == KVF_SESSION_READY && kvf_ring_daemon_publish(&session->ring)) {
+        kvf_seqpacket_wake(session->fd);
+    }
+}
+
+void kvf_session_tick(struct kvf_session *session)
+{
+    struct kvf_agent *agent = session->agent;
+
+    if (session->state == KVF_SESSION_READY) {
+        kvf_ring_daemon_beat(&session->ring);
+        if (kvf_lease_oldest_age_ns(session) > agent->config->lease_max_age * KVF_NS_PER_S) {
+            kvf_session_end(session, "held a lease longer than lease.max_age");
+        }
+    } else if (session->state != KVF_SESSION_FREE && session->state != KVF_SESSION_DEAD &&
+               session->state != KVF_SESSION_PREPARING &&
+               agent->now_ns > session->hello_deadline_ns) {
+        kvf_session_end(session, "did not finish the handshake in time");
+    }
+}
