@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_fixture.h: KV pages, records and inputs for codec tests.
+ */
+#ifndef KVF_TESTS_CODEC_FIXTURE_H
+#define KVF_TESTS_CODEC_FIXTURE_H
+
+#include "base/random.h"
+#include "codec/codec.h"
+
+/* KV of one chunk in pages of page_tokens: [layer][K or V] apart, each [token][head][dim]. */
+struct fixture_kv {
+    struct kvf_geometry geometry;
+    uint32_t n_tokens;
+    size_t k_bytes; /* of one layer */
+    size_t v_bytes;
+    uint8_t *memory;
+    size_t memory_bytes;
+    void *k_layers[KVF_LAYERS_MAX];
+    void *v_layers[KVF_LAYERS_MAX];
+    struct kvf_kv_view view;
+};
+
+/* A geometry with these fields; the rest is set to something ordinary. */
+struct kvf_geometry fixture_geometry(int dtype, uint32_t n_layers, uint32_t n_heads, uint32_t dim_k,
+                                     uint32_t dim_v, uint32_t chunk_tokens);
+
+/* Zeroed pages for n_tokens. */
+void fixture_kv_init(struct fixture_kv *kv, const struct kvf_geometry *geometry, uint32_t n_tokens);
+void fixture_kv_fini(struct fixture_kv *kv);
+
+/* The address of one vector of K (is_v 0) or V. */
+uint8_t *fixture_kv_vector(const struct fixture_kv *kv, int is_v, uint32_t layer, uint32_t head,
+                           uint32_t token);
+
+/* A plan with the memory that its calls need. */
+struct fixture_codec {
+    struct kvf_codec_plan plan;
+    struct kvf_record_page *page; /* the payload follows */
+    uint8_t *payload;
+    size_t payload_capacity;
+    size_t record_bytes; /* of the last encode */
+    void *workspace;
+};
+
+/* Asserts that the plan can be made. */
+void fixture_codec_init(struct fixture_codec *codec, const struct kvf_geometry *geometry,
+                        const char *profile);
+void fixture_codec_fini(struct fixture_codec *codec);
+
+/* Encode; asserts KVF_OK and that the record passes every check. */
+void fixture_encode(struct fixture_codec *codec, const struct fixture_kv *kv, uint32_t token_start);
+
+/* Decode the whole record; asserts KVF_OK. */
+void fixture_decode(struct fixture_codec *codec, struct fixture_kv *kv);
+
+/* An element to and from fp32, by the conversions of codec_fp.h. */
+float fixture_load(int dtype, const uint8_t *vector, uint32_t i);
+void fixture_store(int dtype, uint8_t *vector, uint32_t i, float value);
+
+/* Uniform in [0, 1), and standard normal as the sum of 12 uniform values (variance 1, tails at 6): no
+ * library function, the same on every machine. */
+float fixture_uniform(struct kvf_random_seeded *random);
+float fixture_normal_like(struct kvf_random_seeded *random);
+
+/* Standard normal by Box and Muller, for tests of distortion. */
+float fixture_normal(struct kvf_random_seeded *random);
+
+/* Random bits in every byte. */
+void fixture_fill_bits(struct fixture_kv *kv, struct kvf_random_seeded *random);
+
+/* Standard normal in every element. */
+void fixture_fill_normal(struct fixture_kv *kv, struct kvf_random_seeded *random);
+
+/* What breaks codecs, kind by kind over the vectors: exponents over 24 binades, zeros of both signs,
+ * constants, subnormals, one channel 300 times the others, values on the midpoints of a 4-bit and an
+ * 8-bit grid, and, 1 in 32, a NaN or an infinity. */
+void fixture_fill_hard(struct fixture_kv *kv, struct kvf_random_seeded *random);
+
+/* Squared error and signal of decoded against original, for K or V. */
+double fixture_distortion(const struct fixture_kv *original, const struct fixture_kv *decoded,
+                          int is_v, uint32_t token_first);
+
+#endif /* KVF_TESTS_CODEC_FIXTURE_H */
