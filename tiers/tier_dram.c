@@ -52,17 +52,19 @@ static int plan_make(const struct kvf_dram_config *config, struct dram_plan *pla
                  KVF_DRAM_TENANTS_MAX);
         return KVF_ERR_INVALID;
     }
+    piece_bytes = piece_bytes < config->arena_bytes ? piece_bytes : config->arena_bytes;
     if (config->n_tenants > 1 && piece_bytes > config->arena_bytes / (2u * config->n_tenants)) {
         piece_bytes = config->arena_bytes / (2u * config->n_tenants);
     }
     area_bytes = area_bytes < piece_bytes ? area_bytes : piece_bytes / unit_bytes * unit_bytes;
-    if (area_bytes == 0 || config->arena_bytes < area_bytes) {
-        snprintf(why_out, why_bytes,
-                 "an arena of %llu MiB for %u tenants in pieces of %llu MiB: each tenant needs two "
-                 "areas of at least %llu MiB",
-                 (unsigned long long)(config->arena_bytes >> 20), config->n_tenants,
-                 (unsigned long long)(config->piece_bytes >> 20),
-                 (unsigned long long)(unit_bytes >> 20));
+    if (area_bytes == 0) {
+        snprintf(
+            why_out, why_bytes,
+            "an arena of %llu MiB, %u tenant(s), pieces of %llu MiB: each tenant needs two areas "
+            "of at least %llu MiB",
+            (unsigned long long)(config->arena_bytes >> 20), config->n_tenants,
+            (unsigned long long)(config->piece_bytes >> 20),
+            (unsigned long long)(unit_bytes >> 20));
         return KVF_ERR_INVALID;
     }
     while (config->arena_bytes / area_bytes < DRAM_AREAS_MIN && area_bytes / 2 >= unit_bytes) {
@@ -158,6 +160,7 @@ int kvf_dram_open(const struct kvf_dram_config *config, struct kvf_tier **tier_o
     dram->plan = plan;
     dram->population_retry_ns = UINT64_MAX;
     dram->drain_retry_ns = UINT64_MAX;
+    dram->n_claims = 1; /* 0 in a run: no claim found it in use */
     dram->population_log = (struct kvf_log_limit){.interval_ns = 60 * KVF_NS_PER_S,
                                                   .burst_count = 1};
     dram->pieces = calloc(plan.n_pieces, sizeof(*dram->pieces));

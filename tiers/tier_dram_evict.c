@@ -175,7 +175,8 @@ static bool area_age(const struct dram_tier *dram, uint32_t area_index, uint16_t
     }
     head = &dram->areas[area->head];
     *age_out = stamp - head->stamp;
-    return head->n_held == 0 && !head->is_draining && head->class_index != class_index;
+    return head->n_held == 0 && !head->is_draining && head->class_index != class_index &&
+           head->refused_by != dram->n_claims;
 }
 
 struct window {
@@ -257,7 +258,7 @@ bool dram_wants_areas(struct dram_tier *dram, uint16_t tenant, uint16_t class_in
 }
 
 /* Would the host let go of the runs in this window? Looks at a portion; the rest is asked when its
- * turn comes. A run that is in use counts as just used, so that another window is found next. */
+ * turn comes. A run that is in use counts as just used, and this claim does not ask it again. */
 static bool window_is_evictable(struct dram_tier *dram, const struct window *window)
 {
     uint32_t budget = KVF_DRAM_DRAIN_MAX;
@@ -278,6 +279,7 @@ static bool window_is_evictable(struct dram_tier *dram, const struct window *win
             budget--;
             if (!may_evict(dram, first_slot + slot)) {
                 head->stamp = dram_stamp(dram);
+                head->refused_by = dram->n_claims;
                 return false;
             }
         }
@@ -313,6 +315,7 @@ bool dram_claim_areas(struct dram_tier *dram, uint16_t tenant, uint16_t class_in
     if (claim->is_active) {
         return false;
     }
+    dram->n_claims++;
     for (int attempt = 0; attempt < CLAIM_TRIES; attempt++) {
         struct window window = find_window(dram, tenant, class_index);
 

@@ -80,6 +80,7 @@ struct dram_area {
     uint32_t free_first;
     uint32_t next, previous; /* partial list */
     uint32_t stamp;          /* of the last use of any slot */
+    uint32_t refused_by;     /* number of the claim that found it in use */
     uint64_t stored_bytes;
 };
 
@@ -165,6 +166,7 @@ struct dram_tier {
     uint64_t reservation_bytes;
 
     struct dram_drain claim, handover;
+    uint32_t n_claims; /* attempts, for refused_by */
     struct dram_population population;
     uint64_t population_retry_ns; /* UINT64_MAX: nothing to wait for */
     uint64_t drain_retry_ns;

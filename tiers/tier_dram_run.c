@@ -145,6 +145,7 @@ void dram_run_make(struct dram_tier *dram, uint32_t first_area, uint32_t n_areas
     head->n_held = 0;
     head->free_first = DRAM_NONE;
     head->stamp = dram_stamp(dram);
+    head->refused_by = 0;
     head->stored_bytes = 0;
     head->is_draining = false;
     dram_pool_of(dram, head)->n_runs++;
