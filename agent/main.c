@@ -57,7 +57,8 @@ struct arguments {
     unsigned n_sets;
 };
 
-/* --- arguments --------------------------------------------------------------------------------- */
+/* --- arguments
+ * --------------------------------------------------------------------------------- */
 
 static int usage_error(const char *text)
 {
@@ -102,7 +103,7 @@ static int print_and_end(int option)
         kvf_usage_print_help(stdout);
         return EXIT_DONE;
     case OPTION_VERSION:
-        printf("kvferryd %s\n", kvf_version());
+        printf("kvferryd %s\n", KVF_AGENT_VERSION);
         return EXIT_DONE;
     case OPTION_PRINT_OPTIONS:
         kvf_usage_print_options(stdout);
@@ -179,7 +180,8 @@ static int parse_arguments(int argc, char **argv, struct arguments *arguments)
     return -1;
 }
 
-/* --- configuration ----------------------------------------------------------------------------- */
+/* --- configuration
+ * ----------------------------------------------------------------------------- */
 
 static int load_config(const struct arguments *arguments, struct kvf_config *config,
                        struct kvf_config_error *error)
@@ -220,7 +222,8 @@ static int check_config(struct kvf_config *config, bool print, struct kvf_config
     return kvf_check_memory(config, &check, &memory, print, error);
 }
 
-/* --- signals ----------------------------------------------------------------------------------- */
+/* --- signals
+ * ----------------------------------------------------------------------------------- */
 
 /* What the handler needs. Set before the handler is; the agent once it exists. */
 static struct kvf_agent *_Atomic signal_agent;
@@ -253,7 +256,8 @@ static void install_signals(void)
     sigaction(SIGPIPE, &ignore, NULL);
 }
 
-/* --- serving ----------------------------------------------------------------------------------- */
+/* --- serving
+ * ----------------------------------------------------------------------------------- */
 
 static void raise_descriptor_limit(const struct kvf_config *config)
 {
@@ -322,7 +326,7 @@ static int serve(const struct kvf_config *config)
     kvf_notify_init();
     install_signals();
     raise_descriptor_limit(config);
-    kvf_log(KVF_LOG_INFO, "kvferryd %s starts, pid %ld", kvf_version(), (long)getpid());
+    kvf_log(KVF_LOG_INFO, "kvferryd %s starts, pid %ld", KVF_AGENT_VERSION, (long)getpid());
     status = kvf_agent_create(config, &agent);
     if (status != KVF_OK) {
         code = exit_code_of_start(status);

@@ -7,6 +7,16 @@
 
 #include <stdio.h>
 
+#include "kvferry.h"
+
+#define KVF_USAGE_TEXT_(x) #x
+#define KVF_USAGE_TEXT(x)  KVF_USAGE_TEXT_(x)
+
+/* "0.1.0", of this daemon. */
+#define KVF_AGENT_VERSION                                                                          \
+    KVF_USAGE_TEXT(KVF_VERSION_MAJOR)                                                              \
+    "." KVF_USAGE_TEXT(KVF_VERSION_MINOR) "." KVF_USAGE_TEXT(KVF_VERSION_PATCH)
+
 /* What --help prints. */
 void kvf_usage_print_help(FILE *out);
 

@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kvferry.c: the kvferry command: arguments, help and dispatch. The tables below are what --help
+ * prints; a subcommand accepts the options that its row names and no others.
+ */
+#include <curl/curl.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <sodium.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/parse.h"
+#include "client/cli.h"
+
+#define SOCKET_DEFAULT "/run/kvferry/kvferryd.sock"
+
+struct option_row {
+    char letter;
+    const char *name;
+    const char *argument; /* NULL: it takes none */
+    const char *text;
+};
+
+static const struct option_row option_rows[] = {
+    {'s', "socket", "PATH", "the daemon's client socket ($KVFERRY_SOCKET, or " SOCKET_DEFAULT ")"},
+    {'a', "admin-socket", "PATH", "its admin socket (the client socket with .admin appended)"},
+    {'o', "output", "text|json", "how to print; text may change, json only grows"},
+    {'h', "help", NULL, "print this"},
+    {'k', "key", "HEX", "key of 16 to 64 bytes in hexadecimal"},
+    {'t', "key-text", "TEXT", "key made of a text: its BLAKE2b-256 (b2sum -l 256)"},
+    {'l', "label", "LABEL", "label of the namespace (empty)"},
+    {'n', "namespace", "NAME", "a namespace by its id, or by its label if only one has it"},
+    {'D', "durable", NULL, "wait until the block is on a drive"},
+    {'W', "no-write", NULL, "never write the block to a drive"},
+    {'T', "ttl", "TIME", "forget the block after this time (30s, 5min; no limit)"},
+    {'b', "budget", "TIME", "give up after this time (500ms, 10s)"},
+    {'c', "count", "N", "how many"},
+    {'z', "size", "SIZE", "bytes of a block (1MiB)"},
+    {'d', "depth", "N", "requests in flight (8)"},
+    {'K', "keep", NULL, "leave the blocks in the daemon"},
+};
+#define OPTION_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
+
+struct command {
+    const char *name;
+    const char *arguments;
+    const char *options; /* letters of option_rows; s, a, o and h go without saying */
+    bool takes_file;
+    int (*run)(const struct cli *cli);
+    const char *summary;
+    const char *details;
+};
+
+static const struct command commands[] = {
+    {"ping", "", "c", false, cli_ping, "measure round trips to the daemon",
+     "Attaches and sends --count (1000) empty requests through the rings and the daemon's loop."},
+    {"stat", "", "", false, cli_stat, "show tiers, counters and latencies",
+     "Latencies are upper edges of power-of-two buckets, since the daemon's start."},
+    {"put", "[FILE]", "ktlDWTb", true, cli_put, "store a file or standard input as one block",
+     "Stores up to 64 MiB as they are (profile bytes) under a key. Says \"stored\", \"durable\" or "
+     "\"exists\";\nanother payload under a key that is there is refused, the first one stands."},
+    {"get", "[FILE]", "ktlb", true, cli_get, "fetch a block to a file or standard output",
+     "Copies the block, gives the lease back, checks the checksum, and only then writes. A block "
+     "that is\nnot there: prints \"miss\" and exits with 1."},
+    {"ls", "", "nc", false, cli_ls, "list namespaces, or the blocks of one",
+     "Without --namespace the namespaces; with it up to --count (all) blocks, one a line; with -o "
+     "json one\nobject a line."},
+    {"verify", "", "", false, cli_verify, "read every block and check it",
+     "Exits with 1 if a block was bad. Bad blocks are dropped."},
+    {"evict", "", "ktln", false, cli_evict, "forget a block, or the blocks of a namespace",
+     "A key with its label, or a namespace. After a crash evicted blocks may come back from a "
+     "drive; use\npurge to forget for good."},
+    {"purge", "", "n", false, cli_purge, "forget a namespace for good",
+     "Returns when the purge itself is on stable storage: no block stored before comes back."},
+    {"clients", "", "", false, cli_clients, "list attached clients", "One a line."},
+    {"bench", "", "czdDWK", false, cli_bench, "measure puts and gets beside a memcpy",
+     "Puts --count (256) blocks of --size with --depth in flight, gets them back, and copies the "
+     "same bytes\nby memcpy on one core. The blocks are evicted at the end."},
+};
+#define COMMANDS (sizeof(commands) / sizeof(commands[0]))
+
+/* --- shared helpers ---------------------------------------------------------------------------- */
+
+int cli_fail(enum cli_exit code, const char *fmt, ...)
+{
+    va_list args;
+
+    fputs("kvferry: ", stderr);
+    va_start(args, fmt);
+    vfprintf(stderr, fmt, args);
+    va_end(args);
+    fputc('\n', stderr);
+    return code;
+}
+
+int cli_fail_status(const struct cli *cli, const char *what, int status)
+{
+    if (status == KVF_ERR_NO_DAEMON) {
+        return cli_fail(CLI_NO_DAEMON, "no daemon listens at %s; start kvferryd, or give --socket",
+                        cli->socket);
+    }
+    return cli_fail(CLI_FAILED, "%s: %s: %s", what, kvf_status_name(status),
+                    kvf_status_text(status));
+}
+
+void cli_print_json(json_t *json)
+{
+    char *text = json != NULL ? json_dumps(json, JSON_COMPACT) : NULL;
+
+    printf("%s\n", text != NULL ? text : "{}");
+    free(text);
+    json_decref(json);
+}
+
+const char *cli_bytes_text(uint64_t bytes, char *out, size_t out_bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    double value = (double)bytes;
+    unsigned unit = 0;
+
+    while (value >= 1024 && unit + 1 < sizeof(units) / sizeof(units[0])) {
+        value /= 1024;
+        unit++;
+    }
+    snprintf(out, out_bytes, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+    return out;
+}
+
+/* --- help -------------------------------------------------------------------------------------- */
+
+static void print_help(void)
+{
+    printf("usage: kvferry COMMAND [OPTION]...\n\n"
+           "Asks a kvferryd on this machine.\n\ncommands:\n");
+    for (size_t i = 0; i < COMMANDS; i++) {
+        printf("    %-10s %s\n", commands[i].name, commands[i].summary);
+    }
+    printf("\nkvferry COMMAND --help says more. Options of all commands:\n");
+    for (size_t i = 0; i < OPTION_ROWS && option_rows[i].letter != 'k'; i++) {
+        printf("    --%-12s %-10s %s\n", option_rows[i].name,
+               option_rows[i].argument != NULL ? option_rows[i].argument : "", option_rows[i].text);
+    }
+    printf("    --%-12s %-10s %s\n", "version", "", "print the version");
+    printf("\nexit codes: 0 ok, 1 failed or miss, 2 usage, 3 no daemon\n");
+}
+
+static bool accepts(const struct command *command, char letter)
+{
+    return strchr("saoh", letter) != NULL || strchr(command->options, letter) != NULL;
+}
+
+static void print_command_help(const struct command *command)
+{
+    printf("usage: kvferry %s [OPTION]...%s%s\n\n%s.\n%s\n\noptions:\n", command->name,
+           command->arguments[0] != '\0' ? " " : "", command->arguments, command->summary,
+           command->details);
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
+        if (accepts(command, option_rows[i].letter)) {
+            printf("    --%-12s %-10s %s\n", option_rows[i].name,
+                   option_rows[i].argument != NULL ? option_rows[i].argument : "",
+                   option_rows[i].text);
+        }
+    }
+    printf("\nexit codes: 0 ok, 1 failed%s, 2 usage, 3 no daemon\n",
+           strcmp(command->name, "get") == 0 ? " or miss" : "");
+}
+
+/* --- arguments --------------------------------------------------------------------------------- */
+
+static int parse_key(struct cli *cli, const char *hex)
+{
+    size_t digits = strlen(hex);
+
+    if (digits % 2 != 0 || digits < 2 * KVF_KEY_BYTES_MIN || digits > 2 * KVF_KEY_BYTES_MAX ||
+        strspn(hex, "0123456789abcdefABCDEF") != digits) {
+        return cli_fail(CLI_USAGE, "--key: 32 to 128 hexadecimal digits, an even number of them");
+    }
+    for (size_t i = 0; i < digits / 2; i++) {
+        char pair[3] = {hex[2 * i], hex[2 * i + 1], '\0'};
+
+        cli->key_bytes[i] = (uint8_t)strtoul(pair, NULL, 16);
+    }
+    cli->key = (struct kvf_key){.data = cli->key_bytes, .bytes = digits / 2};
+    return CLI_OK;
+}
+
+static int parse_key_text(struct cli *cli, const char *text)
+{
+    if (crypto_generichash(cli->key_bytes, 32, (const unsigned char *)text, strlen(text), NULL,
+                           0) != 0) {
+        return cli_fail(CLI_FAILED, "libsodium does not hash");
+    }
+    cli->key = (struct kvf_key){.data = cli->key_bytes, .bytes = 32};
+    return CLI_OK;
+}
+
+/* A whole number from 1 to most. */
+static int parse_count(const char *name, const char *text, uint64_t most, uint64_t *value_out)
+{
+    char detail[256];
+
+    if (kvf_parse_u64(text, value_out, detail, sizeof(detail)) != KVF_OK || *value_out == 0 ||
+        *value_out > most) {
+        return cli_fail(CLI_USAGE, "--%s: a whole number from 1 to %" PRIu64, name, most);
+    }
+    return CLI_OK;
+}
+
+/* A time of at least unit_ns, in that unit. */
+static int parse_time(const char *name, const char *text, uint64_t unit_ns, uint32_t *value_out)
+{
+    char detail[256];
+    uint64_t ns;
+
+    if (kvf_parse_duration(text, &ns, detail, sizeof(detail)) != KVF_OK) {
+        return cli_fail(CLI_USAGE, "--%s: %s", name, detail);
+    }
+    if (ns < unit_ns || ns / unit_ns > UINT32_MAX) {
+        return cli_fail(CLI_USAGE, "--%s: '%s' is too short or too long", name, text);
+    }
+    *value_out = (uint32_t)(ns / unit_ns);
+    return CLI_OK;
+}
+
+static int take_number(struct cli *cli, char letter, const char *text)
+{
+    char detail[256];
+    uint64_t depth = 0;
+    int code;
+
+    switch (letter) {
+    case 'T':
+        return parse_time("ttl", text, KVF_NS_PER_S, &cli->ttl_s);
+    case 'b':
+        return parse_time("budget", text, KVF_NS_PER_MS, &cli->budget_ms);
+    case 'c':
+        return parse_count("count", text, 100000000, &cli->count);
+    case 'd':
+        code = parse_count("depth", text, UINT32_MAX, &depth);
+        cli->depth = (uint32_t)depth;
+        return code;
+    default:
+        if (kvf_parse_size(text, &cli->size_bytes, detail, sizeof(detail)) != KVF_OK) {
+            return cli_fail(CLI_USAGE, "--size: %s", detail);
+        }
+        return cli->size_bytes != 0 ? CLI_OK : cli_fail(CLI_USAGE, "--size: at least 8");
+    }
+}
+
+static int take_option(struct cli *cli, char letter, const char *argument)
+{
+    switch (letter) {
+    case 's':
+        cli->socket = argument;
+        return CLI_OK;
+    case 'a':
+        if (strlen(argument) >= sizeof(cli->admin_socket)) {
+            return cli_fail(CLI_USAGE, "--admin-socket: longer than 107 characters");
+        }
+        snprintf(cli->admin_socket, sizeof(cli->admin_socket), "%s", argument);
+        return CLI_OK;
+    case 'o':
+        cli->is_json = strcmp(argument, "json") == 0;
+        if (!cli->is_json && strcmp(argument, "text") != 0) {
+            return cli_fail(CLI_USAGE, "--output: '%s' is neither text nor json", argument);
+        }
+        return CLI_OK;
+    case 'k':
+        return parse_key(cli, argument);
+    case 't':
+        return parse_key_text(cli, argument);
+    case 'l':
+        cli->label = argument;
+        return CLI_OK;
+    case 'n':
+        cli->namespace_name = argument;
+        return CLI_OK;
+    case 'D':
+        cli->is_durable = true;
+        return CLI_OK;
+    case 'W':
+        cli->is_no_write = true;
+        return CLI_OK;
+    case 'K':
+        cli->is_kept = true;
+        return CLI_OK;
+    default:
+        return take_number(cli, letter, argument);
+    }
+}
+
+/* Long names of this command's options, for getopt. */
+static void fill_long_options(const struct command *command, struct option *out)
+{
+    for (size_t i = 0; i < OPTION_ROWS; i++) {
+        if (accepts(command, option_rows[i].letter)) {
+            *out++ = (struct option){
+                .name = option_rows[i].name,
+                .has_arg = option_rows[i].argument != NULL ? required_argument : no_argument,
+                .val = option_rows[i].letter,
+            };
+        }
+    }
+    *out = (struct option){0};
+}
+
+static int finish_arguments(struct cli *cli, const struct command *command, int argc, char **argv)
+{
+    int length;
+
+    if (optind < argc && command->takes_file) {
+        cli->file = argv[optind++];
+    }
+    if (optind < argc) {
+        return cli_fail(CLI_USAGE, "%s: '%s' is one argument too many; see kvferry %s --help",
+                        command->name, argv[optind], command->name);
+    }
+    if (cli->socket == NULL) {
+        cli->socket = getenv("KVFERRY_SOCKET");
+    }
+    if (cli->socket == NULL) {
+        cli->socket = SOCKET_DEFAULT;
+    }
+    if (cli->admin_socket[0] == '\0') {
+        length = snprintf(cli->admin_socket, sizeof(cli->admin_socket), "%s.admin", cli->socket);
+        if (length < 0 || (size_t)length >= sizeof(cli->admin_socket)) {
+            return cli_fail(CLI_USAGE, "--socket: longer than 101 characters; give --admin-socket");
+        }
+    }
+    return CLI_OK;
+}
+
+static int run_command(const struct command *command, int argc, char **argv)
+{
+    struct option long_options[OPTION_ROWS + 1];
+    struct cli cli = {.label = ""};
+    int letter;
+    int code;
+
+    fill_long_options(command, long_options);
+    while ((letter = getopt_long(argc, argv, "o:h", long_options, NULL)) != -1) {
+        if (letter == 'h') {
+            print_command_help(command);
+            return CLI_OK;
+        }
+        if (letter == '?') {
+            return cli_fail(CLI_USAGE, "see kvferry %s --help", command->name);
+        }
+        code = take_option(&cli, (char)letter, optarg);
+        if (code != CLI_OK) {
+            return code;
+        }
+    }
+    code = finish_arguments(&cli, command, argc, argv);
+    return code == CLI_OK ? command->run(&cli) : code;
+}
+
+int main(int argc, char **argv)
+{
+    int code = CLI_USAGE;
+
+    if (argc < 2) {
+        return cli_fail(CLI_USAGE, "a command is missing; see kvferry --help");
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
+        print_help();
+        return CLI_OK;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("kvferry %s\n", kvf_version());
+        return CLI_OK;
+    }
+    for (size_t i = 0; i < COMMANDS; i++) {
+        if (strcmp(commands[i].name, argv[1]) == 0) {
+            if (sodium_init() < 0 || curl_global_init(CURL_GLOBAL_NOTHING) != 0) {
+                return cli_fail(CLI_FAILED, "libsodium or libcurl does not start");
+            }
+            code = run_command(&commands[i], argc - 1, argv + 1);
+            curl_global_cleanup();
+            return fflush(stdout) == 0 ? code : CLI_FAILED;
+        }
+    }
+    return cli_fail(CLI_USAGE, "no command '%s'; see kvferry --help", argv[1]);
+}
