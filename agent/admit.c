@@ -103,24 +103,24 @@ static bool head_is_admitted(struct kvf_drive *drive, const struct kvf_entry *en
     return again && bucket->tokens_bytes > 0;
 }
 
-static bool is_admitted(struct kvf_agent *agent, const struct kvf_entry *entry, bool has_parent,
-                        const uint8_t parent_key_id[32], uint32_t *drive_out)
+/* The drive for a block of this chain. False: none now. */
+static bool choose_drive(struct kvf_agent *agent, const struct kvf_entry *entry, bool has_parent,
+                         const uint8_t parent_key_id[32], uint32_t *drive_out)
 {
     const struct kvf_entry *parent;
     uint32_t word;
 
-    if (!has_parent && entry->is_head) {
+    if (!has_parent) {
+        /* a reader that begins in the middle of a chain does not say what is before */
+        if (!entry->is_head) {
+            return false;
+        }
         memcpy(&word, entry->key_id + 16, sizeof(word));
         *drive_out = word % agent->n_drives;
         return head_is_admitted(&agent->drives[*drive_out], entry);
     }
-    /* A reader that begins in the middle of a chain does not know what is before: as good as open
-     * only if it is the writer's word. */
-    if (!has_parent) {
-        return false;
-    }
     parent = kvf_index_find(&agent->index, parent_key_id, entry->shard);
-    if (parent == NULL || parent->nvme == KVF_NVME_NONE) {
+    if (parent == NULL || (parent->nvme == KVF_NVME_NONE && !parent->is_admitted)) {
         return false;
     }
     *drive_out = parent->drive; /* a chain lives and dies with one drive */
@@ -128,20 +128,38 @@ static bool is_admitted(struct kvf_agent *agent, const struct kvf_entry *entry, 
            agent->drives[parent->drive].bucket.tokens_bytes > 0;
 }
 
+void kvf_admit_decide(struct kvf_agent *agent, struct kvf_entry *entry, bool has_parent,
+                      const uint8_t parent_key_id[32])
+{
+    uint32_t drive = 0;
+
+    if (agent->n_drives == 0 || entry->is_no_write || agent->is_draining) {
+        return;
+    }
+    if (choose_drive(agent, entry, has_parent, parent_key_id, &drive)) {
+        entry->is_admitted = 1;
+        entry->drive = drive & 7u;
+    } else {
+        agent->metrics.nvme_rejected_blocks += !entry->is_hit; /* once a block, not once a hit */
+    }
+}
+
+void kvf_admit_write(struct kvf_agent *agent, struct kvf_entry *entry)
+{
+    if (kvf_place_write(agent, entry, entry->drive, false) != KVF_OK) {
+        agent->metrics.nvme_dropped_blocks++;
+        entry->is_admitted = 0; /* closes the chain: what follows would be of no use */
+    }
+}
+
 void kvf_admit_consider(struct kvf_agent *agent, struct kvf_entry *entry, bool has_parent,
                         const uint8_t parent_key_id[32])
 {
-    uint32_t drive = 0;
-    int status;
-
-    if (agent->n_drives == 0 || entry->is_no_write || entry->nvme != KVF_NVME_NONE ||
-        agent->is_draining || !kvf_entry_in_dram(entry)) {
+    if (entry->nvme != KVF_NVME_NONE || !kvf_entry_in_dram(entry)) {
         return;
     }
-    if (!is_admitted(agent, entry, has_parent, parent_key_id, &drive)) {
-        agent->metrics.nvme_rejected_blocks++;
-        return;
+    kvf_admit_decide(agent, entry, has_parent, parent_key_id);
+    if (entry->is_admitted) {
+        kvf_admit_write(agent, entry);
     }
-    status = kvf_place_write(agent, entry, drive, false);
-    agent->metrics.nvme_dropped_blocks += status != KVF_OK;
 }

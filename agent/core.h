@@ -159,13 +159,8 @@ struct kvf_flight {
     uint8_t kind; /* enum kvf_flight_kind */
     bool is_started;
     bool is_abandoned; /* the entry has been forgotten; only the slot and its number are left */
-    bool is_no_write;
     bool is_durable;
-    bool is_head;
-    bool has_parent;
-    bool is_supersede;
     uint8_t priority;
-    uint8_t parent_key_id[32];
     struct kvf_agent *agent;
     struct kvf_session *session; /* FILL: holds a reference, staging is being read */
     kvf_cookie cookie;
@@ -233,6 +228,7 @@ struct kvf_session {
     uint8_t state; /* enum kvf_session_state */
     bool wants_wake;
     bool is_draining;
+    bool is_broken; /* to be ended at the next safe place */
     int fd;
     int eventfd;
     int ring_fd;
@@ -537,8 +533,13 @@ struct kvf_tier_host kvf_place_drive_host(struct kvf_drive *drive);
 
 /* admit.c */
 void kvf_admit_init(struct kvf_drive *drive, uint64_t rate_bytes_s, uint64_t credit_bytes);
-/* Shall this READY block go to a drive, seen now (put or hit)? Writes it if so. has_parent: the
+/* Shall this block go to a drive, seen now (put or hit)? Sets is_admitted and drive. has_parent: the
  * chunk before it, by key_id. */
+void kvf_admit_decide(struct kvf_agent *agent, struct kvf_entry *entry, bool has_parent,
+                      const uint8_t parent_key_id[32]);
+/* Write an admitted READY block. */
+void kvf_admit_write(struct kvf_agent *agent, struct kvf_entry *entry);
+/* Both, for a READY block in memory that has been used again. */
 void kvf_admit_consider(struct kvf_agent *agent, struct kvf_entry *entry, bool has_parent,
                         const uint8_t parent_key_id[32]);
 void kvf_admit_spend(struct kvf_drive *drive, uint64_t bytes);

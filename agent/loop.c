@@ -94,7 +94,9 @@ static bool serve_rings(struct kvf_agent *agent)
         uint32_t at = (agent->session_turn + i) % agent->sessions_capacity;
         struct kvf_session *session = &agent->sessions[at];
 
-        if (session->state == KVF_SESSION_READY) {
+        if (session->is_broken) {
+            kvf_session_end(session, "does not read its socket");
+        } else if (session->state == KVF_SESSION_READY) {
             any |= kvf_request_turn(session);
         }
     }

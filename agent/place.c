@@ -175,6 +175,7 @@ void kvf_place_leave_drive(struct kvf_agent *agent, struct kvf_entry *entry, boo
         drive->tier->ops->drop(drive->tier, kvf_entry_nvme_location(entry));
     }
     entry->nvme = KVF_NVME_NONE;
+    entry->is_admitted = 0;
     kvf_entry_set_nvme(entry, KVF_LOCATION_NONE);
     agent->namespaces[entry->namespace_index].nvme_bytes -= entry->record_bytes;
 }
@@ -377,8 +378,8 @@ static void fill_done(struct kvf_work *work)
     agent->metrics.put_bytes += flight->record_bytes;
     kvf_histogram_add(&agent->metrics.put_ns, agent->now_ns - flight->started_ns);
     become_resident(agent, entry, flight->slot, flight->ttl_s, flight->priority);
-    if (!entry->is_no_write && !flight->is_durable) {
-        kvf_admit_consider(agent, entry, flight->has_parent, flight->parent_key_id);
+    if (entry->is_admitted && !flight->is_durable) {
+        kvf_admit_write(agent, entry);
     }
     flight_settle(flight, KVF_OK, entry);
 out:
@@ -445,14 +446,15 @@ int kvf_place_fill(struct kvf_request *request, const struct kvf_shm_key *key,
     entry->payload_crc32c = agent->page.header.payload_crc32c;
     entry->is_no_write = (request->sqe.flags & KVF_SQE_NO_WRITE) != 0 || request->sqe.ttl_s != 0;
     entry->is_head = !request->has_chain_key;
+    /* decided now, in the order of the chain: workers finish in any order */
+    kvf_admit_decide(agent, entry, request->has_chain_key, request->chain_key_id);
+    entry->is_admitted |= (request->sqe.flags & KVF_SQE_DURABLE) != 0;
     flight->payload_crc32c = entry->payload_crc32c;
     flight->session = session;
     flight->source = session->staging_map + key->stage_offset + KVF_RECORD_PAGE_BYTES;
     flight->ttl_s = request->sqe.ttl_s;
     flight->priority = request->sqe.priority;
     flight->is_durable = (request->sqe.flags & KVF_SQE_DURABLE) != 0;
-    flight->has_parent = request->has_chain_key;
-    memcpy(flight->parent_key_id, request->chain_key_id, sizeof(flight->parent_key_id));
     memcpy(flight->record, &agent->page, sizeof(agent->page));
     flight->work.run = fill_run;
     flight->work.done = fill_done;
@@ -485,7 +487,8 @@ static void load_fail(struct kvf_flight *flight, int status)
     } else {
         entry->state = KVF_ENTRY_READY;
         entry->dram_slot = KVF_INDEX_NONE;
-        if (status == KVF_MISS && entry->nvme == KVF_NVME_STORED) {
+        if (status == KVF_MISS && entry->nvme == KVF_NVME_STORED &&
+            kvf_entry_nvme_location(entry) == flight->io.location) { /* it has not moved */
             kvf_place_leave_drive(agent, entry, true);
         }
         if (entry->nvme == KVF_NVME_NONE) {
@@ -586,8 +589,8 @@ static bool loads_pump(struct kvf_agent *agent)
         int status = load_start(flight);
 
         if (status == KVF_ERR_BUSY) {
-            if (agent->loads_inflight == 0 && agent->writes_inflight == 0) {
-                /* nothing on its way will free a slot: leases hold them all */
+            if (kvf_pool_taken_count(&agent->flights) == agent->loads.count + 1) {
+                /* nothing else on its way will free a slot: leases hold them all */
                 load_fail(flight, KVF_ERR_BUSY);
                 any = true;
                 continue;
@@ -641,6 +644,7 @@ static void write_done(struct kvf_tier_io *io)
         drive->tier->ops->drop(drive->tier, io->location);
     } else if (!flight->is_abandoned) {
         entry->nvme = io->status == KVF_OK ? KVF_NVME_STORED : KVF_NVME_NONE;
+        entry->is_admitted = io->status == KVF_OK;
         if (io->status == KVF_OK) {
             kvf_entry_set_nvme(entry, io->location);
             agent->namespaces[entry->namespace_index].nvme_bytes += entry->record_bytes;
@@ -673,6 +677,7 @@ static int write_start(struct kvf_flight *flight)
         agent->writes_inflight++;
     } else if (status != KVF_ERR_BUSY) {
         entry->nvme = KVF_NVME_NONE;
+        entry->is_admitted = 0;
         write_finish(flight, status);
     }
     return status;
@@ -703,6 +708,7 @@ int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t d
     agent->sides[entry->dram_slot].writer = kvf_pool_index(&agent->flights, flight);
     entry->nvme = KVF_NVME_QUEUED;
     entry->drive = drive_index & 7u;
+    entry->is_admitted = 1;
     kvf_admit_spend(drive, flight->record_bytes);
     agent->metrics.nvme_admitted_blocks++;
     queue_push(&drive->writes, flight);

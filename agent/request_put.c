@@ -65,7 +65,8 @@ static int make_durable(struct kvf_agent *agent, struct kvf_entry *entry,
     writer = kvf_place_writer(agent, entry);
     if (writer == NULL) {
         memcpy(&word, entry->key_id + 16, sizeof(word));
-        status = kvf_place_write(agent, entry, word % agent->n_drives, true);
+        status = kvf_place_write(agent, entry,
+                                 entry->is_admitted ? entry->drive : word % agent->n_drives, true);
         if (status != KVF_OK) {
             return status;
         }

@@ -83,7 +83,7 @@ void kvf_session_piece_added(struct kvf_agent *agent, uint32_t piece_id)
 
         if (knows_pieces(session) && session->tenant == piece.tenant &&
             send_piece(session, piece_id) != KVF_OK) {
-            kvf_session_end(session, "does not read its socket");
+            session->is_broken = true; /* we may be in the middle of one of its requests */
         }
     }
 }
@@ -105,7 +105,7 @@ void kvf_session_piece_dropped(struct kvf_agent *agent, uint32_t piece_id)
 
         if (knows_pieces(session) && session->tenant == piece.tenant &&
             kvf_seqpacket_send(session->fd, &message, sizeof(message), NULL, 0) != KVF_OK) {
-            kvf_session_end(session, "does not read its socket");
+            session->is_broken = true; /* we may be in the middle of one of its requests */
         }
     }
 }
@@ -598,7 +598,11 @@ void kvf_session_end(struct kvf_session *session, const char *why)
                     session->name, session->pid, why, (unsigned long long)suppressed);
         }
     }
-    agent->metrics.disconnects += session->state == KVF_SESSION_READY;
+    if (session->state == KVF_SESSION_READY) {
+        agent->metrics.disconnects++;
+        kvf_log(KVF_LOG_INFO, "client %s (pid %d) detached: %llu", session->name, session->pid,
+                (unsigned long long)session->connection_id);
+    }
     kvf_loop_remove(agent, session->fd);
     kvf_request_drop_all(session);
     if (session->state == KVF_SESSION_READY) {
