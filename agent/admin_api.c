@@ -30,7 +30,7 @@ enum http {
 /* How often a wait looks whether the daemon stops. */
 #define WAIT_SLICE_MS 100
 
-/* --- questions --------------------------------------------------------------------------------- */
+/* --- questions -------------------------------------------------------------------------------- */
 
 /* One question on its way to the reactor. If the answer is late, the asker leaves and the reactor's
  * done frees it: the rows it writes to must live until then. */
@@ -134,7 +134,7 @@ static bool question_wait(struct kvf_admin_api *api, struct question *question, 
     return is_answered;
 }
 
-/* --- replies ----------------------------------------------------------------------------------- */
+/* --- replies ---------------------------------------------------------------------------------- */
 
 /* Text from clients may not be UTF-8, which JSON must be: other bytes become '?'. */
 static json_t *text_json(const char *text)
@@ -234,7 +234,7 @@ static bool ask(struct kvf_admin_api *api, struct question **question_inout, uin
     return true;
 }
 
-/* --- arguments --------------------------------------------------------------------------------- */
+/* --- arguments -------------------------------------------------------------------------------- */
 
 /* "0123abcd" to bytes; exactly n_bytes of them. */
 static bool hex_parse(const char *text, uint8_t *out, size_t n_bytes)
@@ -292,7 +292,7 @@ static bool count_argument(const struct kvf_admin_request *request, const char *
     return true;
 }
 
-/* --- health and metrics ------------------------------------------------------------------------ */
+/* --- health and metrics ----------------------------------------------------------------------- */
 
 static void answer_health(struct kvf_admin_api *api, const struct kvf_admin_request *request,
                           struct kvf_admin_reply *reply)
@@ -332,7 +332,7 @@ static void answer_metrics(struct kvf_admin_api *api, const struct kvf_admin_req
     question_free(question);
 }
 
-/* --- stat -------------------------------------------------------------------------------------- */
+/* --- stat ------------------------------------------------------------------------------------- */
 
 static void set_tier(json_t *object, const struct kvf_tier_stat *tier)
 {
@@ -432,7 +432,7 @@ static void answer_stat(struct kvf_admin_api *api, const struct kvf_admin_reques
     question_free(question);
 }
 
-/* --- lists ------------------------------------------------------------------------------------- */
+/* --- lists ------------------------------------------------------------------------------------ */
 
 static json_t *client_json(const void *row)
 {
@@ -465,15 +465,14 @@ static json_t *block_json(const void *row)
     for (unsigned i = 0; i < sizeof(b->key_id); i++) {
         snprintf(key_id + 2 * i, 3, "%02x", b->key_id[i]);
     }
-    return json_pack("{s:s, s:o, s:o, s:i, s:i, s:b, s:s, s:i, s:b, s:I, s:o}", "key_id", key_id,
-                     "namespace_id", hex64_json(b->namespace_id), "record_bytes",
-                     u64_json(b->record_bytes), "shard", (int)b->shard, "shard_count",
-                     (int)b->shard_count, "in_dram", (int)b->in_dram, "nvme",
-                     b->in_nvme == 0   ? "no"
-                     : b->in_nvme == 1 ? "stored"
-                                       : "queued",
-                     "drive", (int)b->drive, "pinned", (int)b->pinned, "depth",
-                     (json_int_t)b->depth, "state", text_json(b->state));
+    return json_pack(
+        "{s:s, s:o, s:o, s:i, s:i, s:b, s:s, s:i, s:b, s:o}", "key_id", key_id, "namespace_id",
+        hex64_json(b->namespace_id), "record_bytes", u64_json(b->record_bytes), "shard",
+        (int)b->shard, "shard_count", (int)b->shard_count, "in_dram", (int)b->in_dram, "nvme",
+        b->in_nvme == 0   ? "no"
+        : b->in_nvme == 1 ? "stored"
+                          : "queued",
+        "drive", (int)b->drive, "pinned", (int)b->pinned, "state", text_json(b->state));
 }
 
 static json_t *namespace_json(const void *row)
@@ -563,7 +562,7 @@ static void answer_blocks(struct kvf_admin_api *api, const struct kvf_admin_requ
     question_free(question);
 }
 
-/* --- commands ---------------------------------------------------------------------------------- */
+/* --- commands --------------------------------------------------------------------------------- */
 
 static void answer_verify(struct kvf_admin_api *api, const struct kvf_admin_request *request,
                           struct kvf_admin_reply *reply)

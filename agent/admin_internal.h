@@ -14,7 +14,7 @@
 
 #include "agent/admin.h"
 
-/* --- sockets ----------------------------------------------------------------------------------- */
+/* --- sockets ---------------------------------------------------------------------------------- */
 
 struct kvf_admin_socket {
     int fd; /* -1: closed */
@@ -30,7 +30,7 @@ int kvf_admin_listen_unix(const char *path, mode_t mode, int64_t gid,
 int kvf_admin_listen_tcp(const char *address, struct kvf_admin_socket *socket_out);
 void kvf_admin_socket_close(struct kvf_admin_socket *socket);
 
-/* --- answers ----------------------------------------------------------------------------------- */
+/* --- answers ---------------------------------------------------------------------------------- */
 
 struct kvf_admin_api {
     const struct kvf_config *config;

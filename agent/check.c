@@ -32,7 +32,7 @@
 /* A sealed segment's table keeps so many bytes for each live record (tiers/tier_nvme.h). */
 #define SEGMENT_ENTRY_BYTES 12
 
-/* --- the sum ----------------------------------------------------------------------------------- */
+/* --- the sum ---------------------------------------------------------------------------------- */
 
 static void add(struct kvf_check *check, const char *name, uint64_t bytes, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
@@ -113,7 +113,7 @@ void kvf_check_sum(const struct kvf_config *config, struct kvf_check *check_out)
     add(check_out, "program", PROGRAM_BYTES, "code and libraries");
 }
 
-/* --- the machine ------------------------------------------------------------------------------- */
+/* --- the machine ------------------------------------------------------------------------------ */
 
 /* The beginning of a kernel file as text. */
 static bool read_text(const char *path, char *text_out, size_t bytes)
@@ -257,7 +257,7 @@ int kvf_check_memory(const struct kvf_config *config, const struct kvf_check *ch
     return KVF_ERR_CONFIG;
 }
 
-/* --- printing ---------------------------------------------------------------------------------- */
+/* --- printing --------------------------------------------------------------------------------- */
 
 void kvf_check_print(const struct kvf_config *config, const struct kvf_check *check,
                      const struct kvf_machine_memory *memory, FILE *out)

@@ -19,7 +19,7 @@
 #include "base/limits.h"
 #include "base/parse.h"
 
-/* --- tables ------------------------------------------------------------------------------------ */
+/* --- tables ----------------------------------------------------------------------------------- */
 
 #define ROW(section_, key_, type_, default__, min_, max_, text_, offset_)                          \
     {                                                                                              \
@@ -58,7 +58,7 @@ const struct kvf_config_option kvf_config_nvme_options[KVF_CONFIG_NVME_KEYS] = {
 #undef ROW_OF_nvme
 };
 
-/* --- lists ------------------------------------------------------------------------------------- */
+/* --- lists ------------------------------------------------------------------------------------ */
 
 static void *list_member(struct kvf_config *config, const struct kvf_config_list *list,
                          uint32_t index)
@@ -106,7 +106,7 @@ const struct kvf_config_list *kvf_config_list_find(const char *name)
     return NULL;
 }
 
-/* --- values as text ---------------------------------------------------------------------------- */
+/* --- values as text --------------------------------------------------------------------------- */
 
 const char *kvf_config_type_name(enum kvf_config_type type)
 {
@@ -205,7 +205,7 @@ void kvf_config_value_text(const struct kvf_config_option *option, const void *b
     }
 }
 
-/* --- text to values ---------------------------------------------------------------------------- */
+/* --- text to values --------------------------------------------------------------------------- */
 
 /* Is value inside the option's range? why_out says what and cure if not. */
 static int range_check(const struct kvf_config_option *option, uint64_t value, const char *text,
@@ -347,7 +347,7 @@ int kvf_config_option_parse(const struct kvf_config_option *option, const char *
     return status;
 }
 
-/* --- defaults ---------------------------------------------------------------------------------- */
+/* --- defaults --------------------------------------------------------------------------------- */
 
 /* The defaults in config.def are ours, so one that does not parse is our mistake. An empty default
  * of a value that must be given stays empty: kvf_config_finish asks for it. */
@@ -398,7 +398,7 @@ void *kvf_config_list_append(struct kvf_config *config, const struct kvf_config_
     return member;
 }
 
-/* --- messages ---------------------------------------------------------------------------------- */
+/* --- messages --------------------------------------------------------------------------------- */
 
 void kvf_config_fail_at(const struct kvf_config *config, uint32_t line, const char *what,
                         struct kvf_config_error *error, const char *fmt, ...)
@@ -478,7 +478,7 @@ void kvf_config_nearest_cure(const struct kvf_config_nearest *nearest, char *out
     }
 }
 
-/* --- --set ------------------------------------------------------------------------------------- */
+/* --- --set ------------------------------------------------------------------------------------ */
 
 /* Set one option of an array of them by name; line becomes the source of the value. */
 static int set_by_key(struct kvf_config *config, const struct kvf_config_option *options,
@@ -591,7 +591,7 @@ void kvf_config_option_name(const struct kvf_config_option *option, char *out, s
              option->key);
 }
 
-/* --- printing ---------------------------------------------------------------------------------- */
+/* --- printing --------------------------------------------------------------------------------- */
 
 /* A value as a YAML scalar: strings in double quotes. */
 static void print_value(const struct kvf_config_option *option, const void *base, FILE *out)

@@ -56,7 +56,7 @@ static int fail_option(const struct kvf_config *config, struct kvf_config_error 
     return KVF_ERR_CONFIG;
 }
 
-/* --- a daemon without a file ------------------------------------------------------------------- */
+/* --- a daemon without a file ------------------------------------------------------------------ */
 
 /* Make one folder if it is missing. False: it is not there afterwards, or not writable. */
 static bool make_folder(const char *path, mode_t mode)
@@ -132,7 +132,7 @@ int kvf_config_use_dir(struct kvf_config *config, const char *dir, struct kvf_co
     return status;
 }
 
-/* --- rules ------------------------------------------------------------------------------------- */
+/* --- rules ------------------------------------------------------------------------------------ */
 
 /* Names that people and labels of metrics see. */
 static bool is_plain_name(const char *name)

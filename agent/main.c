@@ -57,8 +57,7 @@ struct arguments {
     unsigned n_sets;
 };
 
-/* --- arguments
- * --------------------------------------------------------------------------------- */
+/* --- arguments -------------------------------------------------------------------------------- */
 
 static int usage_error(const char *text)
 {
@@ -180,8 +179,7 @@ static int parse_arguments(int argc, char **argv, struct arguments *arguments)
     return -1;
 }
 
-/* --- configuration
- * ----------------------------------------------------------------------------- */
+/* --- configuration ---------------------------------------------------------------------------- */
 
 static int load_config(const struct arguments *arguments, struct kvf_config *config,
                        struct kvf_config_error *error)
@@ -222,8 +220,7 @@ static int check_config(struct kvf_config *config, bool print, struct kvf_config
     return kvf_check_memory(config, &check, &memory, print, error);
 }
 
-/* --- signals
- * ----------------------------------------------------------------------------------- */
+/* --- signals ---------------------------------------------------------------------------------- */
 
 /* What the handler needs. Set before the handler is; the agent once it exists. */
 static struct kvf_agent *_Atomic signal_agent;
@@ -256,8 +253,7 @@ static void install_signals(void)
     sigaction(SIGPIPE, &ignore, NULL);
 }
 
-/* --- serving
- * ----------------------------------------------------------------------------------- */
+/* --- serving ---------------------------------------------------------------------------------- */
 
 static void raise_descriptor_limit(const struct kvf_config *config)
 {

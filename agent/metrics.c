@@ -32,7 +32,7 @@ uint64_t kvf_histogram_quantile_ns(const struct kvf_histogram *histogram, double
     return UINT64_MAX;
 }
 
-/* --- text -------------------------------------------------------------------------------------- */
+/* --- text ------------------------------------------------------------------------------------- */
 
 /* "get_dram_ns" to "get_dram" and true: times are shown in seconds, as Prometheus wants it. */
 static bool strip_ns(const char *field, char *out, size_t bytes)
@@ -233,7 +233,7 @@ int kvf_metrics_render_text(const struct kvf_control_stat *stat, char **text_out
     return KVF_OK;
 }
 
-/* --- JSON -------------------------------------------------------------------------------------- */
+/* --- JSON ------------------------------------------------------------------------------------- */
 
 static json_t *histogram_json(const struct kvf_histogram *histogram)
 {

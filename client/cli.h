@@ -52,7 +52,7 @@ void cli_print_json(json_t *json);
 /* "12.3 MiB", for people. Returns out. */
 const char *cli_bytes_text(uint64_t bytes, char *out, size_t out_bytes);
 
-/* --- subcommands: all return an exit code ------------------------------------------------------ */
+/* --- subcommands: all return an exit code ----------------------------------------------------- */
 
 int cli_ping(const struct cli *cli);
 int cli_put(const struct cli *cli);
@@ -73,7 +73,7 @@ int cli_evict_key(const struct cli *cli);
 int cli_open(const struct cli *cli, const char *label, uint64_t staging_bytes,
              struct kvf_client **client_out);
 
-/* --- admin socket ------------------------------------------------------------------------------ */
+/* --- admin socket ----------------------------------------------------------------------------- */
 
 /* One request. *json_out: the answer, owned by the caller. CLI_OK; otherwise an exit code, after
  * saying why. */

@@ -32,7 +32,7 @@ static bool flag(const json_t *object, const char *name)
     return json_is_true(json_object_get(object, name));
 }
 
-/* --- stat -------------------------------------------------------------------------------------- */
+/* --- stat ------------------------------------------------------------------------------------- */
 
 static void print_tier(const char *name, const json_t *tier)
 {
@@ -123,7 +123,7 @@ int cli_stat(const struct cli *cli)
     return CLI_OK;
 }
 
-/* --- namespaces -------------------------------------------------------------------------------- */
+/* --- namespaces ------------------------------------------------------------------------------- */
 
 /* The id of the namespace that was named: 16 hexadecimal digits, or a label that only one has. */
 static int find_namespace(const struct cli *cli, char id_out[17])
@@ -193,7 +193,7 @@ static int list_namespaces(const struct cli *cli)
     return CLI_OK;
 }
 
-/* --- ls ---------------------------------------------------------------------------------------- */
+/* --- ls --------------------------------------------------------------------------------------- */
 
 static void print_blocks(const struct cli *cli, const json_t *blocks)
 {
@@ -264,7 +264,7 @@ int cli_ls(const struct cli *cli)
     return code == CLI_OK ? list_blocks(cli, id) : code;
 }
 
-/* --- clients ----------------------------------------------------------------------------------- */
+/* --- clients ---------------------------------------------------------------------------------- */
 
 int cli_clients(const struct cli *cli)
 {
@@ -302,7 +302,7 @@ int cli_clients(const struct cli *cli)
     return CLI_OK;
 }
 
-/* --- verify, evict, purge ---------------------------------------------------------------------- */
+/* --- verify, evict, purge --------------------------------------------------------------------- */
 
 int cli_verify(const struct cli *cli)
 {

@@ -66,7 +66,7 @@ static uint8_t *target_of(const struct bench *bench, uint64_t block)
     return bench->target + block % bench->source_blocks * bench->size_bytes;
 }
 
-/* --- one block --------------------------------------------------------------------------------- */
+/* --- one block -------------------------------------------------------------------------------- */
 
 static int submit_put(struct bench *bench, uint64_t block)
 {
@@ -128,7 +128,7 @@ static void finish_get(struct bench *bench, const struct kvf_event *event)
                     memcmp(target + end, source + end, bench->size_bytes - end) != 0;
 }
 
-/* --- one phase --------------------------------------------------------------------------------- */
+/* --- one phase -------------------------------------------------------------------------------- */
 
 struct phase {
     const char *name;
@@ -232,7 +232,7 @@ static int forget_blocks(struct bench *bench)
     return status < 0 ? status : KVF_OK;
 }
 
-/* --- report ------------------------------------------------------------------------------------ */
+/* --- report ----------------------------------------------------------------------------------- */
 
 static double gb_s(const struct result *result)
 {
@@ -280,7 +280,7 @@ static void print_json(const struct bench *bench, const struct result *results, 
     cli_print_json(object);
 }
 
-/* --- set-up ------------------------------------------------------------------------------------ */
+/* --- set-up ----------------------------------------------------------------------------------- */
 
 static int bench_alloc(struct bench *bench)
 {

@@ -48,7 +48,7 @@ int cli_open(const struct cli *cli, const char *label, uint64_t staging_bytes,
     return cli_fail_status(cli, "attach", status);
 }
 
-/* --- ping -------------------------------------------------------------------------------------- */
+/* --- ping ------------------------------------------------------------------------------------- */
 
 static int compare_u64(const void *a, const void *b)
 {
@@ -100,7 +100,7 @@ out:
     return code;
 }
 
-/* --- put --------------------------------------------------------------------------------------- */
+/* --- put -------------------------------------------------------------------------------------- */
 
 /* The whole of a file or of standard input, at most what a block can hold. */
 static int read_input(const char *file, uint8_t **data_out, size_t *bytes_out)
@@ -192,7 +192,7 @@ int cli_put(const struct cli *cli)
     return code;
 }
 
-/* --- get --------------------------------------------------------------------------------------- */
+/* --- get -------------------------------------------------------------------------------------- */
 
 static int write_output(const char *file, const uint8_t *data, size_t bytes)
 {
@@ -320,7 +320,7 @@ int cli_get(const struct cli *cli)
     return code;
 }
 
-/* --- evict ------------------------------------------------------------------------------------- */
+/* --- evict ------------------------------------------------------------------------------------ */
 
 int cli_evict_key(const struct cli *cli)
 {

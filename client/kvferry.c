@@ -83,7 +83,7 @@ static const struct command commands[] = {
 };
 #define COMMANDS (sizeof(commands) / sizeof(commands[0]))
 
-/* --- shared helpers ---------------------------------------------------------------------------- */
+/* --- shared helpers --------------------------------------------------------------------------- */
 
 int cli_fail(enum cli_exit code, const char *fmt, ...)
 {
@@ -130,7 +130,7 @@ const char *cli_bytes_text(uint64_t bytes, char *out, size_t out_bytes)
     return out;
 }
 
-/* --- help -------------------------------------------------------------------------------------- */
+/* --- help ------------------------------------------------------------------------------------- */
 
 static void print_help(void)
 {
@@ -169,7 +169,7 @@ static void print_command_help(const struct command *command)
            strcmp(command->name, "get") == 0 ? " or miss" : "");
 }
 
-/* --- arguments --------------------------------------------------------------------------------- */
+/* --- arguments -------------------------------------------------------------------------------- */
 
 static int parse_key(struct cli *cli, const char *hex)
 {
