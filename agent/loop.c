@@ -12,6 +12,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/failpoint.h"
 #include "base/fd.h"
 #include "base/hash.h"
 
@@ -415,6 +416,7 @@ int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_o
 {
     uint16_t tenant_of_socket[KVF_CONFIG_SOCKETS_MAX];
     struct kvf_agent *agent = calloc(1, sizeof(*agent));
+    char why[KVF_ERROR_TEXT_BYTES];
     int status = KVF_ERR_NO_MEMORY;
 
     if (agent == NULL) {
@@ -430,6 +432,12 @@ int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_o
     (void)pthread_mutex_init(&agent->control_lock, NULL);
     status = kvf_hash_init_library();
     if (status != KVF_OK) {
+        goto fail;
+    }
+    status = kvf_failpoint_arm_env(why,
+                                   sizeof(why)); /* before there are other threads to hit one */
+    if (status != KVF_OK) {
+        kvf_log(KVF_LOG_ERROR, "%s", why);
         goto fail;
     }
     agent->started_ns = kvf_env_now_ns(&agent->env);

@@ -238,6 +238,7 @@ static int open_drive(struct kvf_agent *agent, uint32_t number, const uint8_t *c
     kvf_nvme_config_init(&nvme);
     nvme.path = drive->config->path;
     nvme.bytes = drive->config->bytes;
+    nvme.segment_bytes = drive->config->segment_bytes;
     nvme.io_config.engine = (uint8_t)drive->config->engine;
     nvme.io_config.depth = (uint32_t)drive->config->depth;
     nvme.io_config.waker.wake = kvf_agent_wake;
