@@ -16,3 +16,8 @@ set(KVF_AGENT_OPERATOR_SOURCES
     notify.c
     usage.c)
 set(KVF_AGENT_OPERATOR_LIBS PkgConfig::YAML PkgConfig::JANSSON PkgConfig::MHD)
+
+install(FILES ${PROJECT_SOURCE_DIR}/docs/man/kvferryd.8 DESTINATION ${CMAKE_INSTALL_MANDIR}/man8)
+install(FILES ${PROJECT_SOURCE_DIR}/docs/man/kvferryd.yaml.5
+        DESTINATION ${CMAKE_INSTALL_MANDIR}/man5)
+install(FILES ${PROJECT_SOURCE_DIR}/docs/man/kvferry.7 DESTINATION ${CMAKE_INSTALL_MANDIR}/man7)

@@ -10,3 +10,4 @@ add_executable(kvferry
 target_link_libraries(kvferry PRIVATE kvf_client kvf_base kvf_flags PkgConfig::CURL
                       PkgConfig::JANSSON PkgConfig::SODIUM)
 install(TARGETS kvferry RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/docs/man/kvferry.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
