@@ -17,6 +17,9 @@
  *   |s|s|s|s|s|s|s|s|s|t| slot    | slot  |t| | (free)  | (not populated)
  *   '-- a run of one ---'---- a run of two -' t: the unused tail, at most 1/16 where it can be
  *
+ * Classes: eight an octave, and one for each registered format of a fixed size. A small arena gets
+ * areas smaller than configured (at least 32 of them), so that it can serve several classes.
+ *
  * Slots: FREE -> FILLING (reserve) -> READY (publish) -> FREE or DOOMED (drop) -> FREE (last
  * unpin). Pins, counts and states live in private memory; nothing here is read back from memory
  * that is shared.
@@ -123,7 +126,8 @@ enum kvf_slot_state kvf_dram_state(const struct kvf_tier *tier, kvf_location loc
  * taken as the most): so many times it is spared when it is the coldest. */
 void kvf_dram_publish(struct kvf_tier *tier, kvf_location location, uint8_t priority);
 
-/* Used: move it away from the cold end; the second use since it came protects it. READY. */
+/* Used again since it came: move it to the hot end and protect it, as far as a fifth of the class
+ * can be protected. READY. */
 void kvf_dram_touch(struct kvf_tier *tier, kvf_location location);
 
 /* Keep the memory as it is until unpin; a pinned slot is never evicted, and dropping it only dooms

@@ -20,12 +20,14 @@ uint64_t dram_run_tail_bytes(const struct dram_tier *dram, const struct dram_cla
 }
 
 uint32_t dram_run_areas(const struct dram_tier *dram, const struct dram_class *class,
-                        uint32_t max_areas)
+                        uint32_t max_areas, bool is_first)
 {
-    /* A record of varying size also leaves a part of its slot unused, so that its class may lose
-     * only half as much at the end. */
-    uint32_t wanted = class->is_exact ? 16 : 32;
-    uint32_t good = 0, best = 0;
+    /* Tails of 1/16, 1/32 and 1/64 of a run. The first run of a class stays small, as it may serve
+     * a single record. Later ones serve many, and where records vary in size, and so leave a part
+     * of their slots unused too, it pays to lose less at the end. */
+    uint32_t n_wanted = is_first || class->is_exact ? 1 : 3;
+    uint32_t good[3] = {0};
+    uint32_t best = 0;
     uint64_t best_tail_bytes = 0;
 
     for (uint32_t n = 1; n <= max_areas; n++) {
@@ -35,11 +37,13 @@ uint32_t dram_run_areas(const struct dram_tier *dram, const struct dram_class *c
         if (run_bytes < class->slot_bytes) {
             continue;
         }
-        if (tail_bytes * wanted <= run_bytes) {
-            return n;
+        for (uint32_t i = 0; i < n_wanted; i++) {
+            if (good[i] == 0 && tail_bytes * (16u << i) <= run_bytes) {
+                good[i] = n;
+            }
         }
-        if (good == 0 && tail_bytes * 16 <= run_bytes) {
-            good = n;
+        if (good[n_wanted - 1] != 0) {
+            return n;
         }
         /* the smaller share of tail, compared without division */
         if (best == 0 || tail_bytes * best < best_tail_bytes * n) {
@@ -47,7 +51,7 @@ uint32_t dram_run_areas(const struct dram_tier *dram, const struct dram_class *c
             best_tail_bytes = tail_bytes;
         }
     }
-    return good != 0 ? good : best;
+    return good[1] != 0 ? good[1] : good[0] != 0 ? good[0] : best;
 }
 
 static uint32_t class_add(struct dram_tier *dram, uint64_t slot_bytes, bool is_exact)
@@ -59,7 +63,7 @@ static uint32_t class_add(struct dram_tier *dram, uint64_t slot_bytes, bool is_e
     assert(index < DRAM_CLASSES_MAX);
     class->slot_bytes = slot_bytes;
     class->is_exact = is_exact;
-    class->run_areas = dram_run_areas(dram, class, dram->plan.areas_a_piece);
+    class->fits = dram_run_areas(dram, class, dram->plan.areas_a_piece, true) != 0;
     dram->n_classes++;
     while (place > 0 && dram->classes[dram->classes_by_size[place - 1]].slot_bytes > slot_bytes) {
         dram->classes_by_size[place] = dram->classes_by_size[place - 1];
@@ -112,7 +116,7 @@ uint32_t dram_class_for(const struct dram_tier *dram, uint64_t record_bytes)
 {
     uint32_t place = place_for(dram, record_bytes);
 
-    if (place == dram->n_classes || dram->classes[dram->classes_by_size[place]].run_areas == 0) {
+    if (place == dram->n_classes || !dram->classes[dram->classes_by_size[place]].fits) {
         return DRAM_NONE;
     }
     return dram->classes_by_size[place];
@@ -154,7 +158,7 @@ uint64_t kvf_dram_record_bytes_max(const struct kvf_tier *tier)
     for (uint32_t place = dram->n_classes; place > 0; place--) {
         const struct dram_class *class = &dram->classes[dram->classes_by_size[place - 1]];
 
-        if (class->run_areas != 0) {
+        if (class->fits) {
             return class->slot_bytes;
         }
     }

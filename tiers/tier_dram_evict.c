@@ -216,10 +216,10 @@ static void find_window_in_piece(const struct dram_tier *dram, const struct dram
 
 /* The coldest window of the tenant that makes a good run of the class or, if there is none, the
  * coldest that holds one slot. n_areas is 0 if there is neither. */
-static struct window find_window(const struct dram_tier *dram, uint16_t tenant,
-                                 uint16_t class_index)
+static struct window find_window(struct dram_tier *dram, uint16_t tenant, uint16_t class_index)
 {
     const struct dram_class *class = &dram->classes[class_index];
+    bool is_first = dram_pool_at(dram, tenant, class_index)->n_runs == 0;
     uint32_t least_areas = (uint32_t)((class->slot_bytes + dram->plan.area_bytes - 1) /
                                       dram->plan.area_bytes);
     struct window best = {0};
@@ -228,7 +228,7 @@ static struct window find_window(const struct dram_tier *dram, uint16_t tenant,
         for (uint32_t index = dram->tenant_pieces[tenant]; index != DRAM_NONE;
              index = dram->pieces[index].next) {
             const struct dram_piece *piece = &dram->pieces[index];
-            uint32_t n_areas = pass == 0 ? dram_run_areas(dram, class, piece->n_areas)
+            uint32_t n_areas = pass == 0 ? dram_run_areas(dram, class, piece->n_areas, is_first)
                                          : least_areas;
 
             if (!dram->handover.is_active || dram->handover.piece_index != index) {

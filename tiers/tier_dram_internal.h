@@ -91,8 +91,8 @@ struct dram_list {
 
 struct dram_class {
     uint64_t slot_bytes;
-    uint32_t run_areas; /* in a full-sized piece */
     bool is_exact;
+    bool fits; /* into every piece */
 };
 
 /* The slots of one class that one tenant has. */
@@ -239,9 +239,10 @@ static inline kvf_location dram_location(const struct dram_tier *dram, uint32_t 
 void dram_classes_init(struct dram_tier *dram);
 /* The class of the smallest slots that hold record_bytes; DRAM_NONE: it fits nowhere. */
 uint32_t dram_class_for(const struct dram_tier *dram, uint64_t record_bytes);
-/* How many of at most max_areas neighbours make a good run; 0: not even one slot fits. */
+/* How many of at most max_areas neighbours make a good run, the first of its pool or another; 0:
+ * not even one slot fits. */
 uint32_t dram_run_areas(const struct dram_tier *dram, const struct dram_class *class,
-                        uint32_t max_areas);
+                        uint32_t max_areas, bool is_first);
 uint64_t dram_run_tail_bytes(const struct dram_tier *dram, const struct dram_class *class,
                              uint32_t n_areas);
 

@@ -61,9 +61,37 @@ static bool choice_is_better(const struct run_choice *a, const struct run_choice
     return a->tail_bytes * b->n_areas < b->tail_bytes * a->n_areas;
 }
 
+static bool run_is_good(const struct dram_tier *dram, const struct dram_class *class,
+                        uint32_t n_areas)
+{
+    uint64_t run_bytes = n_areas * dram->plan.area_bytes;
+
+    return run_bytes >= class->slot_bytes &&
+           dram_run_tail_bytes(dram, class, n_areas) * 16 <= run_bytes;
+}
+
+/* A run out of n_free neighbours. What it leaves of them shall be of use to its own class. */
+static struct run_choice choose(const struct dram_tier *dram, const struct dram_class *class,
+                                bool is_first, uint32_t first_area, uint32_t n_free)
+{
+    struct run_choice choice = {
+        .first_area = first_area,
+        .n_areas = dram_run_areas(dram, class, n_free, is_first),
+    };
+
+    if (!is_first && choice.n_areas < n_free &&
+        !run_is_good(dram, class, n_free - choice.n_areas) && run_is_good(dram, class, n_free)) {
+        choice.n_areas = n_free;
+    }
+    choice.left_areas = n_free - choice.n_areas;
+    choice.tail_bytes = dram_run_tail_bytes(dram, class, choice.n_areas);
+    choice.is_good = choice.n_areas > 0 && run_is_good(dram, class, choice.n_areas);
+    return choice;
+}
+
 /* The best place in one piece. */
 static void choose_in_piece(const struct dram_tier *dram, const struct dram_piece *piece,
-                            const struct dram_class *class, struct run_choice *best)
+                            const struct dram_class *class, bool is_first, struct run_choice *best)
 {
     uint32_t end = piece->first_area + piece->n_areas;
     uint32_t n_free = 0;
@@ -77,11 +105,7 @@ static void choose_in_piece(const struct dram_tier *dram, const struct dram_piec
             continue;
         }
         if (n_free > 0) {
-            choice.first_area = area - n_free;
-            choice.n_areas = dram_run_areas(dram, class, n_free);
-            choice.left_areas = n_free - choice.n_areas;
-            choice.tail_bytes = dram_run_tail_bytes(dram, class, choice.n_areas);
-            choice.is_good = choice.tail_bytes * 16 <= choice.n_areas * dram->plan.area_bytes;
+            choice = choose(dram, class, is_first, area - n_free, n_free);
             if (choice_is_better(&choice, best)) {
                 *best = choice;
             }
@@ -93,6 +117,7 @@ static void choose_in_piece(const struct dram_tier *dram, const struct dram_piec
 bool dram_run_open(struct dram_tier *dram, uint16_t tenant, uint16_t class_index)
 {
     const struct dram_class *class = &dram->classes[class_index];
+    bool is_first = dram_pool_at(dram, tenant, class_index)->n_runs == 0;
     struct run_choice best = {0};
     uint32_t index;
 
@@ -102,12 +127,12 @@ bool dram_run_open(struct dram_tier *dram, uint16_t tenant, uint16_t class_index
     for (index = dram->tenant_pieces[tenant]; index != DRAM_NONE;
          index = dram->pieces[index].next) {
         if (!dram->handover.is_active || dram->handover.piece_index != index) {
-            choose_in_piece(dram, &dram->pieces[index], class, &best);
+            choose_in_piece(dram, &dram->pieces[index], class, is_first, &best);
         }
     }
     for (index = 0; index < dram->plan.n_pieces && !best.is_good; index++) {
         if (dram->pieces[index].id != 0 && dram->pieces[index].tenant == DRAM_TENANT_NONE) {
-            choose_in_piece(dram, &dram->pieces[index], class, &best);
+            choose_in_piece(dram, &dram->pieces[index], class, is_first, &best);
         }
     }
     if (best.n_areas == 0) {
