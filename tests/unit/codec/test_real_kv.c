@@ -24,9 +24,9 @@
 /* 4 bits a value, lo and scale of 32 bits for each vector of 64: 4.5, and the means of K. */
 #define BALANCED_BITS_MAX 4.6
 
-/* Squared error of K over its power about the channel means, of any head: 4 bits of Gaussian data,
- * clipped as codec_saw.h says, have about .008, and centred and rotated heads are Gaussian, the hard ones
- * too. */
+/* Squared error of K over its power about the channel means, of any head. 4 bits of Gaussian data,
+ * clipped as codec_saw.h says, have about .008, and centred and rotated heads are Gaussian, the hard
+ * ones too. */
 #define K_NOISE_MAX 0.009
 
 /* The hard heads if their means stay in: from here on the signal is being lost. */
