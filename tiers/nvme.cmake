@@ -6,7 +6,13 @@ target_sources(kvf_tiers PRIVATE
     io_engine.c
     io_open.c
     io_threads.c
-    io_uring.c)
+    io_uring.c
+    tier_nvme.c
+    tier_nvme_append.c
+    tier_nvme_head.c
+    tier_nvme_page.c
+    tier_nvme_recover.c
+    tier_nvme_segment.c)
 target_link_libraries(kvf_tiers PRIVATE PkgConfig::URING)
 
 add_library(kvf_tiers_sim STATIC io_sim.c)
