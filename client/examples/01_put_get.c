@@ -40,7 +40,8 @@ static struct kvf_tensor_view tensor_view(void *const *layers)
     return view;
 }
 
-int main(int argc, char **argv)
+/* "exact" gives back every bit; the weights' digest keeps models apart. */
+static int attach(const char *socket_path, struct kvf_client **client_out)
 {
     struct kvf_geometry geometry = {
         .struct_bytes = sizeof(geometry),
@@ -53,14 +54,46 @@ int main(int argc, char **argv)
         .dim_v = DIM,
         .chunk_tokens = TOKENS,
     };
+    struct kvf_options options;
+
+    kvf_options_init(&options);
+    options.socket_path = socket_path;
+    options.profile = "exact";
+    options.geometry = &geometry;
+    options.namespace_label = "example 01";
+    memset(options.weights_digest, 0x11, sizeof(options.weights_digest));
+    options.log = print_log;
+    return kvf_open(&options, client_out);
+}
+
+/* A hit points into the daemon's memory. It may be read until the lease is given back, and the bytes
+ * count only if the release, after the last read, says KVF_OK. */
+static int load(struct kvf_client *client, struct kvf_key key, const struct kvf_kv_view *target)
+{
+    struct kvf_hit hit;
+    int status = kvf_get(client, &key, 1, NULL, &hit);
+
+    printf("get: %s\n", kvf_status_name(status));
+    if (status != KVF_OK) {
+        return status;
+    }
+    status = kvf_decode(client, hit.record, hit.record_bytes, 0, 0, 0, 0, target);
+    if (kvf_lease_release(client, hit.lease) != KVF_OK) {
+        status = KVF_ERR_LOST;
+    }
+    printf("decoded %zu bytes out of a record of %llu: %s\n", sizeof(k_loaded) + sizeof(v_loaded),
+           (unsigned long long)hit.record_bytes, kvf_status_name(status));
+    return status;
+}
+
+int main(int argc, char **argv)
+{
     void *k_layers[LAYERS], *v_layers[LAYERS], *k_targets[LAYERS], *v_targets[LAYERS];
     struct kvf_kv_view source = {.struct_bytes = sizeof(source), .tokens_a_page = TOKENS};
     struct kvf_kv_view target = {.struct_bytes = sizeof(target), .tokens_a_page = TOKENS};
     struct kvf_put_item item = {.struct_bytes = sizeof(item), .source = KVF_SOURCE_VIEW};
     const char key[] = "0123456789abcdef"; /* an engine takes the hash of the chunk's last block */
-    struct kvf_options options;
     struct kvf_client *client;
-    struct kvf_hit hit;
     int status;
 
     for (int layer = 0; layer < LAYERS; layer++) {
@@ -78,41 +111,17 @@ int main(int argc, char **argv)
     target.k = tensor_view(k_targets);
     target.v = tensor_view(v_targets);
 
-    /* "exact" gives back every bit; the weights' digest keeps models apart. */
-    kvf_options_init(&options);
-    options.socket_path = argc > 1 ? argv[1] : NULL;
-    options.profile = "exact";
-    options.geometry = &geometry;
-    options.namespace_label = "example 01";
-    memset(options.weights_digest, 0x11, sizeof(options.weights_digest));
-    options.log = print_log;
-    status = kvf_open(&options, &client);
+    status = attach(argc > 1 ? argv[1] : NULL, &client);
     if (status != KVF_OK) {
         fprintf(stderr, "open: %s\n", kvf_status_text(status));
         return 1;
     }
-
     item.key = (struct kvf_key){key, sizeof(key) - 1};
     item.kv = &source;
     status = kvf_put(client, &item, 1, NULL, NULL);
     printf("put: %s\n", kvf_status_name(status));
-    if (status < 0) {
-        kvf_close(client);
-        return 1;
-    }
-
-    /* A hit points into the daemon's memory. It may be read until the lease is given back, and the
-     * bytes count only if the release, after the last read, says KVF_OK. */
-    status = kvf_get(client, &item.key, 1, NULL, &hit);
-    printf("get: %s\n", kvf_status_name(status));
     if (status == KVF_OK) {
-        status = kvf_decode(client, hit.record, hit.record_bytes, 0, 0, 0, 0, &target);
-        if (kvf_lease_release(client, hit.lease) != KVF_OK) {
-            status = KVF_ERR_LOST;
-        }
-        printf("decoded %zu bytes out of a record of %llu: %s\n",
-               sizeof(k_loaded) + sizeof(v_loaded), (unsigned long long)hit.record_bytes,
-               kvf_status_name(status));
+        status = load(client, item.key, &target);
     }
     kvf_close(client);
     if (status != KVF_OK || memcmp(k_pages, k_loaded, sizeof(k_pages)) != 0 ||
