@@ -244,7 +244,7 @@ static void fill_hard_vector(int dtype, uint8_t *vector, uint32_t dim, uint32_t 
             value = i == 0 ? 0.0f : i == 1 ? 1.0f : ((float)(int)(uniform * grid) + 0.5f) / grid;
             break;
         case 6:
-            value = number % 32 == 6 ? value * power_of_two(-130 + 4) : value * 0x1p-8f;
+            value = number % 64 == 6 ? value * power_of_two(-126) : value * 0x1p-8f;
             break;
         default: /* integers, whose rotation has exact ties */
             value = (float)(int)(value * 4.0f);

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * saw_model.h: the saw codec once more, a vector at a time, straight from the text of codec_saw.h.
+ *
+ * It shares tables with the reference but no code: fp16 by searching a table of its values, fused
+ * operations by the C library, the stored order by the bookkeeping of tensor-core fragments.
+ */
+#ifndef KVF_TESTS_SAW_MODEL_H
+#define KVF_TESTS_SAW_MODEL_H
+
+#include "codec/codec.h"
+
+enum {
+    MODEL_DIM_MAX = 256
+};
+
+struct saw_model {
+    int dtype;
+    uint32_t n; /* elements; a power of two, or m times one with m of 12, 20, 28 */
+    uint32_t order;
+    uint32_t bits;
+    uint32_t clip_q15;
+    const uint8_t *sign_bits;
+    const uint8_t *stages; /* of the Sylvester part; NULL: the documented order */
+};
+
+struct saw_model_vector {
+    bool escape;
+    uint16_t lo;
+    uint16_t scale;
+    uint8_t codes[MODEL_DIM_MAX]; /* by coefficient */
+};
+
+/* y = H x, unscaled, in the model's order of additions. */
+void saw_model_rotate(const struct saw_model *model, float *vector);
+
+/* Encode one vector; mean (fp32 of the stored fp16) may be NULL. */
+void saw_model_encode(const struct saw_model *model, const float *input, const float *mean,
+                      struct saw_model_vector *out);
+
+/* Decode to fp32, before the rounding to the target type. */
+void saw_model_decode(const struct saw_model *model, const struct saw_model_vector *vector,
+                      const float *mean, float *out);
+
+/* Where the code of a coefficient is stored, for 64, 128 and 256 elements: byte and nibble from the
+ * owner of the result of one mma.m16n8k16 a (i, e2), by which the format was chosen. */
+uint32_t saw_model_position(uint32_t n, uint32_t coefficient);
+
+#endif /* KVF_TESTS_SAW_MODEL_H */
