@@ -240,6 +240,9 @@ static int choose_profile(struct kvf_session *session, char *text, size_t bytes)
                        profile);
         status = KVF_ERR_MISMATCH;
     }
+    if (status == KVF_OK && !opaque) {
+        session->plan.model_fp = kvf_proto_model_fp(hello);
+    }
     (void)snprintf(session->profile, sizeof(session->profile), "%s", profile);
     return status;
 }

@@ -39,6 +39,16 @@ bool kvf_proto_text_ok(const char *text, size_t field_bytes)
     return true;
 }
 
+uint64_t kvf_proto_model_fp(const struct kvf_wire_hello *hello)
+{
+    uint64_t weights;
+    uint64_t adapter;
+
+    memcpy(&weights, hello->weights_digest, sizeof(weights));
+    memcpy(&adapter, hello->adapter_digest, sizeof(adapter));
+    return weights ^ (adapter << 1 | adapter >> 63);
+}
+
 size_t kvf_proto_type_bytes(unsigned type)
 {
     switch (type) {

@@ -70,6 +70,10 @@ bool kvf_proto_status_known(int32_t status);
 /* A text field: zero-terminated, only zeroes behind, no control characters (it goes into logs). */
 bool kvf_proto_text_ok(const char *text, size_t field_bytes);
 
+/* What record headers carry of the digests, so that client and daemon write and expect the same. 0:
+ * none was given. */
+uint64_t kvf_proto_model_fp(const struct kvf_wire_hello *hello);
+
 /* KVF_OK; KVF_ERR_PROTOCOL: a value outside of kvf_limits and the enums of kvferry.h. */
 int kvf_proto_geometry_check(const struct kvf_wire_geometry *geometry, const char **why_out);
 
