@@ -275,17 +275,9 @@ static void raise_descriptor_limit(const struct kvf_config *config)
     }
 }
 
-/* What people should know before they attach. Tiers have said theirs when they were opened. */
+/* What people should know. Tiers and client sockets have said theirs when they were opened. */
 static void log_start(const struct kvf_config *config)
 {
-    for (uint32_t i = 0; i < config->n_sockets; i++) {
-        kvf_log(KVF_LOG_INFO,
-                "clients attach at %s (mode 0%" PRIo64 "%s%s): tenant %s; all clients of this "
-                "tenant can read each other's blocks",
-                config->sockets[i].path, config->sockets[i].mode,
-                config->sockets[i].group[0] != '\0' ? ", group " : "", config->sockets[i].group,
-                config->sockets[i].tenant);
-    }
     kvf_log(KVF_LOG_INFO, "admin socket %s%s%s", config->admin_socket,
             config->admin_listen[0] != '\0' ? ", metrics and health at " : "",
             config->admin_listen);

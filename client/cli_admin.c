@@ -331,7 +331,7 @@ int cli_verify(const struct cli *cli)
         cli_print_json(
             json_pack("{s:I, s:I}", "verified", (json_int_t)verified, "bad", (json_int_t)bad));
     } else {
-        printf("%" PRIu64 " blocks verified, %" PRIu64 " bad%s\n", verified, bad,
+        printf("%" PRIu64 " records verified, %" PRIu64 " bad%s\n", verified, bad,
                bad != 0 ? ": dropped, they are misses now" : "");
     }
     return bad == 0 ? CLI_OK : CLI_FAILED;

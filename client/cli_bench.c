@@ -38,13 +38,15 @@ struct bench {
 
     uint64_t *submitted_ns; /* by block number */
     uint64_t *latency_ns;
-    uint64_t failed, from_nvme, wrong;
+    uint64_t failed; /* in this phase: not stored, or not there any more */
+    uint64_t from_nvme, wrong;
 };
 
 struct result {
     const char *name;
     double seconds;
-    uint64_t bytes;
+    uint64_t bytes;                  /* that arrived */
+    uint64_t failed;                 /* blocks that did not */
     uint64_t p50_ns, p99_ns, max_ns; /* 0: not measured */
 };
 
@@ -172,7 +174,7 @@ static int run_phase(struct bench *bench, const struct phase *phase, struct resu
     uint64_t inflight = 0;
     int status = KVF_OK;
 
-    memset(bench->latency_ns, 0, bench->count * sizeof(*bench->latency_ns));
+    bench->failed = 0;
     while (next < bench->count || inflight > 0) {
         while (next < bench->count && inflight < bench->depth) {
             bench->submitted_ns[next] = kvf_now_ns();
@@ -194,7 +196,8 @@ static int run_phase(struct bench *bench, const struct phase *phase, struct resu
     }
     result_out->name = phase->name;
     result_out->seconds = (double)(kvf_now_ns() - start_ns) / 1e9;
-    result_out->bytes = bench->count * bench->size_bytes;
+    result_out->bytes = (bench->count - bench->failed) * bench->size_bytes;
+    result_out->failed = bench->failed;
     qsort(bench->latency_ns, bench->count, sizeof(*bench->latency_ns), compare_u64);
     result_out->p50_ns = bench->latency_ns[bench->count / 2];
     result_out->p99_ns = bench->latency_ns[bench->count - 1 - bench->count / 100];
@@ -243,22 +246,21 @@ static void print_text(const struct bench *bench, const struct result *results, 
 {
     printf("%" PRIu64 " blocks of %" PRIu64 " bytes, %" PRIu32 " in flight\n", bench->count,
            bench->size_bytes, bench->depth);
-    printf("%-8s %10s %12s %10s %10s %10s\n", "", "GB/s", "blocks/s", "p50 us", "p99 us", "max us");
+    printf("%-8s %10s %10s %10s %10s %10s\n", "", "GB/s", "p50 us", "p99 us", "max us", "missing");
     for (unsigned i = 0; i < n; i++) {
         const struct result *r = &results[i];
 
-        printf("%-8s %10.3f %12.0f", r->name, gb_s(r), (double)bench->count / r->seconds);
+        printf("%-8s %10.3f", r->name, gb_s(r));
         if (r->max_ns != 0) {
-            printf(" %10.1f %10.1f %10.1f", (double)r->p50_ns / 1e3, (double)r->p99_ns / 1e3,
-                   (double)r->max_ns / 1e3);
+            printf(" %10.1f %10.1f %10.1f %10" PRIu64, (double)r->p50_ns / 1e3,
+                   (double)r->p99_ns / 1e3, (double)r->max_ns / 1e3, r->failed);
         }
         printf("\n");
     }
     printf("bound: one core's memcpy. A put copies twice (into staging here, into the arena with a "
            "checksum in the daemon%s), a get once, out of the arena.\n",
            bench->cli->is_durable ? ", then to a drive" : "");
-    printf("gets from nvme %" PRIu64 ", failed or missed %" PRIu64 ", wrong %" PRIu64 "\n",
-           bench->from_nvme, bench->failed, bench->wrong);
+    printf("gets from nvme %" PRIu64 ", wrong bytes %" PRIu64 "\n", bench->from_nvme, bench->wrong);
 }
 
 static void print_json(const struct bench *bench, const struct result *results, unsigned n)
@@ -273,9 +275,10 @@ static void print_json(const struct bench *bench, const struct result *results, 
         const struct result *r = &results[i];
 
         json_object_set_new(object, r->name,
-                            json_pack("{s:f, s:f, s:I, s:I, s:I}", "seconds", r->seconds, "gb_s",
-                                      gb_s(r), "p50_ns", (json_int_t)r->p50_ns, "p99_ns",
-                                      (json_int_t)r->p99_ns, "max_ns", (json_int_t)r->max_ns));
+                            json_pack("{s:f, s:I, s:f, s:I, s:I, s:I}", "seconds", r->seconds,
+                                      "missing", (json_int_t)r->failed, "gb_s", gb_s(r), "p50_ns",
+                                      (json_int_t)r->p50_ns, "p99_ns", (json_int_t)r->p99_ns,
+                                      "max_ns", (json_int_t)r->max_ns));
     }
     cli_print_json(object);
 }

@@ -19,17 +19,21 @@
 /* Beside the payload a put needs room for its record page and for rounding. */
 #define STAGING_EXTRA_BYTES (1u << 20)
 
+/* The library says what is wrong in more words than a status has. arg: set if it said something. */
 static void on_log(void *arg, int severity, const char *text)
 {
-    (void)arg;
+    bool *has_said = arg;
+
     if (severity <= 1) {
         fprintf(stderr, "kvferry: %s\n", text);
+        *has_said = true;
     }
 }
 
 int cli_open(const struct cli *cli, const char *label, uint64_t staging_bytes,
              struct kvf_client **client_out)
 {
+    static bool has_said; /* the handle may log as long as it lives */
     struct kvf_options options;
     int status;
 
@@ -41,9 +45,13 @@ int cli_open(const struct cli *cli, const char *label, uint64_t staging_bytes,
     options.staging_bytes = staging_bytes;
     options.flags = KVF_ATTACH_NO_RECONNECT;
     options.log = on_log;
+    options.log_arg = &has_said;
     status = kvf_open(&options, client_out);
     if (status == KVF_OK) {
         return CLI_OK;
+    }
+    if (has_said) {
+        return status == KVF_ERR_NO_DAEMON ? CLI_NO_DAEMON : CLI_FAILED;
     }
     return cli_fail_status(cli, "attach", status);
 }

@@ -342,13 +342,17 @@ static int run_command(const struct command *command, int argc, char **argv)
     int code;
 
     fill_long_options(command, long_options);
+    opterr = 0; /* our own words */
     while ((letter = getopt_long(argc, argv, "o:h", long_options, NULL)) != -1) {
         if (letter == 'h') {
             print_command_help(command);
             return CLI_OK;
         }
         if (letter == '?') {
-            return cli_fail(CLI_USAGE, "see kvferry %s --help", command->name);
+            return cli_fail(CLI_USAGE,
+                            "%s: '%s' is not one of its options, or its value is "
+                            "missing; see kvferry %s --help",
+                            command->name, argv[optind - 1], command->name);
         }
         code = take_option(&cli, (char)letter, optarg);
         if (code != CLI_OK) {
