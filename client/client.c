@@ -429,7 +429,7 @@ int kvf_ping(struct kvf_client *client, uint32_t timeout_ms, uint64_t *round_tri
     return call_end(client, status);
 }
 
-/* --- put --- */
+/* --- put -------------------------------------------------------------------------------------- */
 
 /* Batches of one put that may be in flight together. */
 #define PUT_BATCHES 4
@@ -589,7 +589,7 @@ int kvf_put(struct kvf_client *client, const struct kvf_put_item *items, uint32_
     return call_end(client, call.failed_status != KVF_OK ? call.failed_status : KVF_ERR_TIMEOUT);
 }
 
-/* --- lookup, get, prefetch, evict --- */
+/* --- lookup, get, prefetch, evict ------------------------------------------------------------- */
 int kvf_lookup(struct kvf_client *client, const struct kvf_key *keys, uint32_t n,
                const struct kvf_lookup_options *options, struct kvf_lookup_result *result_out)
 {
@@ -709,7 +709,7 @@ int kvf_evict(struct kvf_client *client, const struct kvf_key *keys, uint32_t n,
     return call_count(client, KVF_OP_EVICT, keys, n, evicted_out);
 }
 
-/* --- stat --- */
+/* --- stat ------------------------------------------------------------------------------------- */
 static void stat_on_block(struct kvf_client_sink *sink, const struct kvf_event *event,
                           uint64_t value)
 {

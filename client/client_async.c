@@ -468,7 +468,7 @@ int kvf_request_keys(struct kvf_client *client, uint8_t opcode, const struct kvf
     return KVF_OK;
 }
 
-/* --- put --- */
+/* --- put -------------------------------------------------------------------------------------- */
 static bool item_ok(const struct kvf_client *client, const struct kvf_put_item *item)
 {
     if (item->struct_bytes != sizeof(*item) || !key_ok(&item->key) ||

@@ -226,7 +226,7 @@ struct kvf_client {
     struct kvf_shm_key *keys; /* scratch: entries of the submission in preparation */
 };
 
-/* --- client.c --- */
+/* --- client.c --------------------------------------------------------------------------------- */
 
 /* Begin and end every public call that changes the handle: one thread at a time. */
 void kvf_client_enter(struct kvf_client *client);
@@ -236,7 +236,7 @@ void kvf_client_leave(struct kvf_client *client);
 __attribute__((format(printf, 3, 4))) void kvf_client_log(struct kvf_client *client, int severity,
                                                           const char *format, ...);
 
-/* --- client_session.c --- */
+/* --- client_session.c ------------------------------------------------------------------------- */
 
 /* Move the connection along without blocking: connect, attach, take control messages, notice death,
  * flush what was deferred, forget lost memory. Looks at most once a millisecond unless `now`. */
@@ -268,7 +268,7 @@ void kvf_session_close_all(struct kvf_client *client);
 /* Wake the daemon after a publish that said so. */
 void kvf_session_wake_daemon(struct kvf_session *session);
 
-/* --- client_lease.c --- */
+/* --- client_lease.c --------------------------------------------------------------------------- */
 
 /* Note a lease that came with a completion; *handle_out is what the caller gets.
  * KVF_OK; KVF_ERR_PROTOCOL: no such lease can be. */
@@ -284,7 +284,7 @@ void kvf_lease_send(struct kvf_session *session, uint8_t opcode, uint64_t arg);
 /* Send what was deferred, as far as there is room. */
 void kvf_lease_flush(struct kvf_session *session);
 
-/* --- client_async.c --- */
+/* --- client_async.c --------------------------------------------------------------------------- */
 
 /* Size tables for a session's credits and ring. Keeps events that wait for kvf_poll. */
 int kvf_requests_resize(struct kvf_client *client, uint32_t credits);
@@ -313,7 +313,7 @@ bool kvf_lookup_sqe(uint32_t n, const struct kvf_lookup_options *options, struct
 /* The caller of a blocking call stops waiting: cancel, drop what still comes. */
 void kvf_request_abandon(struct kvf_client *client, uint64_t request);
 
-/* --- client_codec.c --- */
+/* --- client_codec.c --------------------------------------------------------------------------- */
 
 /* A slot's public handle. */
 uint64_t kvf_stage_handle(const struct kvf_session *session, uint32_t page);

@@ -190,7 +190,7 @@ void kvf_session_trim(struct kvf_client *client, struct kvf_session *session)
 static void pieces_blank(struct kvf_session *session, uint64_t now_ns)
 {
     for (struct kvf_client_piece *piece = session->dropped; piece != NULL; piece = piece->next) {
-        if (!piece->is_blank && now_ns - piece->drop_ns >= KVF_CLIENT_KEEP_NS) {
+        if (!piece->is_blank && now_ns >= piece->drop_ns + KVF_CLIENT_KEEP_NS) {
             piece->is_blank = kvf_segment_blank(piece->base, piece->bytes, false) == KVF_OK;
         }
     }

@@ -39,9 +39,10 @@ static int address_of(const char *path, struct sockaddr_un *address_out, char *t
     size_t bytes = strlen(path);
 
     if (bytes == 0 || bytes >= sizeof(address_out->sun_path)) {
-        snprintf(text_out, text_bytes,
-                 "socket path \"%s\" has %zu bytes, the system allows 1 to %zu: use a shorter one",
-                 path, bytes, sizeof(address_out->sun_path) - 1);
+        snprintf(
+            text_out, text_bytes,
+            "a socket path has 1 to %zu bytes, this one has %zu: use a shorter one than \"%s\"",
+            sizeof(address_out->sun_path) - 1, bytes, path);
         return KVF_ERR_INVALID;
     }
     memset(address_out, 0, sizeof(*address_out));

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# check_symbols.py HEADER LIBRARY [NM]: the library exports the functions of kvferry.h and nothing
+# else, and all in one version node.
+import re
+import subprocess
+import sys
+
+
+def main():
+    header, library = sys.argv[1], sys.argv[2]
+    nm = sys.argv[3] if len(sys.argv) > 3 else "nm"
+    with open(header, encoding="ascii") as file:
+        text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
+    declared = set(re.findall(r"\bKVF_API\b[^;(]*?\b(kvf_\w+)\s*\(", text))
+    lines = subprocess.run(
+        [nm, "-D", "--defined-only", library], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    exported = set()
+    failed = False
+    for line in lines:
+        kind, name = line.split()[-2:]
+        if kind == "A":  # the version node itself
+            continue
+        base, _, version = name.partition("@@")
+        exported.add(base)
+        if not version.startswith("KVFERRY_"):
+            print(f"{name}: exported without a version")
+            failed = True
+    for name in sorted(declared - exported):
+        print(f"{name}: in the header, not exported")
+    for name in sorted(exported - declared):
+        print(f"{name}: exported, not in the header")
+    print(f"{len(declared)} declared, {len(exported)} exported")
+    return 1 if failed or declared != exported or not declared else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
