@@ -264,9 +264,16 @@ static void next_synced(struct kvf_nvme_tier *tier, struct kvf_nvme_waiter *wait
     tier->next.step = KVF_NVME_NEXT_CLEAN;
 }
 
+static bool is_opening(const struct kvf_nvme_tier *tier)
+{
+    return tier->slots[0].step == KVF_NVME_SLOT_OPENING ||
+           tier->slots[1].step == KVF_NVME_SLOT_OPENING;
+}
+
+/* Early, so that stores need not wait; but not before there is a segment that copies can go to. */
 static bool next_is_wanted(const struct kvf_nvme_tier *tier)
 {
-    return tier->waiting.first != NULL ||
+    return (tier->waiting.first != NULL && !is_opening(tier)) ||
            (tier->open != NULL && tier->open->used_pages >= tier->segment_pages / 2);
 }
 
@@ -372,8 +379,7 @@ static void open_advance(struct kvf_nvme_tier *tier)
 {
     if (tier->open != NULL || tier->next.step != KVF_NVME_NEXT_CLEAN || tier->writes_off ||
         tier->waiting.first == NULL || tier->generation_next >= tier->generation_limit ||
-        tier->slots[0].step == KVF_NVME_SLOT_OPENING ||
-        tier->slots[1].step == KVF_NVME_SLOT_OPENING) {
+        is_opening(tier)) {
         return;
     }
     for (int i = 0; i < 2; i++) {
@@ -462,10 +468,9 @@ static void digest_run(struct kvf_work *work)
     struct kvf_nvme_slot *slot = work->owner;
     const struct kvf_nvme_tier *tier = slot->tier;
     struct kvf_nvme_identity identity = kvf_nvme_identity(tier);
-    uint32_t n = slot->footer_pages; /* set by digest_start: entries in the index */
 
-    slot->footer_pages = kvf_nvme_footer_seal(slot->index, n, slot->used_pages, &identity,
-                                              ((struct kvf_nvme_segment *)slot->header)->generation,
+    slot->footer_pages = kvf_nvme_footer_seal(slot->index, slot->index_entries, slot->used_pages,
+                                              &identity, slot->header->generation,
                                               slot->segment_index);
 }
 
