@@ -539,9 +539,12 @@ static void put_stop(struct kvf_client *client, struct put_call *call, int statu
 static void put_run(struct kvf_client *client, struct put_call *call, uint64_t deadline_ns)
 {
     for (;;) {
-        /* Busy passes when something in flight ends, ours or not; if nothing is, it stays. */
-        bool is_idle = client->credits_in_use == 0;
+        /* Busy passes when something in flight ends, ours or not; if nothing was and nothing has
+         * been submitted either, it stays. */
+        bool was_idle = client->credits_in_use == 0;
+        uint32_t n_before = call->n_submitted;
         int status = put_fill(client, call);
+        bool is_stuck = status == KVF_ERR_BUSY && was_idle && call->n_submitted == n_before;
         bool is_waiting;
 
         kvf_requests_drain(client, true);
@@ -549,7 +552,7 @@ static void put_run(struct kvf_client *client, struct put_call *call, uint64_t d
         if (!is_waiting && call->n_submitted == call->n) {
             return;
         }
-        if (!is_waiting && status != KVF_OK && (status != KVF_ERR_BUSY || is_idle)) {
+        if (!is_waiting && status != KVF_OK && (status != KVF_ERR_BUSY || is_stuck)) {
             put_stop(client, call, status);
             return;
         }
@@ -557,7 +560,8 @@ static void put_run(struct kvf_client *client, struct put_call *call, uint64_t d
             put_stop(client, call, KVF_ERR_TIMEOUT);
             return;
         }
-        if (status != KVF_OK || call->n_submitted == call->n || put_is_full(call)) {
+        if (client->credits_in_use > 0 &&
+            (status != KVF_OK || call->n_submitted == call->n || put_is_full(call))) {
             kvf_session_sleep(client, deadline_ns);
         }
     }
