@@ -44,14 +44,14 @@ static void store_release(struct kvf_shm_line *line, uint32_t value)
     __atomic_store_n(&line->value, value, __ATOMIC_RELEASE);
 }
 
-/* The producer's half of the sleeping protocol: its index is stored, does the other side sleep? */
-static bool take_sleeping(struct kvf_shm_line *sleeping)
+/* The producer's half of the sleeping protocol: store the index; does the other side sleep? */
+static bool publish(struct kvf_shm_line *index, uint32_t value, struct kvf_shm_line *sleeping)
 {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&sleeping->value, __ATOMIC_RELAXED) != 1) {
+    __atomic_store_n(&index->value, value, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&sleeping->value, __ATOMIC_SEQ_CST) != 1) {
         return false;
     }
-    return __atomic_exchange_n(&sleeping->value, 0, __ATOMIC_RELAXED) == 1;
+    return __atomic_exchange_n(&sleeping->value, 0, __ATOMIC_SEQ_CST) == 1;
 }
 
 /* The sleeper's half: say so, then look at the producer's index once more. */
@@ -59,8 +59,7 @@ static bool say_sleeping(struct kvf_shm_line *sleeping, const struct kvf_shm_lin
                          uint32_t head)
 {
     __atomic_store_n(&sleeping->value, 1, __ATOMIC_SEQ_CST);
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    if (load_acquire(tail) == head) {
+    if (__atomic_load_n(&tail->value, __ATOMIC_SEQ_CST) == head) {
         return true;
     }
     __atomic_store_n(&sleeping->value, 0, __ATOMIC_RELAXED);
@@ -127,8 +126,7 @@ void kvf_ring_client_push(struct kvf_ring_client *ring, struct kvf_shm_sqe *sqe)
 
 bool kvf_ring_client_publish(struct kvf_ring_client *ring)
 {
-    store_release(&ring->indices->sq_tail, ring->sq_tail);
-    return take_sleeping(&ring->indices->daemon_sleeping);
+    return publish(&ring->indices->sq_tail, ring->sq_tail, &ring->indices->daemon_sleeping);
 }
 
 int kvf_ring_client_take(struct kvf_ring_client *ring, struct kvf_shm_cqe *cqe_out)
@@ -278,8 +276,7 @@ void kvf_ring_daemon_complete(struct kvf_ring_daemon *ring, const struct kvf_shm
 
 bool kvf_ring_daemon_publish(struct kvf_ring_daemon *ring)
 {
-    store_release(&ring->indices->cq_tail, ring->cq_tail);
-    return take_sleeping(&ring->indices->client_sleeping);
+    return publish(&ring->indices->cq_tail, ring->cq_tail, &ring->indices->client_sleeping);
 }
 
 bool kvf_ring_daemon_sleep(struct kvf_ring_daemon *ring)

@@ -15,10 +15,11 @@
  * index store with release order pairs with the other side's load with acquire order, both ways: it
  * hands entries over, and it hands slots back.
  *
- * Sleeping. A store and a load of different words are not ordered by release and acquire; both
- * sides therefore put a sequentially consistent fence between their store (sleeping word, index)
- * and their load (index, sleeping word): at least one of them sees the other. The waker takes the
- * word from 1 to 0, so that a burst of entries costs one wake-up.
+ * Sleeping. A store and a load of different words are not ordered by release and acquire. All four
+ * accesses of the protocol (store the index, look at the sleeping word; store the sleeping word, look
+ * at the index) are therefore sequentially consistent: there is one order of them all, and in it one
+ * side sees the other. The waker takes the word from 1 to 0, so that a burst of entries costs one
+ * wake-up.
  *
  * One thread a side. Nothing blocks.
  */
