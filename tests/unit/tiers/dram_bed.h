@@ -241,6 +241,14 @@ static inline bool bed_has(const struct bed *bed, uint32_t cookie)
     return bed->entries[cookie].location != KVF_LOCATION_NONE;
 }
 
+/* A number of bytes from 1 on, each octave up to 8 KiB << (n_octaves - 1) as likely as another. */
+static inline uint64_t bed_draw_bytes(struct kvf_random_seeded *random, uint32_t n_octaves)
+{
+    uint64_t bound_bytes = 8192ull << kvf_random_seeded_next(random) % n_octaves;
+
+    return 1 + kvf_random_seeded_next(random) % bound_bytes;
+}
+
 static inline struct kvf_tier_stat bed_stat(const struct bed *bed)
 {
     struct kvf_tier_stat stat;

@@ -178,8 +178,7 @@ static void test_octave_classes(void **state)
     print_message("seed %llu\n", (unsigned long long)seed);
     kvf_random_seeded_init(&random, seed);
     for (int i = 0; i < 2000; i++) {
-        uint64_t bytes = 1 + kvf_random_seeded_next(&random) %
-                                 (8192ull << kvf_random_seeded_next(&random) % 14);
+        uint64_t bytes = bed_draw_bytes(&random, 14);
         uint64_t slot_bytes = slot_bytes_of(bed, bytes, &is_exact);
 
         assert_false(is_exact);
@@ -266,8 +265,7 @@ static void test_places(void **state)
     assert_int_equal(bed_info(bed).pieces, 8);
     kvf_random_seeded_init(&random, 5);
     while (n_busy < 100) {
-        uint64_t bytes = 1 + kvf_random_seeded_next(&random) %
-                                 (8192ull << kvf_random_seeded_next(&random) % 11);
+        uint64_t bytes = bed_draw_bytes(&random, 11);
         uint32_t cookie, piece_id;
         struct kvf_dram_piece piece;
         kvf_location location;
@@ -578,6 +576,38 @@ static void test_population_on_old_kernels(void **state)
     bed_free(bed);
 }
 
+static void wake_nobody(void *ctx)
+{
+    (void)ctx;
+}
+
+/* As in the daemon: the job runs on a worker while the reactor already uses the first areas. */
+static void test_population_on_a_worker(void **state)
+{
+    struct bed *bed = bed_new(32, 1);
+    struct kvf_waker waker = {.wake = wake_nobody};
+    char why[KVF_ERROR_TEXT_BYTES];
+
+    (void)state;
+    bed->config.work->ops->close(bed->config.work);
+    assert_int_equal(kvf_work_open(2, 8, waker, &bed->config.work), KVF_OK);
+    assert_int_equal(kvf_dram_open(&bed->config, &bed->tier, why, sizeof(why)), KVF_OK);
+    while (bed->n_areas_ready < 32) {
+        uint32_t cookie;
+
+        if (bed_reserve(bed, 0, 100000, &cookie) == KVF_OK) {
+            memset(bed->tier->ops->address(bed->tier, bed->entries[cookie].location), 1, 100000);
+            kvf_dram_publish(bed->tier, bed->entries[cookie].location, 0);
+        }
+        bed->config.work->ops->poll(bed->config.work);
+        bed->tier->ops->poll(bed->tier, bed->now_ns);
+        if (bed->n_entries == BED_ENTRIES_MAX) {
+            bed->n_entries--; /* it has been evicted long ago */
+        }
+    }
+    bed_free(bed);
+}
+
 static void test_open_fails(void **state)
 {
     struct bed *bed = bed_new(16, 1);
@@ -713,6 +743,7 @@ int main(void)
         cmocka_unit_test_setup(test_no_memory_yet, reset),
         cmocka_unit_test_setup(test_population_fails, reset),
         cmocka_unit_test_setup(test_population_on_old_kernels, reset),
+        cmocka_unit_test_setup(test_population_on_a_worker, reset),
         cmocka_unit_test_setup(test_open_fails, reset),
         cmocka_unit_test_setup(test_huge_pages, reset),
         cmocka_unit_test_setup(test_memory_allows, reset),

@@ -130,10 +130,10 @@ static void step_reserve(struct bed *bed)
     uint64_t offset;
     struct shadow made = {
         .is_used = true,
-        .tenant = (uint16_t)below(N_TENANTS),
-        .bytes = 64 + kvf_random_seeded_next(&rng) % (4096ull << below(10)),
     };
 
+    made.tenant = (uint16_t)below(N_TENANTS);
+    made.bytes = 63 + bed_draw_bytes(&rng, 9);
     for (uint32_t i = 0; i < N_LIVE_MAX && shadow == NULL; i++) {
         shadow = shadows[i].is_used ? NULL : &shadows[i];
     }
