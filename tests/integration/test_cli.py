@@ -1,0 +1,600 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon and the command as people meet them: arguments, exit codes, signals, files, HTTP.
+
+usage: test_cli.py KVFERRYD KVFERRY EXAMPLES_DIR [unittest arguments]
+"""
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+KVFERRYD, KVFERRY, EXAMPLES = sys.argv[1:4]
+SMALL = [
+    "dram.bytes=96MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=96MiB", "staging.total=96MiB",
+    "staging.client=4MiB", "nvme.0.bytes=128MiB", "nvme.0.segment_bytes=8MiB", "clients.max=16",
+]
+START_S = 30
+DEADLINE_S = 60
+
+
+def run(*arguments, data=None, env=None):
+    """Run a command to its end: (exit code, stdout, stderr) as bytes, text, text."""
+    done = subprocess.run(arguments, input=data if data is not None else b"", capture_output=True,
+                          env={**os.environ, **(env or {})}, timeout=DEADLINE_S, check=False)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+def wait_for(condition, what, seconds=START_S):
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {seconds} s for {what}")
+        time.sleep(0.02)
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path):
+        super().__init__("kvferryd", timeout=DEADLINE_S)
+        self.path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(DEADLINE_S)
+        try:
+            self.sock.connect(self.path)
+        except OSError:
+            self.sock.close()
+            raise
+
+
+def ask(connection, method, path, body=None):
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+class Daemon:
+    """A kvferryd in a folder of its own, with small tiers."""
+
+    def __init__(self, folder, *sets, env=None):
+        self.folder = folder
+        self.socket = os.path.join(folder, "kvferryd.sock")
+        self.admin = self.socket + ".admin"
+        self.log = os.path.join(folder, "log")
+        arguments = [KVFERRYD, "--dir", folder]
+        for value in SMALL + list(sets):
+            arguments += ["--set", value]
+        self.arguments = arguments
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=log,
+                                            stderr=log, env={**os.environ, **(env or {})})
+
+    def wait_ready(self):
+        def is_ready():
+            if self.process.poll() is not None:
+                raise AssertionError(f"exit {self.process.returncode}: {self.log_text()}")
+            return os.path.exists(self.admin) and self.get("/readyz")[0] == 200
+        wait_for(is_ready, "ready")
+        return self
+
+    def get(self, path):
+        try:
+            return ask(UnixConnection(self.admin), "GET", path)
+        except OSError:
+            return 0, ""
+
+    def post(self, path):
+        return ask(UnixConnection(self.admin), "POST", path)
+
+    def log_text(self):
+        with open(self.log, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+    def signal_and_wait(self, number):
+        self.process.send_signal(number)
+        return self.process.wait(timeout=DEADLINE_S)
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class Case(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="kvf-cli-")
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def start(self, *sets, env=None):
+        daemon = Daemon(self.folder, *sets, env=env)
+        self.addCleanup(daemon.end)
+        return daemon.wait_ready()
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def write(self, name, text):
+        with open(self.path(name), "w", encoding="utf-8") as file:
+            file.write(text)
+        return self.path(name)
+
+    def one_line(self, result, code, *parts):
+        """An exit code, and one line that has all parts."""
+        self.assertEqual(result[0], code, result)
+        self.assertEqual(result[2].count("\n"), 1, result[2])
+        for part in parts:
+            self.assertIn(part, result[2])
+
+
+class DaemonArguments(Case):
+    def test_help_has_every_option(self):
+        code, out, _ = run(KVFERRYD, "--help")
+        self.assertEqual(code, 0)
+        options = run(KVFERRYD, "--print-options")[1].decode().splitlines()
+        self.assertGreater(len(options), 30)
+        for line in options:
+            name, kind, default = line.split("\t")[:3]
+            name = name.replace("[]", ".N")
+            self.assertIn(f"    {name} ({kind}{', default ' + default if default else ''})\n",
+                          out.decode())
+
+    def test_version(self):
+        code, out, _ = run(KVFERRYD, "--version")
+        self.assertEqual(code, 0)
+        self.assertRegex(out.decode(), r"^kvferryd \d+\.\d+\.\d+\n$")
+
+    def test_usage_errors(self):
+        for arguments in (["--bogus"], ["word"], ["--config"], ["--config", "a", "--dir", "b"],
+                          ["--yes"], ["--bytes", "1K"]):
+            self.assertEqual(run(KVFERRYD, *arguments)[0], 2, arguments)
+
+    def test_config_errors_are_one_line(self):
+        path = self.write("wrong.yaml", "dram:\n  byts: 1GiB\n")
+        self.one_line(run(KVFERRYD, "--config", path), 2,
+                      f"kvferryd: {path}:2: dram.byts: no such option; did you mean 'bytes'?")
+        self.one_line(run(KVFERRYD, "--config", self.path("none.yaml")), 2, "cannot be read")
+        self.one_line(run(KVFERRYD, "--dir", "/proc/none"), 2, "/proc/none", "name one in a folder")
+        self.one_line(run(KVFERRYD, "--dir", self.folder, "--set", "dram.bytes=1TB"), 2,
+                      "kvferryd: command line: dram.bytes: '1TB' has the unknown unit 'TB'")
+        self.one_line(run(KVFERRYD, "--dir", self.folder, "--set", "dram.bytes=9000TiB"), 2,
+                      "dram.bytes: the daemon would take", "all there is", "lower")
+
+    def test_print_config_reads_back(self):
+        code, out, _ = run(KVFERRYD, "--dir", self.folder, "--print-config")
+        self.assertEqual(code, 0)
+        path = self.write("printed.yaml", out.decode())
+        self.assertEqual(run(KVFERRYD, "--config", path, "--print-config"), (0, out, ""))
+
+    def test_the_installed_file(self):
+        """As it is, and with every line uncommented, it says what the daemon does without it."""
+        installed = os.path.join(ROOT, "agent", "kvferryd.yaml")
+        plain = self.write("empty.yaml", "")
+        _, defaults, _ = run(KVFERRYD, "--config", plain, "--print-config")
+        self.assertEqual(run(KVFERRYD, "--config", installed, "--print-config")[1], defaults)
+        with open(installed, encoding="utf-8") as file:
+            text = re.sub(r"^#( {2,}|(?=[a-z]))", r"\1", file.read(), flags=re.MULTILINE)
+        path = self.write("all.yaml", text)
+        code, out, error = run(KVFERRYD, "--config", path, "--print-config")
+        self.assertEqual(code, 0, error)
+        drive = re.search(r"nvme:\n((?:  .*\n)+)", out.decode())
+        self.assertEqual(out.decode().replace(drive.group(0), "nvme: []\n"), defaults.decode())
+
+    def test_check(self):
+        sets = [argument for value in SMALL for argument in ("--set", value)]
+        code, out, _ = run(KVFERRYD, "--dir", self.folder, *sets, "--check")
+        self.assertEqual(code, 0)
+        rows = re.findall(r"^(.{22}) +([\d.]+)", out.decode(), re.MULTILINE)
+        sizes = {name.strip(): float(size) for name, size in rows}
+        parts = [name for name in sizes
+                 if name not in ("total", "available", "limit", "drives")]
+        self.assertAlmostEqual(sum(sizes[name] for name in parts), sizes["total"], delta=0.1)
+        self.assertEqual(sizes["arena"], 96)
+        self.assertTrue(out.decode().endswith("fits\n"))
+        self.assertFalse(os.path.exists(self.path("nvme.store")), "--check changes nothing")
+        self.one_line(run(KVFERRYD, "--dir", self.folder, "--set", "dram.bytes=8000TiB",
+                          "--check"), 2, "dram.bytes", "lower")
+
+
+class DaemonLife(Case):
+    def test_sigterm_drains(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            daemon = self.start()
+            self.assertEqual(daemon.signal_and_wait(number), 0, daemon.log_text())
+            self.assertFalse(os.path.exists(daemon.socket))
+            self.assertFalse(os.path.exists(daemon.admin))
+
+    def test_drain_by_http(self):
+        daemon = self.start()
+        self.assertEqual(daemon.post("/v1/drain")[0], 200)
+        self.assertEqual(daemon.process.wait(timeout=DEADLINE_S), 0)
+
+    def test_stale_sockets_are_taken_over(self):
+        daemon = self.start()
+        daemon.signal_and_wait(signal.SIGKILL)
+        self.assertTrue(os.path.exists(daemon.socket))
+        self.assertTrue(os.path.exists(daemon.admin))
+        self.assertEqual(self.start().signal_and_wait(signal.SIGTERM), 0)
+
+    def test_second_daemon_is_refused(self):
+        daemon = self.start()
+        code, _, error = run(*daemon.arguments)
+        self.assertEqual(code, 2, error)
+        other = self.path("other")
+        code, _, error = run(*daemon.arguments, "--set", f"nvme.0.path={other}")
+        self.assertEqual(code, 2, error)
+        self.assertIn(daemon.socket, error)
+        code, _, error = run(*daemon.arguments, "--set", f"nvme.0.path={other}", "--set",
+                             f"sockets.0.path={self.path('b.sock')}", "--set",
+                             f"admin.socket={daemon.admin}")
+        self.assertEqual(code, 2, error)
+        self.assertIn("admin socket", error)
+        self.assertFalse(os.path.exists(self.path("b.sock")), "it cleans up what it had made")
+        self.assertEqual(run(KVFERRY, "ping", "--count", "1", "--socket", daemon.socket)[0], 0,
+                         "the first one did not notice")
+        self.assertEqual(daemon.get("/readyz")[0], 200)
+
+    def test_folder_at_the_socket(self):
+        os.mkdir(self.path("kvferryd.sock"))
+        self.one_line(run(KVFERRYD, "--dir", self.folder), 2, "is a folder", "never the socket")
+
+    def test_permissions(self):
+        daemon = self.start("sockets.0.mode=0600")
+        self.assertEqual(stat.S_IMODE(os.stat(daemon.socket).st_mode), 0o600)
+        self.assertEqual(stat.S_IMODE(os.stat(daemon.admin).st_mode), 0o600)
+        daemon.signal_and_wait(signal.SIGTERM)
+        daemon = self.start("sockets.0.mode=0666", "admin.mode=0640")
+        self.assertEqual(stat.S_IMODE(os.stat(daemon.socket).st_mode), 0o666)
+        self.assertEqual(stat.S_IMODE(os.stat(daemon.admin).st_mode), 0o640)
+
+    def test_it_says_who_reads_what(self):
+        daemon = self.start()
+        self.assertIn("can read each other's blocks", daemon.log_text())
+        self.assertIn("lossy profiles: refused unless calibration", daemon.log_text())
+        self.assertRegex(daemon.log_text(), r"nvme: .*(io_uring|threads)")
+        daemon.signal_and_wait(signal.SIGTERM)
+        daemon = self.start("allow_uncalibrated=true")
+        self.assertIn("lossy profiles: allowed without a calibration", daemon.log_text())
+
+    def test_notify(self):
+        for name in (self.path("notify"), "\0kvf-test-" + os.path.basename(self.folder)):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+                manager.bind(name)
+                manager.settimeout(START_S)
+                daemon = self.start(env={"NOTIFY_SOCKET": name.replace("\0", "@")})
+                self.assertEqual(manager.recv(100), b"READY=1")
+                self.assertEqual(daemon.signal_and_wait(signal.SIGTERM), 0)
+                self.assertEqual(manager.recv(100), b"STOPPING=1")
+
+    def test_memory_is_what_check_says(self):
+        if os.environ.get("ASAN_OPTIONS") or os.environ.get("TSAN_OPTIONS"):
+            self.skipTest("sanitizers take memory of their own")
+        daemon = self.start()
+        code, out, error = run(KVFERRY, "bench", "--count", "120", "--size", "1MiB", "--socket",
+                               daemon.socket)
+        self.assertEqual(code, 0, error)
+        with open(f"/proc/{daemon.process.pid}/status", encoding="ascii") as file:
+            peak_kib = int(re.search(r"VmHWM:\s+(\d+)", file.read()).group(1))
+        total = re.search(r"^total +([\d.]+)", run(*daemon.arguments, "--set",
+                                                  f"sockets.0.path={self.path('x.sock')}",
+                                                  "--check")[1].decode(), re.MULTILINE)
+        self.assertLessEqual(peak_kib / 1024, float(total.group(1)))
+        # and the arena really is in it: not an estimate that nothing could exceed
+        self.assertGreater(peak_kib / 1024, 96)
+
+
+class Format(Case):
+    def setUp(self):
+        super().setUp()
+        self.store = self.path("store")
+
+    def format(self, *arguments):
+        return run(KVFERRYD, "--format", self.store, *arguments)
+
+    def test_it_asks(self):
+        self.one_line(self.format("--bytes", "64MiB"), 1, "add --yes")
+        self.assertFalse(os.path.exists(self.store))
+
+    def test_new_file_needs_a_size(self):
+        self.one_line(self.format("--yes"), 2, "add --bytes SIZE")
+
+    def test_foreign_file(self):
+        with open(self.store, "wb") as file:
+            file.write(b"somebody's data" * 100000)
+            file.truncate(128 << 20)
+        before = os.stat(self.store).st_mtime_ns
+        sets = [argument for value in SMALL + [f"nvme.0.path={self.store}"]
+                for argument in ("--set", value)]
+        code, _, error = run(KVFERRYD, "--dir", self.folder, *sets)
+        self.assertEqual(code, 2, error)
+        self.assertEqual(os.stat(self.store).st_mtime_ns, before, "not a byte was written")
+        code, out, error = run(KVFERRYD, "--dir", self.folder, *sets, "--format", self.store,
+                               "--yes")
+        self.assertEqual(code, 0, error)
+        self.assertIn("holds data that is not kvferry's", out.decode())
+        self.assertIn("is an empty kvferry store now", out.decode())
+        daemon = self.start(f"nvme.0.path={self.store}")
+        self.assertEqual(daemon.signal_and_wait(signal.SIGTERM), 0)
+        code, out, _ = run(KVFERRYD, "--dir", self.folder, *sets, "--format", self.store)
+        self.assertEqual(code, 1)
+        self.assertIn("holds a kvferry store: all its blocks are lost", out.decode())
+
+    def test_store_in_use(self):
+        daemon = self.start()
+        self.store = self.path("nvme.store")
+        code, _, error = self.format("--yes")
+        self.assertNotEqual(code, 0)
+        self.assertIn("open", error)
+        self.assertEqual(daemon.get("/readyz")[0], 200)
+
+
+class Http(Case):
+    def free_port(self):
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            return sock.getsockname()[1]
+
+    def test_tcp_has_health_and_metrics_only(self):
+        port = self.free_port()
+        daemon = self.start(f"admin.listen=127.0.0.1:{port}")
+
+        def tcp(method, path):
+            return ask(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S), method,
+                       path)
+        for path in ("/healthz", "/readyz", "/metrics"):
+            self.assertEqual(tcp("GET", path)[0], 200)
+        self.assertIn("\nkvferry_ready 1\n", tcp("GET", "/metrics")[1])
+        for path in ("/v1/stat", "/v1/clients", "/v1/blocks", "/v1/namespaces"):
+            self.assertEqual(tcp("GET", path)[0], 404)
+            self.assertEqual(daemon.get(path)[0], 200)
+        for path in ("/v1/drain", "/v1/purge?namespace=1", "/v1/evict?namespace=1", "/v1/verify"):
+            self.assertEqual(tcp("POST", path)[0], 404)
+        self.assertEqual(tcp("POST", "/healthz")[0], 405)
+        self.assertIsNone(daemon.process.poll())
+
+    def test_wrong_questions(self):
+        daemon = self.start()
+        for path in ("/v1/blocks?max=0", "/v1/blocks?max=1001", "/v1/blocks?cursor=xyz",
+                     "/v1/blocks?namespace=12345678901234567", "/v1/blocks?max=9x"):
+            self.assertEqual(daemon.get(path)[0], 400, path)
+        for path in ("/v1/evict", "/v1/evict?key_id=12", "/v1/purge", "/v1/purge?namespace=0",
+                     "/v1/evict?namespace=1&key_id=" + 64 * "0", "/v1/verify?max=100000"):
+            self.assertEqual(daemon.post(path)[0], 400, path)
+        self.assertEqual(daemon.post("/v1/evict?key_id=" + 64 * "0")[0], 404)
+        self.assertEqual(daemon.get("/v1/none")[0], 404)
+        self.assertEqual(daemon.get("/v1/drain")[0], 405)
+        with self.assertRaises((OSError, http.client.HTTPException)):
+            ask(UnixConnection(daemon.admin), "POST", "/v1/verify", body=b"x" * 100000)
+        self.assertEqual(daemon.get("/healthz")[0], 200)
+
+    def test_silent_connections_do_not_stop_it(self):
+        port = self.free_port()
+        daemon = self.start(f"admin.listen=127.0.0.1:{port}")
+        silent = []
+        for _ in range(64):
+            sock = socket.socket()
+            sock.settimeout(0.02)
+            try:
+                sock.connect(("127.0.0.1", port))
+                sock.send(b"GET /metr")
+            except OSError:
+                pass
+            silent.append(sock)
+        self.assertEqual(daemon.get("/healthz")[0], 200, "the Unix socket has room of its own")
+        for sock in silent:
+            sock.close()
+        wait_for(lambda: self.try_tcp(port) == 200, "the TCP socket to come back")
+
+    def try_tcp(self, port):
+        try:
+            return ask(http.client.HTTPConnection("127.0.0.1", port, timeout=5), "GET",
+                       "/readyz")[0]
+        except OSError:
+            return 0
+
+    def test_metrics_parse(self):
+        daemon = self.start()
+        _, text = daemon.get("/metrics")
+        sample = re.compile(r'^kvferry_[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [-+.\de]+$')
+        for line in text.splitlines():
+            if not line.startswith("#"):
+                self.assertRegex(line, sample)
+        promtool = shutil.which("promtool")
+        if promtool is not None:
+            code, _, error = run(promtool, "check", "metrics", data=text.encode())
+            self.assertEqual(code, 0, error)
+
+
+class Command(Case):
+    def setUp(self):
+        super().setUp()
+        self.daemon = self.start()
+
+    def kvferry(self, *arguments, data=None):
+        return run(KVFERRY, *arguments, data=data, env={"KVFERRY_SOCKET": self.daemon.socket})
+
+    def ok(self, *arguments, data=None):
+        code, out, error = self.kvferry(*arguments, data=data)
+        self.assertEqual((code, error), (0, ""), arguments)
+        return out
+
+    def ok_json(self, *arguments, data=None):
+        return json.loads(self.ok(*arguments, "-o", "json", data=data))
+
+    def test_put_and_get(self):
+        data = os.urandom(300001)
+        self.assertEqual(self.ok("put", "--key-text", "a", data=data), b"stored: 300001 bytes\n")
+        self.assertEqual(self.ok("put", "--key-text", "a", data=data), b"exists: 300001 bytes\n")
+        self.assertEqual(self.ok("get", "--key-text", "a"), data)
+        out = self.path("out")
+        self.assertEqual(self.ok("get", out, "--key-text", "a"), b"hit: 300001 bytes from dram\n")
+        with open(out, "rb") as file:
+            self.assertEqual(file.read(), data)
+        self.one_line(self.kvferry("put", "--key-text", "a", data=b"other"), 1, "conflict")
+        self.assertEqual(self.ok("get", "--key-text", "a"), data, "the first one stands")
+
+    def test_key_text_is_the_hash_it_says(self):
+        self.ok("put", "--key-text", "hello", data=b"x")
+        # b2sum -l 256 of "hello"
+        key = "324dcf027dd4a30a932c441f365a25e86b173defa4b8e58948253471b81b72cf"
+        self.assertEqual(self.ok("get", "--key", key), b"x")
+
+    def test_miss(self):
+        code, out, error = self.kvferry("get", "--key-text", "none")
+        self.assertEqual((code, out, error), (1, b"", "miss\n"))
+        out = self.path("out")
+        self.assertEqual(self.kvferry("get", out, "--key-text", "none")[0], 1)
+        self.assertFalse(os.path.exists(out), "a miss makes no file")
+        self.ok("put", "--key-text", "a", "--label", "one", data=b"x")
+        self.assertEqual(self.kvferry("get", "--key-text", "a", "--label", "two")[2], "miss\n")
+        self.assertEqual(self.ok("get", "--key-text", "a", "--label", "one"), b"x")
+
+    def test_sizes(self):
+        for size in (1, 4095, 4096, 4097, 5000000):
+            data = os.urandom(size)
+            key = f"size {size}"
+            self.ok("put", "--key-text", key, data=data)
+            self.assertEqual(self.ok("get", "--key-text", key), data)
+        self.one_line(self.kvferry("put", "--key-text", "e", data=b""), 1, "input is empty")
+        self.one_line(self.kvferry("put", "--key-text", "e", data=bytes((64 << 20) + 1)), 1,
+                      "more than 64 MiB")
+
+    def test_durable_survives_sigkill(self):
+        data = os.urandom(100000)
+        self.assertEqual(self.ok("put", "--key-text", "a", "--durable", data=data),
+                         b"durable: 100000 bytes\n")
+        self.ok("put", "--key-text", "b", "--no-write", data=data)
+        self.daemon.signal_and_wait(signal.SIGKILL)
+        self.daemon = self.start()
+        out = self.path("out")
+        self.assertEqual(self.ok("get", out, "--key-text", "a"), b"hit: 100000 bytes from nvme\n")
+        with open(out, "rb") as file:
+            self.assertEqual(file.read(), data)
+        self.assertEqual(self.kvferry("get", "--key-text", "b")[2], "miss\n")
+
+    def test_ls_verify_evict_purge(self):
+        for i in range(20):
+            self.ok("put", "--key-text", str(i), "--label", "lab", "--durable", data=b"%d" % i)
+        rows = self.ok("ls").decode()
+        self.assertRegex(rows, r"(?m)^[0-9a-f]{16} .* 20 .* lab$")
+        blocks = self.ok("ls", "--namespace", "lab", "-o", "json").decode().splitlines()
+        self.assertEqual(len(blocks), 20)
+        self.assertEqual(len({json.loads(line)["key_id"] for line in blocks}), 20)
+        self.assertEqual(len(self.ok("ls", "--namespace", "lab", "--count",
+                                     "7").decode().splitlines()), 7)
+        verified = self.ok_json("verify")
+        self.assertGreaterEqual(verified["verified"], 20)
+        self.assertEqual(verified["bad"], 0)
+        self.assertEqual(self.ok("evict", "--key-text", "3", "--label", "lab"), b"evicted\n")
+        self.assertEqual(self.kvferry("evict", "--key-text", "3", "--label", "lab")[0], 1)
+        self.assertEqual(self.kvferry("get", "--key-text", "3", "--label", "lab")[2], "miss\n")
+        self.assertEqual(self.ok_json("evict", "--namespace", "lab")["evicted"], 19)
+        self.ok("put", "--key-text", "x", "--label", "lab", "--durable", data=b"x")
+        namespace = json.loads(blocks[0])["namespace_id"]
+        self.assertEqual(self.ok_json("purge", "--namespace", namespace)["evicted"], 1)
+        self.daemon.signal_and_wait(signal.SIGKILL)
+        self.daemon = self.start()
+        for key in ("x", "7"):
+            self.assertEqual(self.kvferry("get", "--key-text", key, "--label", "lab")[2], "miss\n",
+                             "purged for good")
+        self.one_line(self.kvferry("purge", "--namespace", "none"), 1, "no namespace has the label")
+
+    def test_stat_ping_clients(self):
+        self.ok("put", "--key-text", "a", data=b"x" * 5000)
+        self.ok("get", "--key-text", "a")
+        self.kvferry("get", "--key-text", "none")
+        figures = self.ok_json("stat")
+        self.assertTrue(figures["ready"])
+        self.assertEqual(figures["metrics"]["put_blocks"], 1)
+        self.assertEqual(figures["metrics"]["get_hits_dram"], 1)
+        self.assertEqual(figures["metrics"]["get_misses"], 1)
+        self.assertEqual(figures["dram"]["stored_blocks"], 1)
+        self.assertEqual(figures["dram"]["capacity_bytes"], 96 << 20)
+        self.assertEqual(len(figures["nvme"]), 1)
+        text = self.ok("stat").decode()
+        for word in ("ready", "dram", "nvme 0", "misses 1"):
+            self.assertIn(word, text)
+        self.assertRegex(self.ok("ping", "--count", "50").decode(), r"^50 round trips: min ")
+        times = self.ok_json("ping", "--count", "50")
+        self.assertLessEqual(times["min_ns"], times["p50_ns"])
+        self.assertLessEqual(times["p50_ns"], times["p99_ns"])
+        self.assertGreater(times["min_ns"], 0)
+        self.assertEqual(self.ok_json("clients")["clients"], [])
+        self.assertIn("connection", self.ok("clients").decode())
+
+    def test_bench(self):
+        figures = self.ok_json("bench", "--count", "32", "--size", "64KiB", "--depth", "4")
+        self.assertEqual(figures["wrong"], 0)
+        for phase in ("put", "get", "memcpy"):
+            self.assertGreater(figures[phase]["gb_s"], 0)
+        for phase in ("put", "get"):
+            self.assertEqual(figures[phase]["missing"], 0)
+            self.assertLessEqual(figures[phase]["p50_ns"], figures[phase]["p99_ns"])
+        self.assertEqual(self.ok_json("stat")["dram"]["stored_blocks"], 0, "evicted at the end")
+        self.assertIn("bound: one core's memcpy", self.ok("bench", "--count", "8").decode())
+
+    def test_usage(self):
+        for arguments in ([], ["bogus"], ["put"], ["get"], ["purge"], ["evict"],
+                          ["put", "--key", "12"], ["put", "--key", "xy" * 16],
+                          ["put", "a", "b", "--key-text", "k"], ["stat", "--durable"],
+                          ["stat", "word"], ["stat", "-o", "xml"], ["ping", "--count", "0"],
+                          ["put", "--key-text", "k", "--ttl", "5"], ["bench", "--size", "7"],
+                          ["evict", "--key-text", "k", "--namespace", "n"]):
+            self.one_line(self.kvferry(*arguments), 2, "kvferry: ")
+
+    def test_no_daemon(self):
+        for command in (["ping"], ["stat"], ["ls"], ["clients"], ["verify"], ["bench"],
+                        ["purge", "--namespace", "x"], ["get", "--key-text", "k"],
+                        ["put", "--key-text", "k"], ["evict", "--key-text", "k"]):
+            result = run(KVFERRY, *command, "--socket", self.path("none.sock"), data=b"x")
+            self.one_line(result, 3, "none.sock")
+
+    def test_help_and_man_page_agree(self):
+        text = self.ok("--help").decode()
+        commands = re.findall(r"^    ([a-z]+) +\S", text.split("Options of all")[0], re.MULTILINE)
+        self.assertEqual(len(commands), 10)
+        with open(os.path.join(ROOT, "docs", "man", "kvferry.1"), encoding="utf-8") as file:
+            page = file.read().replace("\\-", "-")
+        for command in commands:
+            self.assertRegex(page, rf"(?m)^\.It Cm {command}\b")
+            for option in re.findall(r"--([a-z-]+)", self.ok(command, "--help").decode()):
+                self.assertIn(f"-{option}", page)
+
+    def test_examples(self):
+        for name, last in (("example_01_put_get", "every bit came back"),
+                           ("example_02_async", "64 blocks of 256 KiB: 0 misses, 0 wrong")):
+            code, out, error = run(os.path.join(EXAMPLES, name), self.daemon.socket)
+            self.assertEqual(code, 0, error)
+            self.assertIn(last, out.decode())
+
+
+class ManPages(unittest.TestCase):
+    def test_they_format_without_a_warning(self):
+        groff = shutil.which("groff")
+        if groff is None:
+            self.skipTest("groff is not installed")
+        folder = os.path.join(ROOT, "docs", "man")
+        pages = sorted(os.listdir(folder))
+        self.assertEqual(pages, ["kvferry.1", "kvferry.7", "kvferryd.8", "kvferryd.yaml.5"])
+        for page in pages:
+            code, _, error = run(groff, "-mdoc", "-ww", "-z", os.path.join(folder, page))
+            self.assertEqual((code, error), (0, ""), page)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]] + sys.argv[4:])
