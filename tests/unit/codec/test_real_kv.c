@@ -25,8 +25,8 @@
 #define BALANCED_BITS_MAX 4.6
 
 /* Squared error of K over its power about the channel means, of any head. 4 bits of Gaussian data,
- * clipped as codec_saw.h says, have about .008, and centred and rotated heads are Gaussian, the hard
- * ones too. */
+ * clipped as codec_saw.h says, have about .008, and centred and rotated heads are Gaussian, also the
+ * hard ones. */
 #define K_NOISE_MAX 0.009
 
 /* The hard heads if their means stay in: from here on the signal is being lost. */
