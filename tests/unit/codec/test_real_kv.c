@@ -25,7 +25,7 @@
 #define BALANCED_BITS_MAX 4.6
 
 /* Squared error of K over its power about the channel means, of any head. 4 bits of Gaussian data,
- * clipped as codec_saw.h says, have about .008, and centred and rotated heads are Gaussian, also the
+ * clipped as codec_saw.h says, have about .008; centred and rotated heads are Gaussian, also the
  * hard ones. */
 #define K_NOISE_MAX 0.009
 
