@@ -180,6 +180,7 @@ void kvf_io_sim_crash(struct kvf_io_sim_disk *disk)
         return;
     }
     disk->crashed = true;
+    disk->crash_at = 0;
     memcpy(disk->image, disk->stable, disk->config.capacity_bytes);
     for (struct sim_write *write = disk->writes; write != NULL; write = write->next) {
         survive_or_not(disk, write->offset, write->data, write->bytes);

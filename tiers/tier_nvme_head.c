@@ -260,7 +260,7 @@ static int state_write_copy(struct head *head, uint32_t copy)
 static int state_read(struct head *head)
 {
     struct kvf_nvme_state *candidate = (struct kvf_nvme_state *)head->page;
-    bool found = false;
+    bool found = false, unreadable = false;
 
     for (uint32_t copy = 0; copy < KVF_NVME_COPIES; copy++) {
         uint64_t offset = KVF_NVME_STATE_OFFSET + (uint64_t)copy * KVF_NVME_COPY_BYTES;
@@ -270,12 +270,16 @@ static int state_read(struct head *head)
             status = kvf_nvme_device_io(&head->device, KVF_IO_READ, candidate, offset,
                                         KVF_NVME_PAGE_BYTES);
         }
+        unreadable = unreadable || status == KVF_ERR_IO;
         if (status == KVF_OK && kvf_nvme_state_check(candidate, head->super->uuid, copy) &&
             (!found || candidate->sequence > head->state->sequence)) {
             memcpy(head->state, candidate, sizeof(*candidate));
             head->state_good = copy;
             found = true;
         }
+    }
+    if (!found && unreadable) {
+        return say(head, KVF_ERR_IO, "the state page cannot be read: look at the drive");
     }
     if (!found) {
         return say(head, KVF_ERR_CORRUPT,

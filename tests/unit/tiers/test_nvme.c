@@ -312,21 +312,6 @@ static void purge_done(void *ctx, uint64_t namespace_id, int status)
     *(int *)ctx = status;
 }
 
-static void purge(uint64_t namespace_id)
-{
-    int status = -1000;
-
-    for (uint32_t key = 0; key < RIG_KEYS; key++) {
-        if (rig_namespace(key) == namespace_id) {
-            rig_drop(&rig, key);
-            rig.keys[key].purged = true;
-        }
-    }
-    assert_int_equal(kvf_nvme_namespace_purge(rig.tier, namespace_id, purge_done, &status), KVF_OK);
-    rig_run(&rig);
-    assert_int_equal(status, KVF_OK);
-}
-
 static void test_purged_namespaces_stay_away(void **state)
 {
     kvf_location old;
@@ -337,7 +322,7 @@ static void test_purged_namespaces_stay_away(void **state)
     store_keys(0, 24, false);
     old = rig.keys[2].location;
     assert_int_equal(kvf_nvme_namespace_epoch(rig.tier, 2), 0);
-    purge(2);
+    assert_int_equal(rig_purge(&rig, 2), KVF_OK);
     assert_true(kvf_nvme_namespace_epoch(rig.tier, 2) > 0);
     assert_int_equal(rig_load_at(&rig, 2, old), KVF_MISS);
     rig_crash(&rig);
@@ -348,7 +333,6 @@ static void test_purged_namespaces_stay_away(void **state)
                          rig_namespace(key) == 2 ? RIG_ABSENT : rig.keys[key].state);
     }
     /* new records of the namespace live */
-    rig.keys[2].purged = false;
     assert_int_equal(rig_store(&rig, 2, true), KVF_OK);
     rig_run(&rig);
     assert_int_equal(rig_load(&rig, 2), KVF_OK);
@@ -366,7 +350,7 @@ static void test_store_under_an_old_epoch_is_refused(void **state)
     rig_init(&rig, 11, SEGMENT_BYTES, 8);
     assert_int_equal(rig_open(&rig), KVF_OK);
     assert_int_equal(rig_store(&rig, 6, false), KVF_OK); /* waits for its segment to open */
-    purge(2);
+    assert_int_equal(rig_purge(&rig, 2), KVF_OK);
     rig_run(&rig);
     assert_int_equal(key->io.status, KVF_ERR_REFUSED);
     assert_int_equal(key->state, RIG_ABSENT);

@@ -38,7 +38,7 @@ struct rig_key {
 
 struct rig {
     struct kvf_io_sim_config disk_config;
-    struct kvf_io_sim_disk *disk;
+    struct kvf_io_sim_disk *disk; /* NULL: a real file */
     struct kvf_nvme_config config;
     struct kvf_tier *tier;
     struct kvf_work_queue *work;
@@ -51,6 +51,10 @@ struct rig {
     uint64_t credit_bytes;
     uint64_t reinsert_budget_bytes;
 };
+
+/* The same over a real file (which need not exist), with real time and the threads of engine. */
+void rig_init_file(struct rig *rig, const char *path, uint64_t segment_bytes, uint32_t n_segments,
+                   enum kvf_io_engine engine);
 
 /* A drive with n_segments segments of segment_bytes and a formatted store on it; not open. */
 void rig_init(struct rig *rig, uint64_t seed, uint64_t segment_bytes, uint32_t n_segments);
@@ -71,6 +75,9 @@ uint32_t rig_namespace(uint32_t key);
 uint64_t rig_record_bytes(uint32_t key);
 void rig_record_fill(uint32_t key, uint8_t *record);
 void rig_name_fill(const struct rig *rig, uint32_t key, struct kvf_block_name *name_out);
+
+/* Purge the namespace here and in the model. The status that done got, or that of the call. */
+int rig_purge(struct rig *rig, uint32_t namespace_id);
 
 /* Start a store; the status of the call. */
 int rig_store(struct rig *rig, uint32_t key, bool durable);

@@ -1,0 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The drive tier against drives that fail, lie and lose power.
+kvf_add_test(NAME nvme_crash LABEL fault SOURCES test_nvme_crash.c LIBS kvf_test_nvme
+             kvf_test_support)
