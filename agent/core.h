@@ -289,7 +289,8 @@ struct kvf_drive {
     struct kvf_agent *agent;
     struct kvf_bucket bucket;
     struct kvf_flight_queue writes; /* waiting for the tier */
-    uint64_t read_ns_per_mib;       /* moving average, for estimates */
+    bool is_full;             /* the tier answered busy; ask again when something has completed */
+    uint64_t read_ns_per_mib; /* moving average, for estimates */
     uint64_t reading_bytes;
     char why[192];
 };

@@ -719,11 +719,12 @@ static bool writes_pump(struct kvf_drive *drive)
 {
     bool any = false;
 
-    while (drive->writes.head != NULL) {
+    while (drive->writes.head != NULL && !drive->is_full) {
         struct kvf_flight *flight = queue_pop(&drive->writes);
 
         if (write_start(flight) == KVF_ERR_BUSY) {
             queue_unpop(&drive->writes, flight);
+            drive->is_full = true;
             break;
         }
         any = true;
@@ -742,6 +743,9 @@ bool kvf_place_poll(struct kvf_agent *agent)
     events += agent->dram->ops->poll(agent->dram, agent->now_ns);
     for (uint32_t i = 0; i < agent->n_drives; i++) {
         events += agent->drives[i].tier->ops->poll(agent->drives[i].tier, agent->now_ns);
+        if (events > 0 || agent->now_ns >= agent->second_ns) {
+            agent->drives[i].is_full = false;
+        }
     }
     any = events != 0;
     any |= loads_pump(agent);
