@@ -10,6 +10,9 @@
 
 #include "agent/config.h"
 #include "agent/control.h"
+#include "base/env.h"
+#include "tiers/io.h"
+#include "tiers/work.h"
 
 struct kvf_agent;
 
@@ -17,6 +20,29 @@ struct kvf_agent;
  * config is borrowed until destroy. KVF_OK; KVF_ERR_CONFIG: something in it cannot be used (socket or
  * store in use, foreign store); KVF_ERR_IO, _NO_MEMORY, _NO_SPACE, _UNSUPPORTED. */
 int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_out);
+
+/* What an agent takes from the world, for simulations; the daemon gives none and gets the system's. */
+struct kvf_agent_ports {
+    struct kvf_env env;
+    struct kvf_work_queue *work; /* taken over by the agent */
+    /* The queue of drive `index`, taken over by its tier. */
+    struct kvf_io_queue *(*open_drive)(void *ctx, uint32_t index);
+    /* Called while a tier waits for its drive at start and end: let simulated time pass. */
+    void (*wait)(void *ctx);
+    void *ctx;
+};
+
+/* The same with ports, without listening: clients come by kvf_agent_adopt. */
+int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_agent_ports *ports,
+                            struct kvf_agent **agent_out);
+
+/* Serve a connected socket (SOCK_SEQPACKET) as a client of the configuration's socket `socket_index`.
+ * The descriptor belongs to the agent from then on. KVF_OK; KVF_ERR_BUSY. */
+int kvf_agent_adopt(struct kvf_agent *agent, uint32_t socket_index, int fd);
+
+/* One turn of the reactor without sleeping, for simulations: the caller moves the clock between turns.
+ * KVF_OK; KVF_EMPTY: there was nothing to do; KVF_ERR_INTERNAL. */
+int kvf_agent_turn(struct kvf_agent *agent);
 
 /* The reactor: serves until it is stopped and drained. The calling thread becomes the owner of all
  * state. KVF_OK after a drain; KVF_ERR_TIMEOUT: drain.timeout ended it; KVF_ERR_INTERNAL. */

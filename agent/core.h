@@ -309,6 +309,7 @@ struct kvf_verify; /* in answer.c */
 struct kvf_agent {
     const struct kvf_config *config;
     struct kvf_env env;
+    struct kvf_agent_ports ports; /* open_drive NULL: the system's */
     struct kvf_owner owner;
     uint64_t incarnation;
     uint64_t started_ns;
@@ -330,6 +331,7 @@ struct kvf_agent {
 
     uint32_t n_tenants;
     struct kvf_tenant tenants[KVF_TENANTS_MAX];
+    uint16_t tenant_of_socket[KVF_CONFIG_SOCKETS_MAX];
     struct kvf_namespace *namespaces; /* KVF_INDEX_NAMESPACES_MAX */
 
     struct kvf_index index;
@@ -407,6 +409,9 @@ bool kvf_quota_allows(struct kvf_agent *agent, uint16_t tenant, uint32_t namespa
 
 /* session.c */
 void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener);
+/* Serve a connected socket. KVF_OK; KVF_ERR_BUSY: no room; the descriptor is closed in either case of
+ * failure. */
+int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd);
 void kvf_session_socket_ready(struct kvf_session *session, uint32_t events);
 /* Disconnect: give up leases, end requests. why: NULL for an ordinary hang-up. */
 void kvf_session_end(struct kvf_session *session, const char *why);

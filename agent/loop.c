@@ -273,6 +273,31 @@ static bool drain_step(struct kvf_agent *agent, int *status_out)
 /* ----------------------------------------------------------------------------------------------
  * The reactor
  */
+/* Everything but waiting. True: something was done. */
+static bool serve(struct kvf_agent *agent)
+{
+    /* rings before tiers, so that what they start can complete in this very turn */
+    bool any = serve_rings(agent);
+
+    any |= kvf_place_poll(agent);
+    /* the admin's questions see a state between requests */
+    kvf_answer_poll(agent);
+    run_timers(agent);
+    /* completions of all steps go out together: one wake-up a client and turn */
+    any |= wake_clients(agent);
+    return any;
+}
+
+int kvf_agent_turn(struct kvf_agent *agent)
+{
+    int status = wait_events(agent, false);
+
+    if (status == KVF_OK && !serve(agent)) {
+        status = KVF_EMPTY;
+    }
+    return status;
+}
+
 int kvf_agent_run(struct kvf_agent *agent)
 {
     uint64_t busy_until_ns = 0;
@@ -282,20 +307,9 @@ int kvf_agent_run(struct kvf_agent *agent)
     agent->now_ns = kvf_env_now_ns(&agent->env);
     atomic_store(&agent->is_ready, true);
     while (status == KVF_OK) {
-        bool idle = agent->now_ns >= busy_until_ns;
-        bool any;
-
-        /* descriptors first: a hang-up seen now keeps the next step from serving a dead client */
-        status = wait_events(agent, idle);
-        /* rings before tiers, so that what they start can complete in this very turn */
-        any = serve_rings(agent);
-        any |= kvf_place_poll(agent);
-        /* the admin's questions see a state between requests */
-        kvf_answer_poll(agent);
-        run_timers(agent);
-        /* completions of all steps go out together: one wake-up a client and turn */
-        any |= wake_clients(agent);
-        if (any) {
+        /* descriptors first: a hang-up seen now keeps the rest from serving a dead client */
+        status = wait_events(agent, agent->now_ns >= busy_until_ns);
+        if (serve(agent)) {
             busy_until_ns = agent->now_ns + SPIN_NS;
         }
         if (atomic_load(&agent->stop_asked) && !agent->is_draining) {
@@ -367,7 +381,7 @@ static int open_listener(struct kvf_agent *agent, const struct kvf_config_socket
 }
 
 /* Sockets that name the same tenant share it. */
-static void name_tenants(struct kvf_agent *agent, uint16_t tenant_of_socket[])
+static void name_tenants(struct kvf_agent *agent)
 {
     for (uint32_t i = 0; i < agent->config->n_sockets; i++) {
         const char *name = agent->config->sockets[i].tenant;
@@ -380,7 +394,7 @@ static void name_tenants(struct kvf_agent *agent, uint16_t tenant_of_socket[])
             agent->tenants[t].name = name;
             agent->n_tenants++;
         }
-        tenant_of_socket[i] = (uint16_t)t;
+        agent->tenant_of_socket[i] = (uint16_t)t;
     }
 }
 
@@ -412,64 +426,80 @@ static int open_poll_set(struct kvf_agent *agent)
     return kvf_loop_add(agent, agent->waker_fd, EPOLLIN, &agent->waker_source);
 }
 
-int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_out)
+static int open_all(struct kvf_agent *agent)
 {
-    uint16_t tenant_of_socket[KVF_CONFIG_SOCKETS_MAX];
+    const struct kvf_config *config = agent->config;
+    int status = kvf_hash_init_library();
+
+    name_tenants(agent);
+    if (status == KVF_OK) {
+        status = open_poll_set(agent);
+    }
+    if (status == KVF_OK) {
+        status = kvf_place_open(agent);
+    }
+    if (status != KVF_OK) {
+        return status;
+    }
+    tenant_ids(agent);
+    agent->sessions = calloc(config->clients_max, sizeof(*agent->sessions));
+    if (agent->sessions == NULL) {
+        return KVF_ERR_NO_MEMORY;
+    }
+    agent->sessions_capacity = (uint32_t)config->clients_max;
+    for (uint32_t i = 0; i < config->n_sockets; i++) {
+        if (agent->ports.open_drive == NULL) {
+            status = open_listener(agent, &config->sockets[i], agent->tenant_of_socket[i]);
+        }
+        if (status != KVF_OK) {
+            return status;
+        }
+    }
+    return KVF_OK;
+}
+
+int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_agent_ports *ports,
+                            struct kvf_agent **agent_out)
+{
     struct kvf_agent *agent = calloc(1, sizeof(*agent));
-    char why[KVF_ERROR_TEXT_BYTES];
-    int status = KVF_ERR_NO_MEMORY;
+    int status;
 
     if (agent == NULL) {
-        return status;
+        return KVF_ERR_NO_MEMORY;
     }
     agent->epoll_fd = -1;
     agent->waker_fd = -1;
     agent->reserve_fd = -1;
     agent->config = config;
-    agent->env = kvf_env_system();
+    agent->ports = *ports;
+    agent->env = ports->env;
+    agent->work = ports->work;
     agent->protocol_log.interval_ns = KVF_NS_PER_S;
     agent->protocol_log.burst_count = 5;
     (void)pthread_mutex_init(&agent->control_lock, NULL);
-    status = kvf_hash_init_library();
-    if (status != KVF_OK) {
-        goto fail;
-    }
-    status = kvf_failpoint_arm_env(why,
-                                   sizeof(why)); /* before there are other threads to hit one */
-    if (status != KVF_OK) {
-        kvf_log(KVF_LOG_ERROR, "%s", why);
-        goto fail;
-    }
     agent->started_ns = kvf_env_now_ns(&agent->env);
     agent->now_ns = agent->started_ns;
     agent->incarnation = kvf_env_random_u64(&agent->env) | 1;
-    name_tenants(agent, tenant_of_socket);
-    status = open_poll_set(agent);
-    if (status == KVF_OK) {
-        status = kvf_place_open(agent);
-    }
+    status = open_all(agent);
     if (status != KVF_OK) {
-        goto fail;
-    }
-    tenant_ids(agent);
-    agent->sessions_capacity = (uint32_t)config->clients_max;
-    agent->sessions = calloc(agent->sessions_capacity, sizeof(*agent->sessions));
-    if (agent->sessions == NULL) {
-        status = KVF_ERR_NO_MEMORY;
-        goto fail;
-    }
-    for (uint32_t i = 0; i < config->n_sockets; i++) {
-        status = open_listener(agent, &config->sockets[i], tenant_of_socket[i]);
-        if (status != KVF_OK) {
-            goto fail;
-        }
+        kvf_agent_destroy(agent);
+        return status;
     }
     *agent_out = agent;
     return KVF_OK;
+}
 
-fail:
-    kvf_agent_destroy(agent);
-    return status;
+int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_out)
+{
+    struct kvf_agent_ports ports = {.env = kvf_env_system()};
+
+    return kvf_agent_create_ported(config, &ports, agent_out);
+}
+
+int kvf_agent_adopt(struct kvf_agent *agent, uint32_t socket_index, int fd)
+{
+    assert(socket_index < agent->config->n_sockets);
+    return kvf_session_adopt(agent, agent->tenant_of_socket[socket_index], fd);
 }
 
 void kvf_agent_destroy(struct kvf_agent *agent)

@@ -244,6 +244,11 @@ static int open_drive(struct kvf_agent *agent, uint32_t number, const uint8_t *c
     nvme.io_config.waker.wake = kvf_agent_wake;
     nvme.io_config.waker.ctx = agent;
     nvme.env = agent->env;
+    if (agent->ports.open_drive != NULL) {
+        nvme.io = agent->ports.open_drive(agent->ports.ctx, number);
+        nvme.wait = agent->ports.wait;
+        nvme.wait_ctx = agent->ports.ctx;
+    }
     nvme.work = agent->work;
     nvme.host = kvf_place_drive_host(drive);
     /* all drives of a node share the first one's key, so that a block has one name */
@@ -323,7 +328,7 @@ int kvf_place_open(struct kvf_agent *agent)
     struct kvf_waker waker = {.wake = kvf_agent_wake, .ctx = agent};
     int status = open_tables(agent);
 
-    if (status == KVF_OK) {
+    if (status == KVF_OK && agent->work == NULL) {
         status = kvf_work_open((uint32_t)agent->config->workers, KVF_FLIGHTS_MAX, waker,
                                &agent->work);
     }

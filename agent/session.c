@@ -140,9 +140,47 @@ static void peer_of(struct kvf_session *session)
     }
 }
 
+int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd)
+{
+    struct kvf_session *session = agent->is_draining ? NULL : free_session(agent);
+
+    if (session == NULL) {
+        send_welcome_refusal(fd, KVF_ERR_BUSY,
+                             agent->is_draining ? "the daemon is stopping"
+                                                : "clients.max clients are attached");
+        kvf_fd_close(&fd);
+        agent->metrics.attach_refused++;
+        return KVF_ERR_BUSY;
+    }
+    memset(session, 0, sizeof(*session));
+    session->agent = agent;
+    session->state = KVF_SESSION_HELLO;
+    session->fd = fd;
+    session->eventfd = -1;
+    session->ring_fd = -1;
+    session->staging_fd = -1;
+    session->tenant = tenant;
+    session->namespace_index = KVF_INDEX_NAMESPACES_MAX;
+    session->lease_oldest = KVF_INDEX_NONE;
+    session->lease_newest = KVF_INDEX_NONE;
+    session->connection_id = ++agent->next_connection_id;
+    session->hello_deadline_ns = agent->now_ns + HELLO_TIMEOUT_NS;
+    session->socket_source.kind = KVF_SOURCE_SESSION_SOCKET;
+    session->socket_source.owner = session;
+    session->eventfd_source.kind = KVF_SOURCE_SESSION_EVENTFD;
+    session->eventfd_source.owner = session;
+    (void)snprintf(session->name, sizeof(session->name), "unnamed");
+    peer_of(session);
+    agent->sessions_count++;
+    if (kvf_loop_add(agent, fd, EPOLLIN | EPOLLRDHUP, &session->socket_source) != KVF_OK) {
+        kvf_session_end(session, "cannot be watched");
+        return KVF_ERR_BUSY;
+    }
+    return KVF_OK;
+}
+
 void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener)
 {
-    struct kvf_session *session;
     int fd;
     int status = kvf_seqpacket_accept(&listener->listener, &fd);
 
@@ -159,38 +197,7 @@ void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener)
     if (status != KVF_OK) {
         return;
     }
-    session = agent->is_draining ? NULL : free_session(agent);
-    if (session == NULL) {
-        send_welcome_refusal(fd, KVF_ERR_BUSY,
-                             agent->is_draining ? "the daemon is stopping"
-                                                : "clients.max clients are attached");
-        kvf_fd_close(&fd);
-        agent->metrics.attach_refused++;
-        return;
-    }
-    memset(session, 0, sizeof(*session));
-    session->agent = agent;
-    session->state = KVF_SESSION_HELLO;
-    session->fd = fd;
-    session->eventfd = -1;
-    session->ring_fd = -1;
-    session->staging_fd = -1;
-    session->tenant = listener->tenant;
-    session->namespace_index = KVF_INDEX_NAMESPACES_MAX;
-    session->lease_oldest = KVF_INDEX_NONE;
-    session->lease_newest = KVF_INDEX_NONE;
-    session->connection_id = ++agent->next_connection_id;
-    session->hello_deadline_ns = agent->now_ns + HELLO_TIMEOUT_NS;
-    session->socket_source.kind = KVF_SOURCE_SESSION_SOCKET;
-    session->socket_source.owner = session;
-    session->eventfd_source.kind = KVF_SOURCE_SESSION_EVENTFD;
-    session->eventfd_source.owner = session;
-    (void)snprintf(session->name, sizeof(session->name), "unnamed");
-    peer_of(session);
-    agent->sessions_count++;
-    if (kvf_loop_add(agent, fd, EPOLLIN | EPOLLRDHUP, &session->socket_source) != KVF_OK) {
-        kvf_session_end(session, "cannot be watched");
-    }
+    (void)kvf_session_adopt(agent, listener->tenant, fd);
 }
 
 /* ----------------------------------------------------------------------------------------------
