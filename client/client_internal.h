@@ -14,10 +14,10 @@
  *     +- pending                       events that came while a blocking call waited for others
  *
  * A connection that breaks becomes a lost session. Its pointers stay readable: an arena piece stays
- * mapped until its last lease is released, but no longer than 10 s; then private zero pages take the
- * place of the shared memory (the daemon's successor needs it), and the address range goes when the
- * lease does. Its leases all answer KVF_ERR_LOST. The same holds for a piece that the daemon drops
- * while it is leased, and for staging slots that the caller holds.
+ * mapped until its last lease is released, but no longer than 10 s; then private zero pages take
+ * the place of the shared memory (the daemon's successor needs it), and the address range goes when
+ * the lease does. Its leases all answer KVF_ERR_LOST. The same holds for a piece that the daemon
+ * drops while it is leased, and for staging slots that the caller holds.
  *
  * Public handles of leases and slots carry the session's epoch, so that one of a lost session is
  * never taken for one of its successor.

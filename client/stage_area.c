@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * stage_area.c: see stage_area.h.
+ * stage_area.c: take, shrink and give back staging pages, next fit (layout: stage_area.h).
  */
 #include "client/stage_area.h"
 

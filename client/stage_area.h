@@ -7,8 +7,8 @@
  *                         long it is, so neighbours are found in both directions
  *
  * The search goes on from where the last one ended and wraps: puts come and go in about the order
- * of their slots, so the first extent looked at nearly always fits. Freeing joins free neighbours at
- * once. All state is private memory; nothing here touches the staging memory itself.
+ * of their slots, so the first extent looked at nearly always fits. Freeing joins free neighbours
+ * at once. All state is private memory; nothing here touches the staging memory itself.
  *
  * Owner: the thread that uses the client handle. Nothing blocks; only init allocates.
  */

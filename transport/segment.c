@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * segment.c: see segment.h.
+ * segment.c: check, map and give up memory files that a daemon has sent (rules: segment.h).
  */
 #include "transport/segment.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * seqpacket.c: see seqpacket.h.
+ * seqpacket.c: claim a socket path, connect to one, carry messages and descriptors (seqpacket.h).
  */
 #include "transport/seqpacket.h"
 

@@ -31,7 +31,8 @@ struct kvf_seqpacket_listen_options {
 
 /* Listen at a path. A socket at which nobody accepts is taken over. Two starting daemons cannot
  * both take it: the parent folder is locked meanwhile. KVF_OK; KVF_ERR_BUSY: a live daemon listens
- * there; KVF_ERR_CONFIG: path too long, folder missing, something else lies there, no permission. */
+ * there; KVF_ERR_CONFIG: path too long, folder missing, something else lies there, no permission.
+ */
 int kvf_seqpacket_listen(const struct kvf_seqpacket_listen_options *options,
                          struct kvf_seqpacket_listener *listener_out, char *text_out,
                          size_t text_bytes);

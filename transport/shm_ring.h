@@ -16,10 +16,10 @@
  * hands entries over, and it hands slots back.
  *
  * Sleeping. A store and a load of different words are not ordered by release and acquire. All four
- * accesses of the protocol (store the index, look at the sleeping word; store the sleeping word, look
- * at the index) are therefore sequentially consistent: there is one order of them all, and in it one
- * side sees the other. The waker takes the word from 1 to 0, so that a burst of entries costs one
- * wake-up.
+ * accesses of the protocol (store the index, look at the sleeping word; store the sleeping word,
+ * look at the index) are therefore sequentially consistent: there is one order of them all, and in
+ * it one side sees the other. The waker takes the word from 1 to 0, so that a burst of entries
+ * costs one wake-up.
  *
  * One thread a side. Nothing blocks.
  */

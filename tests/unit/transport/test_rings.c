@@ -261,8 +261,8 @@ struct stress {
     uint32_t lost_wakeups;
 };
 
-/* Sleep until woken. A wake-up that never comes is what the protocol must exclude, so the timeout is
- * far above anything a slow machine needs. */
+/* Sleep until woken. A wake-up that never comes is what the protocol must exclude, so the timeout
+ * is far above anything a slow machine needs. */
 static void wait_for(struct stress *stress, int event)
 {
     struct pollfd one = {.fd = event, .events = POLLIN};
