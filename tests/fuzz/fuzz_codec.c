@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fuzz_codec.c: records from someone who can write what he likes, checksums included.
+ *
+ * Input: byte 0 chooses the plan, byte 1 the range to decode, the rest is a packed record: the block
+ * header, the used part of the layer tables, the payload (as in tests/data/codec). The header is
+ * repaired where a check would end the run at once (magic, version, lengths, checksum) and the record
+ * is checked, matched and decoded. Nothing may crash, and nothing outside the pages may be written.
+ */
+#include "codec/codec.h"
+#include "tests/fuzz/fuzz.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LAYERS = 2,
+    TOKENS = 9,
+    N_PLANS = 6,
+    PACKED_BYTES = KVF_BLOCK_HEADER_BYTES + 5 * LAYERS
+};
+
+/* A plan, and pages for what it decodes. */
+struct target {
+    struct kvf_codec_plan plan;
+    void *workspace;
+    uint8_t *pages;
+    size_t pages_bytes;
+    void *k_layers[LAYERS];
+    void *v_layers[LAYERS];
+    struct kvf_kv_view view;
+};
+
+static const struct {
+    const char *profile;
+    uint8_t dtype;
+    uint16_t dim_k;
+    uint16_t dim_v;
+    uint16_t n_tokens;
+} plans[N_PLANS] = {
+    {"balanced", KVF_DTYPE_BF16, 64, 64, TOKENS}, {"saw8", KVF_DTYPE_BF16, 80, 80, TOKENS},
+    {"exact", KVF_DTYPE_BF16, 64, 64, 20},        {"exact", KVF_DTYPE_F32, 64, 64, 20},
+    {"raw", KVF_DTYPE_BF16, 64, 32, TOKENS},      {"balanced", KVF_DTYPE_BF16, 128, 64, 130},
+};
+
+static void target_init(struct target *target, int which)
+{
+    struct kvf_geometry geometry = {
+        .struct_bytes = sizeof(geometry),
+        .kind = KVF_KIND_KV,
+        .dtype = plans[which].dtype,
+        .rope_state = KVF_ROPE_POST,
+        .n_layers = LAYERS,
+        .n_heads = 1,
+        .dim_k = plans[which].dim_k,
+        .dim_v = plans[which].dim_v,
+        .chunk_tokens = plans[which].n_tokens,
+        .sink_tokens = 1,
+    };
+    if (kvf_codec_plan_init(&target->plan, &geometry, plans[which].profile) != KVF_OK) {
+        abort();
+    }
+    size_t k_bytes = kvf_dtype_bytes(geometry.dtype) * geometry.dim_k;
+    size_t v_bytes = kvf_dtype_bytes(geometry.dtype) * geometry.dim_v;
+    size_t layer_bytes = (k_bytes + v_bytes) * geometry.chunk_tokens;
+    target->pages_bytes = LAYERS * layer_bytes;
+    target->pages = malloc(target->pages_bytes);
+    target->workspace = aligned_alloc(KVF_CODEC_WORKSPACE_ALIGN,
+                                      target->plan.workspace_bytes); /* a multiple */
+    if (target->pages == NULL || target->workspace == NULL) {
+        abort();
+    }
+    for (int layer = 0; layer < LAYERS; layer++) {
+        target->k_layers[layer] = target->pages + (size_t)layer * layer_bytes;
+        target->v_layers[layer] = (uint8_t *)target->k_layers[layer] +
+                                  k_bytes * geometry.chunk_tokens;
+    }
+    target->view = (struct kvf_kv_view){
+        .struct_bytes = sizeof(target->view),
+        .tokens_a_page = 1,
+        .k = {target->k_layers, k_bytes, 0, 0},
+        .v = {target->v_layers, v_bytes, 0, 0},
+    };
+}
+
+/* The record that the input packs, in memory of just its size; NULL if the input is too short. */
+static uint8_t *unpack(const struct target *target, const uint8_t *data, size_t bytes,
+                       size_t *record_bytes_out)
+{
+    if (bytes < PACKED_BYTES) {
+        return NULL;
+    }
+    size_t payload_bytes = bytes - PACKED_BYTES;
+    size_t record_bytes = KVF_BLOCK_PAGE_BYTES + payload_bytes;
+    uint8_t *record = calloc(1, record_bytes);
+    if (record == NULL) {
+        abort();
+    }
+    struct kvf_record_page *page = (struct kvf_record_page *)(void *)record;
+    memcpy(&page->header, data, KVF_BLOCK_HEADER_BYTES);
+    memcpy(page->layer_bits, data + KVF_BLOCK_HEADER_BYTES, LAYERS);
+    memcpy(page->layer_offsets, data + KVF_BLOCK_HEADER_BYTES + LAYERS, 4 * LAYERS);
+    memcpy(record + KVF_BLOCK_PAGE_BYTES, data + PACKED_BYTES, payload_bytes);
+    /* what a generator cannot be expected to find */
+    page->header.magic = KVF_BLOCK_MAGIC;
+    page->header.version = KVF_BLOCK_VERSION;
+    page->header.total_bytes = record_bytes;
+    page->header.profile_fp = target->plan.profile_fp;
+    kvf_block_seal_header(page);
+    *record_bytes_out = record_bytes;
+    return record;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
+{
+    static struct target targets[N_PLANS];
+    if (bytes < 2) {
+        return 0;
+    }
+    struct target *target = &targets[data[0] % N_PLANS];
+    if (target->pages == NULL) {
+        target_init(target, data[0] % N_PLANS);
+    }
+    uint32_t n_tokens = target->plan.geometry.chunk_tokens;
+    uint32_t token_first = data[1] / 2 % n_tokens;
+    size_t record_bytes = 0;
+    uint8_t *record = unpack(target, data + 2, bytes - 2, &record_bytes);
+    if (record == NULL) {
+        return 0;
+    }
+    struct kvf_record_page *page = (struct kvf_record_page *)(void *)record;
+    if (kvf_block_check(page, record_bytes) == KVF_OK) {
+        (void)kvf_block_check_payload(page, record + KVF_BLOCK_PAGE_BYTES);
+    }
+    int status = kvf_block_decode(&target->plan, record, record_bytes, data[1] % LAYERS, 0,
+                                  token_first, 0, &target->view, target->workspace);
+    if (status != KVF_OK && status != KVF_ERR_CORRUPT && status != KVF_ERR_MISMATCH &&
+        status != KVF_ERR_INVALID) {
+        abort();
+    }
+    free(record);
+    return 0;
+}
