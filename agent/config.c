@@ -293,10 +293,32 @@ static int number_parse(const struct kvf_config_option *option, const char *text
     return KVF_OK;
 }
 
+/* One character of UTF-8: its number, and how many bytes it took; 0: it is none. */
+static unsigned utf8_take(const char *text, uint32_t *number_out)
+{
+    const uint8_t *t = (const uint8_t *)text;
+    unsigned length = t[0] < 0x80 ? 1 : t[0] < 0xc2 ? 0 : t[0] < 0xe0 ? 2 : t[0] < 0xf0 ? 3 : 4;
+    uint32_t number = length <= 1 ? t[0] : t[0] & (0x7fu >> length);
+
+    for (unsigned i = 1; i < length; i++) {
+        if ((t[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+        number = number << 6 | (t[i] & 0x3f);
+    }
+    if ((length == 3 && number < 0x800) || (length == 4 && number < 0x10000) || number > 0x10ffff ||
+        (number >= 0xd800 && number < 0xe000)) {
+        return 0;
+    }
+    *number_out = number;
+    return length;
+}
+
 static int string_parse(const struct kvf_config_option *option, const char *text, char *field,
                         char *why_out, size_t why_bytes)
 {
     size_t length = strlen(text);
+    unsigned taken;
 
     if (length < option->min) {
         snprintf(why_out, why_bytes, "it is empty; give it a value");
@@ -307,9 +329,13 @@ static int string_parse(const struct kvf_config_option *option, const char *text
                  option->max);
         return KVF_ERR_CONFIG;
     }
-    for (const char *c = text; *c != '\0'; c++) {
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) {
-            snprintf(why_out, why_bytes, "it holds a control character; remove it");
+    for (const char *c = text; *c != '\0'; c += taken) {
+        uint32_t number;
+
+        taken = utf8_take(c, &number);
+        if (taken == 0 || number < 0x20 || number == 0x7f) {
+            snprintf(why_out, why_bytes, "it holds %s; remove it",
+                     taken == 0 ? "a byte that is no UTF-8" : "a control character");
             return KVF_ERR_CONFIG;
         }
     }
@@ -597,6 +623,7 @@ void kvf_config_option_name(const struct kvf_config_option *option, char *out, s
 static void print_value(const struct kvf_config_option *option, const void *base, FILE *out)
 {
     char text[4096];
+    unsigned taken;
 
     kvf_config_value_text(option, base, text, sizeof(text));
     if (option->type != KVF_CONFIG_STRING) {
@@ -604,7 +631,15 @@ static void print_value(const struct kvf_config_option *option, const void *base
         return;
     }
     fputc('"', out);
-    for (const char *c = text; *c != '\0'; c++) {
+    for (const char *c = text; *c != '\0'; c += taken) {
+        uint32_t number;
+
+        taken = utf8_take(c, &number);
+        assert(taken != 0); /* string_parse has seen it */
+        if (taken > 1) {
+            fprintf(out, "\\U%08" PRIX32, number); /* YAML folds some of them as line breaks */
+            continue;
+        }
         if (*c == '"' || *c == '\\') {
             fputc('\\', out);
         }

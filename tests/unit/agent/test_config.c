@@ -239,6 +239,10 @@ static void test_set_errors(void **state)
         {"nvme.99999999999999999999.path=/x", "the next one is nvme.0"},
         {"nvme.0.pat=/x", "nvme.0.pat: no such option; did you mean 'path'?"},
         {"sockets.0.mode=9", "no octal number"},
+        {"admin.socket=/\xc3", "a byte that is no UTF-8; remove it"},
+        {"admin.socket=/\xed\xa0\x80", "a byte that is no UTF-8; remove it"},
+        {"admin.socket=/\xc0\xaf", "a byte that is no UTF-8; remove it"},
+        {"admin.socket=/\xf4\x90\x80\x80", "a byte that is no UTF-8; remove it"},
     };
 
     (void)state;
@@ -369,14 +373,15 @@ static void test_defaults(void **state)
 
 static void test_printed_config_reads_back(void **state)
 {
-    static const char yaml[] = "sockets:\n"
-                               "  - {path: /a, tenant: red, mode: 0600}\n"
-                               "  - {path: /b, tenant: blue, group: '42'}\n"
-                               "nvme:\n"
-                               "  - {path: '/x \"y\\\\z', bytes: 2GiB, engine: threads}\n"
-                               "dram: {bytes: 512MiB, hugepages: try}\n"
-                               "allow_uncalibrated: true\n"
-                               "log: {level: debug}\n";
+    static const char yaml[] =
+        "sockets:\n"
+        "  - {path: /a, tenant: red, mode: 0600}\n"
+        "  - {path: /b, tenant: blue, group: '42'}\n"
+        "nvme:\n"
+        "  - {path: \"/x \\\"y\\\\z\u00e9\\L\", bytes: 2GiB, engine: threads}\n"
+        "dram: {bytes: 512MiB, hugepages: try}\n"
+        "allow_uncalibrated: true\n"
+        "log: {level: debug}\n";
     struct kvf_config *first = new_config();
     struct kvf_config *second = new_config();
     struct kvf_config_error error = {{0}};
@@ -398,7 +403,7 @@ static void test_printed_config_reads_back(void **state)
     kvf_config_print(second, out);
     fclose(out);
     assert_string_equal(texts[0], texts[1]);
-    assert_string_equal(second->nvme[0].path, "/x \"y\\\\z");
+    assert_string_equal(second->nvme[0].path, "/x \"y\\z\u00e9\u2028");
     assert_int_equal(second->sockets[1].mode, 0660);
     assert_string_equal(second->sockets[1].group, "42");
     assert_int_equal(second->dram_hugepages, 1);
