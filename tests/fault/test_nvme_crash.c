@@ -119,6 +119,41 @@ static void test_crash_during_recovery(void **state)
     }
 }
 
+static void ignore_purge(void *ctx, uint64_t namespace_id, int status)
+{
+    (void)ctx;
+    (void)namespace_id;
+    (void)status;
+}
+
+/* Power fails while the state page is written again: what an earlier purge said must hold. */
+static void test_crash_in_state_write(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed < 150; seed++) {
+        rig_init(&rig, seed, SEGMENT_BYTES, SEGMENTS);
+        assert_int_equal(rig_open(&rig), KVF_OK);
+        for (uint32_t key = 0; key < 8; key++) {
+            assert_int_equal(rig_store(&rig, key, true), KVF_OK);
+            rig_run(&rig);
+        }
+        assert_int_equal(rig_purge(&rig, 3), KVF_OK);
+        /* so many that the next entry is not in the sector that holds the checksum: only then can
+         * a page be torn */
+        for (uint32_t i = 0; i < 20 + seed % 3; i++) {
+            assert_int_equal(rig_purge(&rig, 1000 + i), KVF_OK);
+        }
+        assert_int_equal(kvf_nvme_namespace_purge(rig.tier, 2000, ignore_purge, NULL), KVF_OK);
+        for (uint32_t steps = 0; steps < 1 + seed % 5; steps++) {
+            rig_step(&rig);
+        }
+        rig_crash(&rig);
+        assert_int_equal(rig_open(&rig), KVF_OK); /* asserts that nothing purged comes back */
+        rig_check_all(&rig);
+        rig_fini(&rig);
+    }
+}
+
 static void fail_from(uint64_t n, uint64_t count)
 {
     rig_init(&rig, n, SEGMENT_BYTES, SEGMENTS);
@@ -308,6 +343,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_crash_at_every_io),
         cmocka_unit_test(test_crash_during_recovery),
+        cmocka_unit_test(test_crash_in_state_write),
         cmocka_unit_test(test_fail_every_io_once),
         cmocka_unit_test(test_fail_every_io_some_times),
         cmocka_unit_test(test_drive_dies),
