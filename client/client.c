@@ -90,18 +90,6 @@ static void name_default(char *field, size_t field_bytes)
     }
 }
 
-/* The first 8 bytes of the digests: the record header's cheap proof of the model. Both zero: not
- * given. */
-static uint64_t model_fingerprint(const struct kvf_options *options)
-{
-    uint64_t weights;
-    uint64_t adapter;
-
-    memcpy(&weights, options->weights_digest, sizeof(weights));
-    memcpy(&adapter, options->adapter_digest, sizeof(adapter));
-    return weights ^ (adapter << 1 | adapter >> 63);
-}
-
 static bool is_bytes(const struct kvf_geometry *geometry)
 {
     return geometry == NULL || geometry->kind == KVF_KIND_BYTES;
@@ -249,9 +237,9 @@ static int client_init(struct kvf_client *client, const struct kvf_options *opti
     }
     status = plan_init(client, profile);
     if (status == KVF_OK) {
-        client->plan.model_fp = model_fingerprint(options);
         client->is_lossless_asked = client->plan.lossless;
         status = hello_fill(client, options);
+        client->plan.model_fp = kvf_proto_model_fp(&client->hello);
     }
     if (status != KVF_OK) {
         return status;

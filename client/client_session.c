@@ -439,6 +439,9 @@ static int on_ready(struct kvf_client *client, struct kvf_session *session,
     session->heartbeat = kvf_ring_client_heartbeat(&session->ring);
     session->heartbeat_ns = kvf_now_ns();
     session->state = KVF_SESSION_LIVE;
+    if (welcome->text[0] != 0) {
+        kvf_client_log(client, LOG_WARNING, "%s", welcome->text);
+    }
     client->facts = *welcome;
     client->credits = welcome->credits;
     client->reconnects += client->was_live;
