@@ -135,7 +135,7 @@ struct kvf_block_header {
     uint32_t raw_area_offset; /* in units of 128 bytes from the start of the payload: the end of the
                                  last strip, also when there is no raw area */
     uint32_t raw_area_bytes;  /* multiple of 128; 0 if n_escapes is 0 */
-    uint32_t reserved0;
+    uint32_t reserved0[2];
     uint64_t profile_fp; /* kvf_codec_plan.profile_fp of the encoder */
     struct kvf_block_tensor k;
     struct kvf_block_tensor v;
