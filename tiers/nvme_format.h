@@ -46,7 +46,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 #define KVF_NVME_EPOCHS 64
 
-/* A record's sequence is its segment's generation, shifted, plus its number in the segment. */
+/* A record's sequence is its segment's generation, shifted, plus its page's number in the segment:
+ * later records have higher ones, and a record at another place than its own is none. */
 #define KVF_NVME_SEQUENCE_BITS 20
 
 /* kvf_nvme_super.flags */

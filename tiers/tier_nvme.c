@@ -180,7 +180,8 @@ static void verify_run(struct kvf_work *work)
     struct kvf_nvme_identity identity = kvf_nvme_identity(op->tier);
     uint64_t record_bytes = page->store.record_bytes;
 
-    op->verdict = kvf_nvme_record_check(page, &identity, op->from_generation);
+    op->verdict = kvf_nvme_record_check(page, &identity, op->from_generation,
+                                        kvf_nvme_location_page(op->from));
     if (op->verdict != KVF_OK) {
         return;
     }

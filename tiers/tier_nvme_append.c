@@ -336,7 +336,7 @@ bool kvf_nvme_op_place(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, uint6
     op->slot = slot;
     op->entry = slot->n_entries;
     op->page = slot->used_pages;
-    sequence = (segment->generation << KVF_NVME_SEQUENCE_BITS) + slot->n_entries + 1;
+    sequence = kvf_nvme_sequence(segment->generation, op->page);
     zero_padding(op->record, op->record_bytes);
     kvf_nvme_record_stamp(op->record, &identity, segment->generation, sequence, op->record_bytes,
                           namespace_id, namespace_epoch);

@@ -378,10 +378,16 @@ bool kvf_nvme_index_check(uint8_t *index, const struct kvf_nvme_footer *footer);
 void kvf_nvme_record_stamp(struct kvf_record_page *page, const struct kvf_nvme_identity *identity,
                            uint64_t generation, uint64_t sequence, uint64_t record_bytes,
                            uint64_t namespace_id, uint64_t namespace_epoch);
-/* The record page alone. KVF_OK; KVF_MISS: another generation or no record page; KVF_ERR_CORRUPT:
- * the header's checksum or a length; KVF_ERR_MISMATCH: the MAC. */
+static inline uint64_t kvf_nvme_sequence(uint64_t generation, uint32_t page_index)
+{
+    return (generation << KVF_NVME_SEQUENCE_BITS) + page_index;
+}
+
+/* The record page alone. KVF_OK; KVF_MISS: no record page, or of another generation or place;
+ * KVF_ERR_CORRUPT: the header's checksum or a length; KVF_ERR_MISMATCH: the MAC. */
 int kvf_nvme_record_check(const struct kvf_record_page *page,
-                          const struct kvf_nvme_identity *identity, uint64_t generation);
+                          const struct kvf_nvme_identity *identity, uint64_t generation,
+                          uint32_t page_index);
 /* Is it the record of this name? */
 bool kvf_nvme_record_matches(const struct kvf_record_page *page, const struct kvf_block_name *name,
                              uint64_t record_bytes);

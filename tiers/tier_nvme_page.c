@@ -112,7 +112,7 @@ void kvf_nvme_segment_seal(struct kvf_nvme_segment *page, const struct kvf_nvme_
     page->minor = KVF_NVME_MINOR;
     memcpy(page->uuid, identity->uuid, sizeof(page->uuid));
     page->generation = generation;
-    page->sequence = generation << KVF_NVME_SEQUENCE_BITS;
+    page->sequence = kvf_nvme_sequence(generation, 0);
     page->segment_index = segment_index;
     page->segment_bytes = identity->segment_bytes;
     segment_mac(page, identity, page->mac);
@@ -222,7 +222,9 @@ bool kvf_nvme_index_check(uint8_t *index, const struct kvf_nvme_footer *footer)
     for (uint32_t i = 0; i < footer->entry_count; i++) {
         const struct kvf_nvme_entry *entry = kvf_nvme_index_entry(index, i);
 
-        if (entry->page_index < page || entry->record_bytes <= KVF_NVME_PAGE_BYTES ||
+        if (entry->page_index < page ||
+            entry->sequence != kvf_nvme_sequence(footer->generation, entry->page_index) ||
+            entry->record_bytes <= KVF_NVME_PAGE_BYTES ||
             entry->record_bytes > (uint64_t)footer->data_pages * KVF_NVME_PAGE_BYTES) {
             return false;
         }
@@ -282,13 +284,15 @@ void kvf_nvme_record_stamp(struct kvf_record_page *page, const struct kvf_nvme_i
 }
 
 int kvf_nvme_record_check(const struct kvf_record_page *page,
-                          const struct kvf_nvme_identity *identity, uint64_t generation)
+                          const struct kvf_nvme_identity *identity, uint64_t generation,
+                          uint32_t page_index)
 {
     const struct kvf_block_header *header = &page->header;
     const struct kvf_block_store *store = &page->store;
     uint8_t mac[32];
 
     if (header->magic != KVF_BLOCK_MAGIC || store->generation != generation ||
+        store->sequence != kvf_nvme_sequence(generation, page_index) ||
         memcmp(store->store_uuid, identity->uuid, sizeof(store->store_uuid)) != 0) {
         return KVF_MISS;
     }

@@ -318,7 +318,7 @@ static void scan_page(struct scan *scan, const struct kvf_record_page *page, uin
     if (page->header.magic != KVF_BLOCK_MAGIC) {
         return;
     }
-    status = kvf_nvme_record_check(page, &recovery->identity, scan->generation);
+    status = kvf_nvme_record_check(page, &recovery->identity, scan->generation, page_index);
     if (status != KVF_OK) {
         recovery->tier->stat.errors_mac += status == KVF_ERR_MISMATCH;
         return;

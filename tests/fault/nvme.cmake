@@ -3,3 +3,5 @@
 # The drive tier against drives that fail, lie and lose power.
 kvf_add_test(NAME nvme_crash LABEL fault SOURCES test_nvme_crash.c LIBS kvf_test_nvme
              kvf_test_support)
+kvf_add_test(NAME nvme_damage LABEL fault SOURCES test_nvme_damage.c LIBS kvf_test_nvme
+             kvf_test_support)
