@@ -13,8 +13,10 @@
 #include "tiers/tier_dram_internal.h"
 
 enum evict_limits {
-    /* Every so many evictions of a class we look whether other classes are colder. */
+    /* A look at all areas, whether other classes are colder, is made after so many evictions of a
+     * class, and so many more that it costs an eviction no more than a few areas. */
     EVICTIONS_A_LOOK = 16,
+    AREAS_AN_EVICTION = 16,
     /* "Far colder": not used for four times as long, and at least a second longer. */
     COLDER_FACTOR = 4,
     COLDER_STAMPS = 60,
@@ -248,7 +250,8 @@ bool dram_wants_areas(struct dram_tier *dram, uint16_t tenant, uint16_t class_in
     struct window window;
     uint64_t own_age;
 
-    if (pool->n_evictions < EVICTIONS_A_LOOK || coldest == DRAM_NONE || dram->claim.is_active) {
+    if (pool->n_evictions < EVICTIONS_A_LOOK + dram->plan.n_areas / AREAS_AN_EVICTION ||
+        coldest == DRAM_NONE || dram->claim.is_active) {
         return false;
     }
     pool->n_evictions = 0;

@@ -160,6 +160,29 @@ static void test_pinned_is_never_evicted(void **state)
     bed_free(bed);
 }
 
+/* A hit is pinned while it is read: it counts as used all the same. */
+static void test_touched_while_pinned(void **state)
+{
+    struct bed *bed = bed_new(1, 1);
+    uint32_t read, other;
+
+    (void)state;
+    bed_open(bed);
+    read = bed_put(bed, 0, MODEL_RECORD_BYTES);
+    other = bed_put(bed, 0, MODEL_RECORD_BYTES);
+    kvf_dram_pin(bed->tier, bed->entries[read].location);
+    kvf_dram_pin(bed->tier, bed->entries[other].location);
+    kvf_dram_touch(bed->tier, bed->entries[read].location);
+    kvf_dram_unpin(bed->tier, bed->entries[read].location);
+    kvf_dram_unpin(bed->tier, bed->entries[other].location);
+    for (int i = 0; i < 2 * MODEL_SLOTS; i++) {
+        bed_put(bed, 0, MODEL_RECORD_BYTES);
+    }
+    assert_true(bed_has(bed, read));
+    assert_false(bed_has(bed, other));
+    bed_free(bed);
+}
+
 static void test_filling_is_never_evicted(void **state)
 {
     struct bed *bed = bed_new(1, 1);
@@ -470,6 +493,7 @@ int main(void)
         cmocka_unit_test(test_order_is_segmented_lru),
         cmocka_unit_test(test_scan_spares_the_used),
         cmocka_unit_test(test_pinned_is_never_evicted),
+        cmocka_unit_test(test_touched_while_pinned),
         cmocka_unit_test(test_filling_is_never_evicted),
         cmocka_unit_test(test_host_refuses),
         cmocka_unit_test(test_search_is_bounded),

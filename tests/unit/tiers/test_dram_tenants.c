@@ -151,6 +151,12 @@ static void test_handover(void **state)
     assert_int_equal(bed->n_evicted, 3);
     assert_int_equal(bed->n_dropped, 0);
     assert_int_equal(bed_reserve(bed, 1, 9000, &cookie), KVF_ERR_BUSY);
+    /* meanwhile its old tenant gets nothing in it */
+    assert_int_equal(bed_reserve(bed, 0, BED_MIB, &cookie), KVF_OK);
+    tenant_of(bed, cookie, &id);
+    assert_true(id != idle_piece);
+    kvf_dram_publish(bed->tier, bed->entries[cookie].location, 0);
+    bed->n_evicted = 3;
     kvf_dram_unpin(bed->tier, bed->entries[first_piece[1]].location);
     bed_settle(bed, 1);
     assert_int_equal(bed->n_dropped, 1);
@@ -199,13 +205,23 @@ static void test_handover(void **state)
 static void test_handover_stops_a_claim(void **state)
 {
     struct bed *bed = open_tenants(16, 2);
-    uint32_t cookie;
+    uint32_t cookie, piece_id;
 
     (void)state;
     while (bed_stat(bed).evictions == 0) {
         bed_put(bed, 0, 8192);
     }
-    /* a run of four areas begins to be emptied in one of the pieces, and then the piece goes */
+    /* one piece is colder than the others: a run of four areas begins to be emptied in it, and then
+     * it goes as a whole */
+    bed->now_ns += 100 * KVF_NS_PER_S;
+    for (uint32_t i = 0; i < bed->n_entries; i++) {
+        if (bed_has(bed, i)) {
+            tenant_of(bed, i, &piece_id);
+            if (piece_id != kvf_dram_piece_next(bed->tier, 0, 0)) {
+                kvf_dram_touch(bed->tier, bed->entries[i].location);
+            }
+        }
+    }
     assert_int_equal(bed_reserve(bed, 0, 4 * BED_MIB, &cookie), KVF_ERR_BUSY);
     for (int i = 0; i < 4; i++) {
         assert_int_equal(kvf_dram_piece_reassign(bed->tier, 1), i < 2 ? KVF_OK : KVF_ERR_BUSY);
