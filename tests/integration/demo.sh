@@ -85,6 +85,7 @@ originals bit by bit; all rows decode to the same bytes before and after the res
   stored     what was put: payloads, and a page of 4 KiB a block
   cosine     over all elements of K, of V; worst K layer: the lowest of one layer's K
   max rel    largest |x - y| / |x|, in L2 norm, of any vector (layer, head, token) of K and V
+             (for Qwen2.5 in long blocks: a few tokens of small K, far from the means taken out)
   K noise    squared error over the power of K about its channel means, which is what attention
              sees, of the worst head; 1 is as much noise as signal
   put        encode, copy, write to the drive and wait for it
