@@ -27,7 +27,7 @@ end() {
         kill -9 "$daemon" 2>/dev/null || true
         wait "$daemon" 2>/dev/null || true
     fi
-    if [ "$code" -ne 0 ] && [ -s "$work/daemon.log" ]; then
+    if [ "$code" -ne 0 ] && [ "$code" -ne 130 ] && [ -s "$work/daemon.log" ]; then
         echo "The demo failed. The end of the daemon's log:" >&2
         tail -n 40 "$work/daemon.log" >&2
     fi
