@@ -281,6 +281,28 @@ void fixture_fill_hard(struct fixture_kv *kv, struct kvf_random_seeded *random)
     }
 }
 
+void fixture_fill_biased(struct fixture_kv *kv, struct kvf_random_seeded *random)
+{
+    float bias[KVF_DIM_MAX];
+    for (uint32_t layer = 0; layer < kv->geometry.n_layers; layer++) {
+        for (int is_v = 0; is_v < 2; is_v++) {
+            uint32_t dim = is_v ? kv->geometry.dim_v : kv->geometry.dim_k;
+            for (uint32_t head = 0; head < kv->geometry.n_heads; head++) {
+                for (uint32_t i = 0; i < dim; i++) {
+                    bias[i] = 5000.0f * fixture_normal_like(random);
+                }
+                for (uint32_t token = 0; token < kv->n_tokens; token++) {
+                    uint8_t *vector = fixture_kv_vector(kv, is_v, layer, head, token);
+                    for (uint32_t i = 0; i < dim; i++) {
+                        float signal = 0.02f * fixture_normal_like(random);
+                        fixture_store(kv->geometry.dtype, vector, i, bias[i] + signal);
+                    }
+                }
+            }
+        }
+    }
+}
+
 double fixture_distortion(const struct fixture_kv *original, const struct fixture_kv *decoded,
                           int is_v, uint32_t token_first)
 {

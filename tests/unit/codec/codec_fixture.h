@@ -77,6 +77,11 @@ void fixture_fill_normal(struct fixture_kv *kv, struct kvf_random_seeded *random
  * 8-bit grid, and, 1 in 32, a NaN or an infinity. */
 void fixture_fill_hard(struct fixture_kv *kv, struct kvf_random_seeded *random);
 
+/* A large bias a channel and head, and a small signal (fp32: narrower types cannot hold the sum). What
+ * additions of centred vectors round away is not small beside what is left after centring, so every
+ * change of their order shows. */
+void fixture_fill_biased(struct fixture_kv *kv, struct kvf_random_seeded *random);
+
 /* Squared error and signal of decoded against original, for K or V. */
 double fixture_distortion(const struct fixture_kv *original, const struct fixture_kv *decoded,
                           int is_v, uint32_t token_first);

@@ -37,6 +37,7 @@ struct golden {
     uint16_t dim_v;
     uint16_t n_tokens;
     uint16_t sinks;
+    bool biased; /* fixture_fill_biased instead of fixture_fill_hard */
     uint32_t decoded_crc32c;
 };
 
@@ -44,6 +45,13 @@ struct golden {
     {                                                                                              \
         .name = name_, .profile = profile_, .kind = KVF_KIND_KV, .dtype = dtype_, .n_layers = 2,   \
         .n_heads = 1, .dim_k = dim_k_, .dim_v = dim_v_, .n_tokens = tokens_, .sinks = 1,           \
+        .decoded_crc32c = crc                                                                      \
+    }
+
+#define BIASED(name_, profile_, dim_k_, tokens_, crc)                                              \
+    {                                                                                              \
+        .name = name_, .profile = profile_, .kind = KVF_KIND_KV, .dtype = KVF_DTYPE_F32,           \
+        .n_layers = 1, .n_heads = 1, .dim_k = dim_k_, .n_tokens = tokens_, .biased = true,         \
         .decoded_crc32c = crc                                                                      \
     }
 
@@ -119,7 +127,11 @@ static void check_golden(const struct golden *golden)
     fixture_kv_init(&kv, &geometry, golden->n_tokens);
     fixture_kv_init(&back, &geometry, golden->n_tokens);
     fixture_codec_init(&codec, &geometry, golden->profile);
-    fixture_fill_hard(&kv, &random);
+    if (golden->biased) {
+        fixture_fill_biased(&kv, &random);
+    } else {
+        fixture_fill_hard(&kv, &random);
+    }
     fixture_encode(&codec, &kv, 0);
     for (uint32_t layer = 0; layer < golden->n_layers && !codec.plan.lossless; layer++) {
         uint8_t bits = (uint8_t)(codec.plan.k.descriptor.bits | codec.plan.v.descriptor.bits << 4);
