@@ -596,7 +596,7 @@ int kvf_lookup(struct kvf_client *client, const struct kvf_key *keys, uint32_t n
     kvf_client_enter(client);
     status = kvf_request_keys(client, KVF_OP_LOOKUP, keys, n, &sqe, &sink, 0, &request);
     if (status == KVF_OK) {
-        status = sink_wait(client, &sink, request, (uint64_t)sqe.budget_ms + KVF_CLIENT_CALL_MS);
+        status = sink_wait(client, &sink, request, (uint64_t)sqe.budget_ms + KVF_CLIENT_GRACE_MS);
     }
     if (status >= KVF_OK) {
         *result_out = sink.lookup;

@@ -47,7 +47,7 @@ enum kvf_client_bounds {
     KVF_CLIENT_CALL_MS = 10000,     /* blocking calls without a budget of their own */
     KVF_CLIENT_GET_MS = 10000,      /* default budget of a get */
     KVF_CLIENT_PUT_MS = 30000,      /* default budget of a put */
-    KVF_CLIENT_GRACE_MS = 500,      /* a daemon may overrun the budget it was given by so much */
+    KVF_CLIENT_GRACE_MS = 1000,     /* a daemon may overrun the budget it was given by so much */
     KVF_CLIENT_BACKOFF_MIN_MS = 10, /* between two tries to connect, doubled each time */
     KVF_CLIENT_BACKOFF_MAX_MS = 2000,
     KVF_CLIENT_TEND_MS = 1,        /* how often a busy handle looks at the socket */
