@@ -6,7 +6,6 @@
 
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 /* The tenant whose memory an entry lies in, and the id of the piece. */
 static uint16_t tenant_of(struct bed *bed, uint32_t cookie, uint32_t *piece_id_out)
@@ -100,52 +99,45 @@ static void test_tenants_never_share(void **state)
     bed_free(bed);
 }
 
-/* One tenant has filled everything; another one comes. */
-static void test_handover(void **state)
+/* Tenant 0 has filled all four pieces of this arena, and not used one of them for long. */
+static struct bed *open_filled(uint32_t *idle_piece_out, uint32_t *idle_entry_out)
 {
     struct bed *bed = open_tenants(16, 2);
-    uint32_t cookie, id, first_piece[2], idle_piece = 0;
-    struct kvf_dram_piece before, after;
-    struct stat stat_before, stat_after;
-    unsigned char *seen, *memory;
-    unsigned n_given = 0;
-    int fd;
+    uint32_t id, first_piece;
 
-    (void)state;
     for (int i = 0; i < 16; i++) {
-        cookie = bed_put(bed, 0, BED_MIB);
+        uint32_t cookie = bed_put(bed, 0, BED_MIB);
+
         assert_int_equal(tenant_of(bed, cookie, &id), 0);
         memset(bed->tier->ops->address(bed->tier, bed->entries[cookie].location), 0xaa, BED_MIB);
     }
     assert_int_equal(count_pieces(bed, 0), 4);
     bed->now_ns += 100 * KVF_NS_PER_S;
+    tenant_of(bed, 0, &first_piece);
+    *idle_piece_out = first_piece;
     for (uint32_t i = 0; i < 16; i++) {
         tenant_of(bed, i, &id);
-        if (i == 0) {
-            first_piece[0] = id;
+        if (id != first_piece && *idle_piece_out == first_piece) {
+            *idle_piece_out = id;
         }
-        if (id == first_piece[0]) {
-            kvf_dram_touch(bed->tier, bed->entries[i].location);
-        } else if (idle_piece == 0) {
-            idle_piece = id;
-        } else if (id != idle_piece) {
+        if (id == *idle_piece_out && id != first_piece) {
+            *idle_entry_out = i;
+        } else {
             kvf_dram_touch(bed->tier, bed->entries[i].location);
         }
     }
-    assert_int_equal(kvf_dram_piece_get(bed->tier, idle_piece, &before), KVF_OK);
-    fd = dup(before.fd);
-    assert_int_equal(fstat(fd, &stat_before), 0);
-    seen = mmap(NULL, before.bytes, PROT_READ, MAP_SHARED, fd, 0);
-    assert_ptr_not_equal(seen, MAP_FAILED);
+    return bed;
+}
 
-    /* not at once: what is there is evicted by poll, and only where nobody pins it */
-    for (uint32_t i = 0; i < 16; i++) {
-        tenant_of(bed, i, &id);
-        if (id == idle_piece) {
-            first_piece[1] = i;
-        }
-    }
-    kvf_dram_pin(bed->tier, bed->entries[first_piece[1]].location);
+/* Not at once: what is there is evicted by poll, and only where nobody pins it. */
+static void test_handover_waits_for_pins(void **state)
+{
+    uint32_t cookie, id, idle_piece, idle_entry;
+    struct bed *bed = open_filled(&idle_piece, &idle_entry);
+    struct kvf_dram_piece piece;
+
+    (void)state;
+    kvf_dram_pin(bed->tier, bed->entries[idle_entry].location);
     assert_int_equal(bed_reserve(bed, 1, 9000, &cookie), KVF_ERR_BUSY);
     bed_settle(bed, 5);
     assert_int_equal(bed->n_evicted, 3);
@@ -156,17 +148,46 @@ static void test_handover(void **state)
     tenant_of(bed, cookie, &id);
     assert_true(id != idle_piece);
     kvf_dram_publish(bed->tier, bed->entries[cookie].location, 0);
-    bed->n_evicted = 3;
-    kvf_dram_unpin(bed->tier, bed->entries[first_piece[1]].location);
+
+    kvf_dram_unpin(bed->tier, bed->entries[idle_entry].location);
     bed_settle(bed, 1);
     assert_int_equal(bed->n_dropped, 1);
     assert_int_equal(bed->dropped[0], idle_piece);
-    assert_int_equal(kvf_dram_piece_get(bed->tier, idle_piece, &after), KVF_MISS);
+    assert_int_equal(kvf_dram_piece_get(bed->tier, idle_piece, &piece), KVF_MISS);
     assert_int_equal(count_pieces(bed, 0), 3);
     assert_int_equal(count_pieces(bed, 1), 1);
     assert_int_equal(bed_info(bed).pieces_reassigned, 1);
+    bed_free(bed);
+}
 
-    /* another object, empty, under another name; the old client still sees its old bytes only */
+static uint64_t count_bytes(const unsigned char *memory, uint64_t bytes, unsigned char value)
+{
+    uint64_t count = 0;
+
+    for (uint64_t i = 0; i < bytes; i++) {
+        count += memory[i] == value;
+    }
+    return count;
+}
+
+/* The new tenant gets another object, empty, under another name; a client of the old one that has
+ * not unmapped it yet sees its own old bytes, and nothing else. */
+static void test_handover_replaces_the_memory(void **state)
+{
+    uint32_t cookie, id, idle_piece, idle_entry;
+    struct bed *bed = open_filled(&idle_piece, &idle_entry);
+    struct kvf_dram_piece before, after;
+    struct stat stat_before, stat_after;
+    unsigned char *seen, *memory;
+
+    (void)state;
+    assert_int_equal(kvf_dram_piece_get(bed->tier, idle_piece, &before), KVF_OK);
+    assert_int_equal(fstat(before.fd, &stat_before), 0);
+    seen = mmap(NULL, before.bytes, PROT_READ, MAP_SHARED, before.fd, 0);
+    assert_ptr_not_equal(seen, MAP_FAILED);
+
+    assert_int_equal(bed_reserve(bed, 1, BED_MIB, &cookie), KVF_ERR_BUSY);
+    bed_settle(bed, 1);
     assert_int_equal(bed_reserve(bed, 1, BED_MIB, &cookie), KVF_OK);
     assert_int_equal(tenant_of(bed, cookie, &id), 1);
     assert_true(id != idle_piece);
@@ -175,19 +196,19 @@ static void test_handover(void **state)
     assert_int_equal(fstat(after.fd, &stat_after), 0);
     assert_true(stat_before.st_ino != stat_after.st_ino);
     memory = bed->tier->ops->address(bed->tier, bed->entries[cookie].location);
-    for (uint64_t i = 0; i < BED_MIB; i++) {
-        n_given += memory[i] != 0;
-    }
-    assert_int_equal(n_given, 0);
+    assert_int_equal(count_bytes(memory, BED_MIB, 0), BED_MIB);
     memset(memory, 0x55, BED_MIB);
-    for (uint64_t i = 0; i < before.bytes; i++) {
-        n_given += seen[i] == 0x55;
-    }
-    assert_int_equal(n_given, 0);
+    assert_int_equal(count_bytes(seen, before.bytes, 0xaa), before.bytes);
     munmap(seen, before.bytes);
-    close(fd);
+    bed_free(bed);
+}
 
-    /* the second tenant gets its share, and no more than that */
+static void test_handover_ends_at_the_share(void **state)
+{
+    uint32_t cookie, idle_piece, idle_entry;
+    struct bed *bed = open_filled(&idle_piece, &idle_entry);
+
+    (void)state;
     for (int i = 0; i < 200; i++) {
         if (bed_reserve(bed, 1, 500000, &cookie) == KVF_OK) {
             kvf_dram_publish(bed->tier, bed->entries[cookie].location, 0);
@@ -245,7 +266,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pieces_are_given_on_demand),
         cmocka_unit_test(test_tenants_never_share),
-        cmocka_unit_test(test_handover),
+        cmocka_unit_test(test_handover_waits_for_pins),
+        cmocka_unit_test(test_handover_replaces_the_memory),
+        cmocka_unit_test(test_handover_ends_at_the_share),
         cmocka_unit_test(test_handover_stops_a_claim),
     };
 
