@@ -322,7 +322,7 @@ def load(root):
             if not (path.endswith(TEXT_ENDINGS) or name in SCRIPT_NAMES):
                 continue
             # data are bytes of somebody else's format
-            if path.startswith(("tests/data/", "tests/fuzz/corpora/")) and not path.endswith(
+            if path.startswith(("tests/data/", "tests/fuzz/corpus_")) and not path.endswith(
                     C_ENDINGS + SCRIPT_ENDINGS):
                 continue
             with open(os.path.join(folder, name), encoding="utf-8", newline="") as file:
