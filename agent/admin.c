@@ -22,6 +22,9 @@
 #include "base/fd.h"
 #include "base/log.h"
 
+/* The servers are run at least this often. */
+#define RUN_AGAIN_MS 500
+
 struct server {
     struct kvf_admin *admin;
     bool is_public; /* the TCP one: health and metrics only */
@@ -154,10 +157,12 @@ static int server_start(struct server *server)
     return KVF_OK;
 }
 
-/* Milliseconds until one of the servers has a timer to run; -1: none. */
+/* Milliseconds until one of the servers has a timer to run. At its limit of connections, libmicrohttpd
+ * stops to watch its listening socket, and takes it up again only when it is run once more after some
+ * of them have ended: nothing would wake us for that. */
 static int poll_timeout_ms(const struct kvf_admin *admin)
 {
-    unsigned long long least = 60000;
+    unsigned long long least = RUN_AGAIN_MS;
     unsigned long long ms;
 
     for (unsigned i = 0; i < 2; i++) {

@@ -32,6 +32,7 @@ enum mood {
 };
 
 struct kvf_agent {
+    pthread_mutex_t lock; /* protects all of it: the admin thread and the test meet here */
     enum mood mood;
     int32_t status;
     const char *text;
@@ -91,14 +92,15 @@ int kvf_agent_post(struct kvf_agent *agent, struct kvf_control *control)
 {
     struct answer_job *job;
     pthread_t thread;
+    enum mood mood;
 
+    pthread_mutex_lock(&agent->lock);
     agent->last = *control;
-    if (agent->mood == MOOD_BUSY) {
-        return KVF_ERR_BUSY;
-    }
-    if (agent->mood == MOOD_KEEP) {
-        agent->kept = control;
-        return KVF_OK;
+    mood = agent->mood;
+    agent->kept = mood == MOOD_KEEP ? control : NULL;
+    pthread_mutex_unlock(&agent->lock);
+    if (mood != MOOD_ANSWER) {
+        return mood == MOOD_BUSY ? KVF_ERR_BUSY : KVF_OK;
     }
     job = malloc(sizeof(*job));
     assert_non_null(job);
@@ -110,7 +112,39 @@ int kvf_agent_post(struct kvf_agent *agent, struct kvf_control *control)
 
 bool kvf_agent_is_ready(const struct kvf_agent *agent)
 {
-    return agent->is_ready;
+    struct kvf_agent *mutable = (struct kvf_agent *)agent;
+    bool is_ready;
+
+    pthread_mutex_lock(&mutable->lock);
+    is_ready = agent->is_ready;
+    pthread_mutex_unlock(&mutable->lock);
+    return is_ready;
+}
+
+static void set_mood(struct kvf_agent *agent, enum mood mood)
+{
+    pthread_mutex_lock(&agent->lock);
+    agent->mood = mood;
+    pthread_mutex_unlock(&agent->lock);
+}
+
+static void set_ready(struct kvf_agent *agent, bool is_ready)
+{
+    pthread_mutex_lock(&agent->lock);
+    agent->is_ready = is_ready;
+    pthread_mutex_unlock(&agent->lock);
+}
+
+/* The question that was kept, if there is one; it is the caller's to answer. */
+static struct kvf_control *take_kept(struct kvf_agent *agent)
+{
+    struct kvf_control *control;
+
+    pthread_mutex_lock(&agent->lock);
+    control = agent->kept;
+    agent->kept = NULL;
+    pthread_mutex_unlock(&agent->lock);
+    return control;
 }
 
 /* --- a client ---------------------------------------------------------------------------------- */
@@ -134,6 +168,7 @@ static int setup(void **state)
     kvf_config_init(bed->config);
     assert_int_equal(kvf_config_use_dir(bed->config, bed->dir.path, &error), KVF_OK);
     assert_int_equal(kvf_config_finish(bed->config, &error), KVF_OK);
+    pthread_mutex_init(&bed->agent.lock, NULL);
     bed->agent.is_ready = true;
     assert_int_equal(kvf_admin_start(bed->config, &bed->agent, &bed->admin), KVF_OK);
     *state = bed;
@@ -143,11 +178,14 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     struct bed *bed = *state;
+    struct kvf_control *kept;
 
     kvf_admin_stop(bed->admin);
-    if (bed->agent.kept != NULL) {
-        fill_answer(&bed->agent, bed->agent.kept);
+    kept = take_kept(&bed->agent);
+    if (kept != NULL) {
+        fill_answer(&bed->agent, kept);
     }
+    pthread_mutex_destroy(&bed->agent.lock);
     kvf_test_dir_remove(&bed->dir);
     free(bed->config);
     free(bed);
@@ -229,11 +267,11 @@ static void test_full_mailbox(void **state)
 {
     struct bed *bed = *state;
 
-    bed->agent.mood = MOOD_BUSY;
+    set_mood(&bed->agent, MOOD_BUSY);
     assert_int_equal(ask(bed, "GET", "/healthz", NULL), 503);
     assert_int_equal(ask(bed, "GET", "/metrics", NULL), 503);
     assert_int_equal(ask(bed, "GET", "/v1/blocks", NULL), 503);
-    bed->agent.mood = MOOD_ANSWER;
+    set_mood(&bed->agent, MOOD_ANSWER);
     assert_int_equal(ask(bed, "GET", "/healthz", NULL), 200);
 }
 
@@ -241,11 +279,11 @@ static void test_readiness_asks_nobody(void **state)
 {
     struct bed *bed = *state;
 
-    bed->agent.mood = MOOD_KEEP;
+    set_mood(&bed->agent, MOOD_KEEP);
     assert_int_equal(ask(bed, "GET", "/readyz", NULL), 200);
-    bed->agent.is_ready = false;
+    set_ready(&bed->agent, false);
     assert_int_equal(ask(bed, "GET", "/readyz", NULL), 503);
-    assert_null(bed->agent.kept);
+    assert_null(take_kept(&bed->agent));
 }
 
 /* A loop that does not answer is told as such, and its answer may come after the asker has left. */
@@ -254,14 +292,24 @@ static void test_dead_reactor(void **state)
     struct bed *bed = *state;
     struct kvf_control *late;
 
-    bed->agent.mood = MOOD_KEEP;
+    set_mood(&bed->agent, MOOD_KEEP);
     assert_int_equal(ask(bed, "GET", "/healthz", NULL), 503);
-    late = bed->agent.kept;
+    late = take_kept(&bed->agent);
     assert_non_null(late);
-    bed->agent.kept = NULL;
     fill_answer(&bed->agent, late); /* frees what nobody waits for; a sanitizer sees if not */
-    bed->agent.mood = MOOD_ANSWER;
+    set_mood(&bed->agent, MOOD_ANSWER);
     assert_int_equal(ask(bed, "GET", "/healthz", NULL), 200);
+}
+
+static bool has_kept(void *arg)
+{
+    struct kvf_agent *agent = arg;
+    bool has;
+
+    pthread_mutex_lock(&agent->lock);
+    has = agent->kept != NULL;
+    pthread_mutex_unlock(&agent->lock);
+    return has;
 }
 
 /* Stopping does not wait for an answer that never comes. */
@@ -271,11 +319,9 @@ static void test_stop_with_a_question_open(void **state)
     int fd = connect_admin(bed);
     uint64_t start_ns;
 
-    bed->agent.mood = MOOD_KEEP;
+    set_mood(&bed->agent, MOOD_KEEP);
     dprintf(fd, "POST /v1/verify HTTP/1.1\r\nHost: x\r\n\r\n");
-    while (*(struct kvf_control *volatile *)&bed->agent.kept == NULL) {
-        usleep(1000);
-    }
+    assert_true(kvf_test_wait_until(has_kept, &bed->agent, 10000));
     start_ns = kvf_now_ns();
     kvf_admin_stop(bed->admin);
     bed->admin = NULL;
