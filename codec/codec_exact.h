@@ -5,8 +5,8 @@
  * Sign and mantissa of KV values are noise, but 16 exponents cover nearly all values of a tensor of one
  * layer. So a strip has a table of its 16 most frequent exponents, each element keeps a 4-bit index
  * into it and its sign and mantissa as they are; elements with another exponent are escapes. For bf16
- * that is 12 bits and a little; for fp32 it is 28. fp16 and fp8 have too few exponent bits for a fixed
- * width to pay and are stored raw, as is every strip that would not become smaller.
+ * that is 12 bits and a little; for fp32 it is 28. fp16 would save at most 1 bit in 16 and fp8 none:
+ * they are stored raw, as is every strip that would not become smaller.
  *
  * Elements are cut into chunks of whole vectors, so that a range of tokens decodes alone: a chunk is
  * tokens_a_chunk = max(1, 1024 / dim) consecutive tokens of one head, fewer at the end of the head.
