@@ -5,3 +5,5 @@ kvf_add_test(NAME nvme_crash LABEL fault SOURCES test_nvme_crash.c LIBS kvf_test
              kvf_test_support)
 kvf_add_test(NAME nvme_damage LABEL fault SOURCES test_nvme_damage.c LIBS kvf_test_nvme
              kvf_test_support)
+kvf_add_test(NAME nvme_kill LABEL fault SOURCES test_nvme_kill.c LIBS kvf_test_nvme
+             kvf_test_support)

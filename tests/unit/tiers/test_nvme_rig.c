@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -93,6 +94,18 @@ static void check_record(uint32_t key, const uint8_t *record)
     assert_memory_equal(record + 384, expected + 384, record_bytes - 384);
 }
 
+/* --- the model ---------------------------------------------------------------------------------- */
+
+static void set_durable(struct rig *rig, uint32_t key, bool durable)
+{
+    struct rig_journal_entry entry = {.key = key, .what = durable ? '+' : '-'};
+
+    if (rig->journal_fd >= 0) {
+        assert_int_equal(write(rig->journal_fd, &entry, sizeof(entry)), sizeof(entry));
+    }
+    rig->keys[key].durable = durable;
+}
+
 /* --- the host ---------------------------------------------------------------------------------- */
 
 static bool host_reclaim(void *ctx, kvf_location location, kvf_cookie cookie)
@@ -104,7 +117,7 @@ static bool host_reclaim(void *ctx, kvf_location location, kvf_cookie cookie)
     rig->n_reclaimed++;
     if (!key->hot) {
         key->state = RIG_ABSENT;
-        key->durable = false;
+        set_durable(rig, cookie, false);
     }
     return key->hot;
 }
@@ -119,7 +132,7 @@ static void host_moved(void *ctx, kvf_location from, kvf_location to, kvf_cookie
     key->location = to;
     if (to == KVF_LOCATION_NONE) {
         key->state = RIG_ABSENT;
-        key->durable = false;
+        set_durable(rig, cookie, false);
     }
 }
 
@@ -163,7 +176,9 @@ static void host_lost(void *ctx, kvf_location location, kvf_cookie cookie, int s
     rig->n_lost++;
     key->state = RIG_ABSENT;
     /* without power every I/O fails, which says nothing about what is on the drive */
-    key->durable = key->durable && rig->disk != NULL && kvf_io_sim_is_crashed(rig->disk);
+    if (rig->disk == NULL || !kvf_io_sim_is_crashed(rig->disk)) {
+        set_durable(rig, cookie, false);
+    }
 }
 
 static bool budget_may_reinsert(void *ctx, uint64_t bytes)
@@ -261,6 +276,7 @@ static void init_common(struct rig *rig, uint64_t seed, uint64_t segment_bytes)
     struct kvf_nvme_config *config = &rig->config;
 
     memset(rig, 0, sizeof(*rig));
+    rig->journal_fd = -1;
     assert_int_equal(kvf_hash_init_library(), KVF_OK);
     kvf_random_seeded_init(&rig->random, seed);
     assert_int_equal(kvf_work_inline_open(KVF_WORK_AT_POLL, 64, &rig->work), KVF_OK);
@@ -383,7 +399,7 @@ static void store_done(struct kvf_tier_io *io)
     if (io->status == KVF_OK) {
         key->state = RIG_STORED;
         key->location = io->location;
-        key->durable = io->durable;
+        set_durable(rig, io->cookie, io->durable);
     } else {
         key->state = RIG_ABSENT;
     }
@@ -490,9 +506,9 @@ void rig_drop(struct rig *rig, uint32_t key)
     struct rig_key *entry = &rig->keys[key];
 
     if (entry->state == RIG_STORED) {
+        set_durable(rig, key, false);
         rig->tier->ops->drop(rig->tier, entry->location);
         entry->state = RIG_ABSENT;
-        entry->durable = false;
     }
 }
 

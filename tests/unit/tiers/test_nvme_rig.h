@@ -46,6 +46,7 @@ struct rig {
     struct rig_key keys[RIG_KEYS];
     uint8_t *load_buffer;
     char why[256];
+    int journal_fd; /* -1, or where a process that may be killed writes what the model learns */
     /* what the host was told */
     uint32_t n_reclaimed, n_moved, n_lost, n_recovered, n_done;
     uint64_t credit_bytes;
@@ -59,6 +60,12 @@ void rig_init_file(struct rig *rig, const char *path, uint64_t segment_bytes, ui
 /* A drive with n_segments segments of segment_bytes and a formatted store on it; not open. */
 void rig_init(struct rig *rig, uint64_t seed, uint64_t segment_bytes, uint32_t n_segments);
 void rig_fini(struct rig *rig);
+
+/* One line of the journal: a key has become durable ('+'), or need not be any more ('-'). */
+struct rig_journal_entry {
+    uint32_t key;
+    uint32_t what;
+};
 
 /* Open and recover. What the model holds is kept; found says what was recovered. */
 int rig_open(struct rig *rig);
