@@ -23,7 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -264,6 +264,7 @@ enum {
 
 static unsigned bench_pump(struct bench *bench)
 {
+    const struct timespec pause = {.tv_nsec = 50000};
     unsigned n_done;
 
     bench->is_polling = true;
@@ -271,7 +272,7 @@ static unsigned bench_pump(struct bench *bench)
     n_done += bench->work->ops->poll(bench->work);
     bench->is_polling = false;
     if (n_done == 0) {
-        usleep(50);
+        nanosleep(&pause, NULL);
     }
     return n_done;
 }

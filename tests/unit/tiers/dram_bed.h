@@ -203,7 +203,7 @@ static inline void bed_free(struct bed *bed)
     free(bed);
 }
 
-/* Reserve for a new entry. On KVF_OK *cookie_out is its number. */
+/* Reserve for a new entry. *cookie_out is its number, which is used only on KVF_OK. */
 static inline int bed_reserve(struct bed *bed, uint16_t tenant, uint64_t record_bytes,
                               uint32_t *cookie_out)
 {
@@ -212,6 +212,7 @@ static inline int bed_reserve(struct bed *bed, uint16_t tenant, uint64_t record_
     int status;
 
     assert_true(cookie < BED_ENTRIES_MAX);
+    *cookie_out = cookie;
     bed->entries[cookie] = (struct bed_entry){.location = KVF_LOCATION_NONE};
     bed->n_entries++;
     status = bed->tier->ops->reserve(bed->tier, tenant, record_bytes, cookie, &location);
@@ -219,7 +220,6 @@ static inline int bed_reserve(struct bed *bed, uint16_t tenant, uint64_t record_
         assert_true(location != KVF_LOCATION_NONE);
         assert_int_equal(kvf_dram_state(bed->tier, location), KVF_SLOT_FILLING);
         bed->entries[cookie].location = location;
-        *cookie_out = cookie;
     } else {
         bed->n_entries--;
     }

@@ -6,7 +6,7 @@
 #include "tiers/tier_delay.h"
 
 #include "base/limits.h"
-#include "log_bed.h"
+#include "tests/unit/tiers/log_bed.h"
 
 static uint64_t now_ns;
 static bool is_closed;

@@ -5,7 +5,8 @@
  *
  * fallocate, madvise and memfd_create are wrapped by the linker, so that they can fail on demand.
  */
-#include "dram_bed.h"
+#include "tests/support/support.h"
+#include "tests/unit/tiers/dram_bed.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -661,68 +662,64 @@ static void test_huge_pages(void **state)
 
 /* ---- memory of the node ---------------------------------------------------------------------- */
 
-static void write_file(const char *root, const char *name, const char *text)
+static void write_file(const struct kvf_test_dir *root, const char *name, const char *text)
 {
-    char path[256], *slash;
-    int fd;
+    char path[KVF_TEST_PATH_BYTES], *slash;
 
-    snprintf(path, sizeof(path), "%s%s", root, name);
-    for (slash = path + strlen(root) + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
+    kvf_test_dir_path(root, name, path);
+    for (slash = path + strlen(root->path) + 1; (slash = strchr(slash, '/')) != NULL; slash++) {
         *slash = '\0';
         mkdir(path, 0700);
         *slash = '/';
     }
-    fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    assert_true(fd >= 0);
-    assert_int_equal(write(fd, text, strlen(text)), strlen(text));
-    close(fd);
+    kvf_test_file_write(path, text, strlen(text));
 }
 
 static void test_memory_allows(void **state)
 {
-    char root[] = "/tmp/kvf-dram-XXXXXX", command[64];
+    struct kvf_test_dir dir;
+    char *root = dir.path;
     const uint64_t mib = BED_MIB;
 
     (void)state;
-    assert_non_null(mkdtemp(root));
+    kvf_test_dir_create(&dir);
     /* nothing readable: nothing to obey */
     assert_true(kvf_dram_memory_allows(root, 1000 * mib));
 
     /* 32 GiB of which 2 GiB are free; 1 GiB stays for others */
-    write_file(root, "/proc/meminfo",
+    write_file(&dir, "proc/meminfo",
                "MemTotal:       33554432 kB\nMemFree:  1 kB\nMemAvailable:    2097152 kB\n");
     assert_true(kvf_dram_memory_allows(root, 1024 * mib));
     assert_false(kvf_dram_memory_allows(root, 1025 * mib));
 
     /* our own cgroup allows everything, the one above it 1 GiB (64 MiB of it for others) */
-    write_file(root, "/proc/self/cgroup", "1:name=systemd:/old\n0::/pod/daemon\n");
-    write_file(root, "/sys/fs/cgroup/pod/daemon/memory.max", "max\n");
-    write_file(root, "/sys/fs/cgroup/pod/daemon/memory.current", "1\n");
-    write_file(root, "/sys/fs/cgroup/pod/memory.max", "1073741824\n");
-    write_file(root, "/sys/fs/cgroup/pod/memory.current", "536870912\n");
+    write_file(&dir, "proc/self/cgroup", "1:name=systemd:/old\n0::/pod/daemon\n");
+    write_file(&dir, "sys/fs/cgroup/pod/daemon/memory.max", "max\n");
+    write_file(&dir, "sys/fs/cgroup/pod/daemon/memory.current", "1\n");
+    write_file(&dir, "sys/fs/cgroup/pod/memory.max", "1073741824\n");
+    write_file(&dir, "sys/fs/cgroup/pod/memory.current", "536870912\n");
     assert_true(kvf_dram_memory_allows(root, 448 * mib));
     assert_false(kvf_dram_memory_allows(root, 449 * mib));
-    write_file(root, "/sys/fs/cgroup/pod/memory.stat",
+    write_file(&dir, "sys/fs/cgroup/pod/memory.stat",
                "anon 1\nfile 2\ninactive_anon 3\ninactive_file 104857600\n");
     assert_true(kvf_dram_memory_allows(root, 548 * mib));
     assert_false(kvf_dram_memory_allows(root, 549 * mib));
-    write_file(root, "/sys/fs/cgroup/pod/memory.current", "1073741824\n");
-    write_file(root, "/sys/fs/cgroup/pod/memory.stat", "inactive_file 0\n");
+    write_file(&dir, "sys/fs/cgroup/pod/memory.current", "1073741824\n");
+    write_file(&dir, "sys/fs/cgroup/pod/memory.stat", "inactive_file 0\n");
     assert_false(kvf_dram_memory_allows(root, mib));
 
     /* in a container the path is its own root */
-    write_file(root, "/proc/self/cgroup", "0::/\n");
+    write_file(&dir, "proc/self/cgroup", "0::/\n");
     assert_true(kvf_dram_memory_allows(root, 1024 * mib));
-    write_file(root, "/sys/fs/cgroup/memory.max", "268435456\n");
-    write_file(root, "/sys/fs/cgroup/memory.current", "0\n");
+    write_file(&dir, "sys/fs/cgroup/memory.max", "268435456\n");
+    write_file(&dir, "sys/fs/cgroup/memory.current", "0\n");
     assert_true(kvf_dram_memory_allows(root, 192 * mib));
     assert_false(kvf_dram_memory_allows(root, 193 * mib));
 
     /* and the real files can be read here */
     assert_false(kvf_dram_memory_allows(NULL, UINT64_MAX / 2));
     assert_true(kvf_dram_memory_allows(NULL, 0));
-    snprintf(command, sizeof(command), "rm -r %s", root);
-    assert_int_equal(system(command), 0);
+    kvf_test_dir_remove(&dir);
 }
 
 int main(void)

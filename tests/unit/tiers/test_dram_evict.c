@@ -4,7 +4,7 @@
  * model, pins, whole sets, what is spared, areas taken from colder classes, and the bound on
  * searching.
  */
-#include "dram_bed.h"
+#include "tests/unit/tiers/dram_bed.h"
 
 /* ---- the order inside a class ---------------------------------------------------------------- */
 

@@ -5,7 +5,7 @@
  * Sizes come from the codecs' own plans; those of "exact" vary, by what its exponents cost, and are
  * drawn around 12.1 bits a value. The arena is never populated: nothing is written to it.
  */
-#include "dram_bed.h"
+#include "tests/unit/tiers/dram_bed.h"
 
 #include "codec/codec.h"
 

@@ -6,7 +6,7 @@
  *
  * The allocator is wrapped by the linker: it counts what the tier's objects ask for.
  */
-#include "dram_bed.h"
+#include "tests/unit/tiers/dram_bed.h"
 
 enum {
     N_STEPS = 60000,

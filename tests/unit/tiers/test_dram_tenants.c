@@ -2,7 +2,7 @@
  *
  * test_dram_tenants.c: a piece belongs to one tenant, and changes its tenant only with its memfd.
  */
-#include "dram_bed.h"
+#include "tests/unit/tiers/dram_bed.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

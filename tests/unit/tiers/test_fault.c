@@ -4,8 +4,8 @@
  * with a specification.
  */
 #include "base/limits.h"
-#include "dram_bed.h"
-#include "log_bed.h"
+#include "tests/unit/tiers/dram_bed.h"
+#include "tests/unit/tiers/log_bed.h"
 #include "tiers/tier_fault.h"
 
 static bool is_closed;
