@@ -54,7 +54,7 @@ static void answer_stat(struct kvf_agent *agent, struct kvf_control *control)
     stat->ready = kvf_agent_is_ready(agent);
     stat->draining = agent->is_draining;
     stat->clients = agent->sessions_count;
-    stat->clients_max = agent->sessions_capacity;
+    stat->clients_max = (uint32_t)agent->config->clients_max;
     stat->index_entries = agent->index.count;
     stat->index_capacity = agent->index.capacity;
     stat->staging_used_bytes = agent->staging_used_bytes;

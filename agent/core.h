@@ -51,6 +51,7 @@ enum kvf_core_limits {
     KVF_DRIVES_MAX = KVF_CONFIG_NVME_MAX,
     KVF_CONTROLS_MAX = 64, /* admin questions waiting */
     KVF_ACCEPTS_A_TURN = 8,
+    KVF_SESSIONS_TO_REFUSE = 8,   /* connections beyond clients.max that may say HELLO */
     KVF_INCOMPLETE_MAX = 1 << 16, /* incomplete sets watched for set_timeout */
 };
 
@@ -360,7 +361,7 @@ struct kvf_agent {
     struct kvf_incomplete *incomplete; /* ring */
     uint32_t incomplete_head, incomplete_tail;
 
-    struct kvf_session *sessions; /* clients.max + 1: one to refuse with */
+    struct kvf_session *sessions; /* sessions_capacity of them */
     uint32_t sessions_capacity;
     uint32_t sessions_count;
     uint32_t session_turn; /* where the next round robin begins */

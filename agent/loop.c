@@ -29,9 +29,8 @@ void kvf_agent_wake(void *ctx)
     struct kvf_agent *agent = ctx;
     uint64_t one = 1;
 
-    /* sequentially consistent, as the reactor's store before its last look: one of us sees the
-     * other */
-    atomic_thread_fence(memory_order_seq_cst);
+    /* Both sides exchange, and exchanges of one word have one order: either the reactor's comes
+     * later and its last look sees what was queued before ours, or ours finds it asleep. */
     if (atomic_exchange(&agent->is_sleeping, false)) {
         ssize_t written = write(agent->waker_fd, &one, sizeof(one));
 
@@ -161,8 +160,7 @@ static bool prepare_sleep(struct kvf_agent *agent)
 {
     bool may_sleep = true;
 
-    atomic_store(&agent->is_sleeping, true);
-    atomic_thread_fence(memory_order_seq_cst);
+    (void)atomic_exchange(&agent->is_sleeping, true);
     for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
         struct kvf_session *session = &agent->sessions[i];
 
@@ -442,11 +440,12 @@ static int open_all(struct kvf_agent *agent)
         return status;
     }
     tenant_ids(agent);
-    agent->sessions = calloc(config->clients_max, sizeof(*agent->sessions));
+    agent->sessions = calloc(config->clients_max + KVF_SESSIONS_TO_REFUSE,
+                             sizeof(*agent->sessions));
     if (agent->sessions == NULL) {
         return KVF_ERR_NO_MEMORY;
     }
-    agent->sessions_capacity = (uint32_t)config->clients_max;
+    agent->sessions_capacity = (uint32_t)config->clients_max + KVF_SESSIONS_TO_REFUSE;
     for (uint32_t i = 0; i < config->n_sockets; i++) {
         if (agent->ports.open_drive == NULL) {
             status = open_listener(agent, &config->sockets[i], agent->tenant_of_socket[i]);

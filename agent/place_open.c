@@ -48,7 +48,8 @@ void kvf_agent_memory(const struct kvf_config *config, struct kvf_agent_memory *
                                 clients_limit(config, KVF_OPS_A_CLIENT) * sizeof(struct kvf_op) +
                                 clients_limit(config, KVF_PINS_A_CLIENT) * sizeof(struct kvf_pin) +
                                 KVF_FLIGHTS_MAX * sizeof(struct kvf_flight);
-    memory_out->session_bytes = clients_limit(config, sizeof(struct kvf_session));
+    memory_out->session_bytes = (config->clients_max + KVF_SESSIONS_TO_REFUSE) *
+                                sizeof(struct kvf_session);
     memory_out->slot_bytes = config->dram_bytes / KVF_DRAM_SLOT_BYTES_MIN *
                              sizeof(struct kvf_slot_side);
     memory_out->ghost_bytes = KVF_GHOST_ENTRIES * sizeof(uint64_t) +

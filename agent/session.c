@@ -147,7 +147,7 @@ int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd)
     if (session == NULL) {
         send_welcome_refusal(fd, KVF_ERR_BUSY,
                              agent->is_draining ? "the daemon is stopping"
-                                                : "clients.max clients are attached");
+                                                : "too many clients are connecting");
         kvf_fd_close(&fd);
         agent->metrics.attach_refused++;
         return KVF_ERR_BUSY;
@@ -276,6 +276,9 @@ static int choose_sizes(struct kvf_session *session, char *text, size_t bytes)
     uint32_t sq = power_of_two(asked, max);
     uint64_t staging = hello->staging_bytes == 0 ? config->staging_client : hello->staging_bytes;
 
+    if (session->plan.profile->opaque) {
+        record = 2 * KVF_RECORD_PAGE_BYTES; /* clients of bytes know what they put */
+    }
     if (!kvf_dram_fits(agent->dram_store, record)) {
         (void)snprintf(text, bytes,
                        "a block can have %llu bytes, more than the arena can hold (%llu); use "
@@ -283,9 +286,6 @@ static int choose_sizes(struct kvf_session *session, char *text, size_t bytes)
                        (unsigned long long)record,
                        (unsigned long long)kvf_dram_record_bytes_max(agent->dram_store));
         return KVF_ERR_TOO_LARGE;
-    }
-    if (session->plan.profile->opaque) {
-        record = 2 * KVF_RECORD_PAGE_BYTES; /* clients of bytes know what they put */
     }
     staging = staging < 2 * record ? 2 * record : staging;
     staging = (staging + 4095) & ~UINT64_C(4095);
@@ -384,6 +384,21 @@ static void prepare_run(struct kvf_work *work)
 
 static void prepare_done(struct kvf_work *work);
 
+/* Clients beyond clients.max are refused here and not when they connect: a HELLO that was never read
+ * would reset the connection, and the client would not see why. */
+static uint32_t attached_count(const struct kvf_agent *agent)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+        uint8_t state = agent->sessions[i].state;
+
+        n += state == KVF_SESSION_PREPARING || state == KVF_SESSION_MAPPING ||
+             state == KVF_SESSION_READY;
+    }
+    return n;
+}
+
 static void hello_received(struct kvf_session *session)
 {
     struct kvf_agent *agent = session->agent;
@@ -399,6 +414,10 @@ static void hello_received(struct kvf_session *session)
         (void)snprintf(
             text, sizeof(text), "the client speaks protocol %u to %u, this daemon %u to %u",
             hello->version_min, hello->version_max, KVF_WIRE_VERSION_MIN, KVF_WIRE_VERSION_MAX);
+    }
+    if (status == KVF_OK && attached_count(agent) >= agent->config->clients_max) {
+        (void)snprintf(text, sizeof(text), "clients.max clients are attached");
+        status = KVF_ERR_BUSY;
     }
     if (status == KVF_OK) {
         status = choose_profile(session, text, sizeof(text));
