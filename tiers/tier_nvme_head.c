@@ -27,6 +27,8 @@
 #define SEGMENT_BYTES_SMALL   (128ull << 20)
 #define STORE_BYTES_LARGE     (16ull << 30)
 #define CONFIG_BOUNCE_DEFAULT ((16ull << 20) + KVF_NVME_PAGE_BYTES)
+#define LOCK_PAUSE_NS         (1000 * 1000)
+#define LOCK_TRIES_MAX        2000 /* two seconds */
 
 /* What open, format and resize work on. */
 struct head {
@@ -438,18 +440,26 @@ static int resize_store(struct head *head)
 
 /* --- opening the file -------------------------------------------------------------------------- */
 
+/* Killed, a daemon's lock outlives it by what the kernel needs to end the I/Os that were in flight,
+ * and they must have ended before anybody else writes here: so the lock is waited for a little. */
 static int lock_file(struct head *head)
 {
+    const struct timespec pause = {.tv_nsec = LOCK_PAUSE_NS};
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    uint32_t tries = 0;
 
-    if (fcntl(head->device.fd, F_OFD_SETLK, &lock) == 0) {
-        return KVF_OK;
+    while (fcntl(head->device.fd, F_OFD_SETLK, &lock) != 0) {
+        if (errno != EAGAIN && errno != EACCES) {
+            snprintf(head->why, head->why_bytes, "%s: cannot be locked: %s", head->path,
+                     strerror(errno));
+            return KVF_ERR_IO;
+        }
+        if (++tries == LOCK_TRIES_MAX) {
+            return say(head, KVF_ERR_BUSY, "another kvferryd has this store open: stop it first");
+        }
+        (void)nanosleep(&pause, NULL);
     }
-    if (errno == EAGAIN || errno == EACCES) {
-        return say(head, KVF_ERR_BUSY, "another kvferryd has this store open: stop it first");
-    }
-    snprintf(head->why, head->why_bytes, "%s: cannot be locked: %s", head->path, strerror(errno));
-    return KVF_ERR_IO;
+    return KVF_OK;
 }
 
 static int measure_file(struct head *head)
