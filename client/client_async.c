@@ -278,8 +278,10 @@ static int on_request(struct kvf_client *client, struct kvf_client_request *requ
     }
     event.hit.status = cqe->status;
     if (is_lookup) {
-        if (cqe->values[0] > request->n_chain || cqe->values[1] > cqe->values[0] ||
-            cqe->values[2] > request->n_chain || cqe->values[3] > request->n_tails) {
+        uint32_t longest = request->n_chain + (cqe->values[3] != 0); /* a tail is a chunk, too */
+
+        if (cqe->values[0] > longest || cqe->values[1] > cqe->values[0] ||
+            cqe->values[2] > longest || cqe->values[3] > request->n_tails) {
             return KVF_ERR_PROTOCOL;
         }
         event.lookup.run_chunks = cqe->values[0];

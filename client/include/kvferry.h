@@ -343,7 +343,8 @@ struct kvf_lookup_options {
 struct kvf_lookup_result {
     uint32_t run_chunks;    /* leading chunks whose whole set is on some tier of this node */
     uint32_t ready_chunks;  /* leading chunks whose whole set is in DRAM (leased if asked) */
-    int32_t tail_index;     /* 0-based among the tail keys, -1: none extends the run */
+    int32_t tail_index;     /* 0-based among the tail keys, -1: none extends the run; one that does
+                               counts as one more chunk in the other fields */
     uint32_t coming_chunks; /* chunks behind ready_chunks for which a prefetch runs */
     uint64_t lease;         /* 0: none; release by kvf_lease_release */
 };
