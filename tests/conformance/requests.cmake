@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Requests and sets against a real daemon.
+if(TARGET kvf_test_daemon)
+    kvf_add_test(NAME requests LABEL conformance
+        SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_requests.c LIBS kvf_test_daemon)
+    foreach(name requests_async requests_store requests_client sets)
+        kvf_add_test(NAME ${name} LABEL conformance
+            SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c ${CMAKE_CURRENT_LIST_DIR}/outcome.c
+            LIBS kvf_test_daemon)
+    endforeach()
+endif()
