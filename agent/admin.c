@@ -157,9 +157,9 @@ static int server_start(struct server *server)
     return KVF_OK;
 }
 
-/* Milliseconds until one of the servers has a timer to run. At its limit of connections, libmicrohttpd
- * stops to watch its listening socket, and takes it up again only when it is run once more after some
- * of them have ended: nothing would wake us for that. */
+/* Milliseconds until one of the servers has a timer to run. At its limit of connections,
+ * libmicrohttpd stops to watch its listening socket, and takes it up again only when it is run once
+ * more after some of them have ended: nothing would wake us for that. */
 static int poll_timeout_ms(const struct kvf_admin *admin)
 {
     unsigned long long least = RUN_AGAIN_MS;

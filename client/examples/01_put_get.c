@@ -66,8 +66,8 @@ static int attach(const char *socket_path, struct kvf_client **client_out)
     return kvf_open(&options, client_out);
 }
 
-/* A hit points into the daemon's memory. It may be read until the lease is given back, and the bytes
- * count only if the release, after the last read, says KVF_OK. */
+/* A hit points into the daemon's memory. It may be read until the lease is given back, and the
+ * bytes count only if the release, after the last read, says KVF_OK. */
 static int load(struct kvf_client *client, struct kvf_key key, const struct kvf_kv_view *target)
 {
     struct kvf_hit hit;

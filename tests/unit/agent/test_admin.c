@@ -23,7 +23,7 @@
 #include "base/clock.h"
 #include "tests/support/support.h"
 
-/* --- a reactor --------------------------------------------------------------------------------- */
+/* --- a reactor -------------------------------------------------------------------------------- */
 
 enum mood {
     MOOD_ANSWER, /* at once, from another thread, with the status below */
@@ -147,7 +147,7 @@ static struct kvf_control *take_kept(struct kvf_agent *agent)
     return control;
 }
 
-/* --- a client ---------------------------------------------------------------------------------- */
+/* --- a client --------------------------------------------------------------------------------- */
 
 struct bed {
     struct kvf_test_dir dir;
@@ -232,7 +232,7 @@ static long ask(const struct bed *bed, const char *method, const char *path, jso
     return http_status;
 }
 
-/* --- tests ------------------------------------------------------------------------------------- */
+/* --- tests ------------------------------------------------------------------------------------ */
 
 static void test_statuses(void **state)
 {

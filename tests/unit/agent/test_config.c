@@ -44,7 +44,7 @@ static void assert_contains(const char *text, const char *part)
     }
 }
 
-/* --- what is wrong ----------------------------------------------------------------------------- */
+/* --- what is wrong ---------------------------------------------------------------------------- */
 
 struct wrong {
     const char *yaml;
@@ -220,7 +220,7 @@ static void test_alias_loop(void **state)
     free(config);
 }
 
-/* --- --set ------------------------------------------------------------------------------------- */
+/* --- --set ------------------------------------------------------------------------------------ */
 
 static void test_set_errors(void **state)
 {
@@ -347,7 +347,7 @@ static void test_every_option_is_settable(void **state)
     }
 }
 
-/* --- defaults, printing ------------------------------------------------------------------------ */
+/* --- defaults, printing ----------------------------------------------------------------------- */
 
 static void test_defaults(void **state)
 {
@@ -431,7 +431,7 @@ static void test_listen_addresses(void **state)
     }
 }
 
-/* --- the machine's files ----------------------------------------------------------------------- */
+/* --- the machine's files ---------------------------------------------------------------------- */
 
 /* A finished configuration with everything below dir. */
 static struct kvf_config *config_in(const struct kvf_test_dir *dir)
@@ -533,7 +533,7 @@ static void test_room_is_added_up(void **state)
     kvf_test_dir_remove(&dir);
 }
 
-/* --- memory ------------------------------------------------------------------------------------ */
+/* --- memory ----------------------------------------------------------------------------------- */
 
 static uint64_t part_bytes(const struct kvf_check *check, const char *name)
 {
