@@ -11,3 +11,5 @@ target_link_libraries(test_io_forms PRIVATE kvf_test_nvme kvf_test_support)
 foreach(form io_uring-fixed io_uring threads sim)
     kvf_add_test_command(NAME io_${form} LABEL conformance COMMAND test_io_forms ${form})
 endforeach()
+kvf_add_test(NAME nvme_file LABEL unit SOURCES test_nvme_file.c LIBS kvf_test_nvme
+             kvf_test_support)
