@@ -24,7 +24,7 @@ static bool view_is_valid(const struct kvf_codec_plan *plan, const struct kvf_kv
            kv->k.layers != NULL && (plan->v.dim == 0 || kv->v.layers != NULL);
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Encode
  */
 struct encoder {
@@ -249,7 +249,7 @@ int kvf_block_encode(const struct kvf_codec_plan *plan, const struct kvf_kv_view
     return KVF_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Check and seal
  */
 static uint32_t header_crc32c(const struct kvf_record_page *page)
@@ -399,8 +399,9 @@ int kvf_block_check_payload(const struct kvf_record_page *page, const void *payl
 
 int kvf_block_matches_plan(const struct kvf_record_page *page, const struct kvf_codec_plan *plan)
 {
-    /* Build the header that this plan would have written and compare field by field, so that a field
-     * added to fill_header is compared here as well. What differs from block to block is taken over. */
+    /* Build the header that this plan would have written and compare field by field, so that a
+     * field added to fill_header is compared here as well. What differs from block to block is
+     * taken over. */
     const struct kvf_block_header *have = &page->header;
     struct kvf_block_header want;
     fill_header(plan, have->token_start, have->n_tokens, &want);
@@ -419,7 +420,7 @@ int kvf_block_matches_plan(const struct kvf_record_page *page, const struct kvf_
     return memcmp(&want, have, sizeof(want)) == 0 ? KVF_OK : KVF_ERR_MISMATCH;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Decode
  */
 struct decoder {

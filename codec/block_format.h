@@ -5,15 +5,15 @@
  * A record is a record page of 4096 bytes and a payload; it is the same in DRAM, on NVMe and on the
  * wire. docs/block-format.md is this header in prose; golden bytes are in tests/data/codec.
  *
- *   record page                               payload (multiple of 128 bytes unless opaque)
- *      0  struct kvf_block_header               strip of layer 0
- *    256  struct kvf_block_store                  [K mean][K meta][K codes][V mean][V meta][V codes]
- *    384  u8  layer_bits[512]                   strip of layer 1
- *    896  u32 layer_offsets[512]                ...
- *   2944  zero                                  raw area, if n_escapes is not 0
+ *   record page                           payload (multiple of 128 bytes unless opaque)
+ *      0  struct kvf_block_header           strip of layer 0
+ *    256  struct kvf_block_store              [K mean][K meta][K codes][V mean][V meta][V codes]
+ *    384  u8  layer_bits[512]               strip of layer 1
+ *    896  u32 layer_offsets[512]            ...
+ *   2944  zero                              raw area, if n_escapes is not 0
  *
- * All numbers are little endian. header_crc32c covers bytes 0-255, with the field itself taken as zero,
- * and bytes 384-4095: the store part is rewritten by the drive that holds the record.
+ * All numbers are little endian. header_crc32c covers bytes 0-255, with the field itself taken as
+ * zero, and bytes 384-4095: the store part is rewritten by the drive that holds the record.
  */
 #ifndef KVF_CODEC_BLOCK_FORMAT_H
 #define KVF_CODEC_BLOCK_FORMAT_H

@@ -7,13 +7,14 @@
  *   part 3  the plan             geometry and profile, worked out once at attach
  *   part 4  records              encode, decode, check, seal: what client and daemon call
  *
- * Nothing here allocates, locks, blocks or logs, and every function may be called from any thread; a
- * plan is read-only after its init and may be shared, a workspace belongs to one call at a time.
+ * Nothing here allocates, locks, blocks or logs, and every function may be called from any thread;
+ * a plan is read-only after its init and may be shared, a workspace belongs to one call at a time.
  * The bytes are laid out in block_format.h.
  *
- * Words: a vector is the dim elements of one head and token. Codecs that limit the size of what shares
- * a scale cut wide heads into sub-heads; a row is one sub-head's vectors, and rows are numbered
- * head * (dim / group) + sub-head. Vectors of a tensor are numbered row * n_tokens + token.
+ * Words: a vector is the dim elements of one head and token. Codecs that limit the size of what
+ * shares a scale cut wide heads into sub-heads; a row is one sub-head's vectors, and rows are
+ * numbered head * (dim / group) + sub-head. Vectors of a tensor are numbered row * n_tokens +
+ * token.
  */
 #ifndef KVF_CODEC_CODEC_H
 #define KVF_CODEC_CODEC_H
@@ -35,7 +36,7 @@ enum kvf_codec_limits {
     KVF_CODEC_WORKSPACE_ALIGN = 64,
 };
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Part 1: profiles
  */
 
@@ -64,7 +65,7 @@ extern const struct kvf_profile kvf_profiles[];
 /* The profile of this name, or NULL. */
 const struct kvf_profile *kvf_profile_find(const char *name);
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Part 2: the ops table
  */
 enum kvf_codec_capabilities {
@@ -126,12 +127,12 @@ struct kvf_codec_ops {
     uint16_t abi_version;  /* KVF_CODEC_ABI */
     uint32_t capabilities; /* enum kvf_codec_capabilities */
 
-    /* Required. Fill in the rest of a tensor whose ops, n_heads, dim, dtype and element_bytes are set.
-     * KVF_OK; KVF_ERR_UNSUPPORTED: this codec has no form for that dtype, dim or width. */
+    /* Required. Fill in the rest of a tensor whose ops, n_heads, dim, dtype and element_bytes are
+     * set. KVF_OK; KVF_ERR_UNSUPPORTED: this codec has no form for that dtype, dim or width. */
     int (*resolve)(struct kvf_codec_tensor *tensor, const struct kvf_profile_tensor *settings);
 
-    /* Required. Arithmetic only: what encode writes for n_tokens (a bound unless FIXED_RATE). Escapes
-     * are not in it. */
+    /* Required. Arithmetic only: what encode writes for n_tokens (a bound unless FIXED_RATE).
+     * Escapes are not in it. */
     void (*sizes)(const struct kvf_codec_tensor *tensor, uint32_t n_tokens,
                   struct kvf_codec_sizes *sizes_out);
 
@@ -166,7 +167,7 @@ extern const struct kvf_codec_ops *const kvf_codecs[];
 /* The codec of this id, or NULL. */
 const struct kvf_codec_ops *kvf_codec_find(uint8_t id);
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Part 3: the plan
  */
 struct kvf_codec_plan {
@@ -178,17 +179,16 @@ struct kvf_codec_plan {
     uint64_t record_bytes_max; /* of any block of up to chunk_tokens, record page included */
     size_t workspace_bytes;    /* for encode and decode, at KVF_CODEC_WORKSPACE_ALIGN */
     size_t escapes_offset;     /* in the workspace: numbers of escaped vectors */
-    uint32_t escapes_max;      /* a tensor of a layer, sinks included; for the wider tensor */
     struct kvf_codec_tensor k;
     struct kvf_codec_tensor v;
     struct kvf_codec_tensor raw_k; /* for strips that are stored raw */
     struct kvf_codec_tensor raw_v;
 };
 
-/* Work out a plan. geometry NULL, or of kind KVF_KIND_BYTES: profile "bytes" only; else any other one.
- * KVF_OK; KVF_ERR_INVALID: a field is out of range, or the profile has no such name;
- * KVF_ERR_REFUSED: a lossy profile for state or opaque bytes; KVF_ERR_UNSUPPORTED: the codec has no form
- * for these dims; KVF_ERR_TOO_LARGE: a full chunk can exceed KVF_PAYLOAD_BYTES_MAX, see below. */
+/* Work out a plan. geometry NULL, or of kind KVF_KIND_BYTES: profile "bytes" only; else any other
+ * one. KVF_OK; KVF_ERR_INVALID: a field is out of range, or the profile has no such name;
+ * KVF_ERR_REFUSED: a lossy profile for state or opaque bytes; KVF_ERR_UNSUPPORTED: the codec has no
+ * form for these dims; KVF_ERR_TOO_LARGE: a full chunk can exceed KVF_PAYLOAD_BYTES_MAX. */
 int kvf_codec_plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *geometry,
                         const char *profile_name);
 
@@ -196,47 +196,48 @@ int kvf_codec_plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *
  * the plan fails for another reason. For the message after KVF_ERR_TOO_LARGE. */
 uint32_t kvf_codec_fitting_tokens(const struct kvf_geometry *geometry, const char *profile_name);
 
-/* Payload bytes of a block of n_tokens (0..chunk_tokens; 0 gives 0) without escapes and sinks: exact for
- * fixed-rate profiles, else a bound. 0 for opaque bytes. */
+/* Payload bytes of a block of n_tokens (0..chunk_tokens; 0 gives 0) without escapes and sinks:
+ * exact for fixed-rate profiles, else a bound. 0 for opaque bytes. */
 uint64_t kvf_codec_plan_payload_bytes(const struct kvf_codec_plan *plan, uint32_t n_tokens);
 
 /* The largest payload that a block of n_tokens can have, whatever its content and position. */
 uint64_t kvf_codec_plan_payload_bytes_max(const struct kvf_codec_plan *plan, uint32_t n_tokens);
 
-/* The record sizes that nearly all blocks of a full chunk have, for exact slot classes: the size without
- * escapes and, if it differs, that of a chunk with sinks. Writes up to KVF_CODEC_FIXED_SIZES_MAX, returns
- * how many: 0 if the sizes vary. */
+/* The record sizes that nearly all blocks of a full chunk have, for exact slot classes: the size
+ * without escapes and, if it differs, that of a chunk with sinks. Writes up to
+ * KVF_CODEC_FIXED_SIZES_MAX, returns how many: 0 if the sizes vary. */
 uint32_t kvf_codec_plan_fixed_sizes(const struct kvf_codec_plan *plan,
                                     uint64_t record_bytes_out[KVF_CODEC_FIXED_SIZES_MAX]);
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Part 4: records
  */
 
 /* Encode n_tokens (1..chunk_tokens) from kv. Writes the whole page, with key_id and shard zero and
  * header_crc32c set, and the payload of *payload_bytes_out bytes. payload_capacity must be at least
- * kvf_codec_plan_payload_bytes(); with payload_bytes_max() it always suffices. page and payload need no
- * alignment beyond 8. KVF_OK; KVF_ERR_INVALID; KVF_ERR_TOO_LARGE: payload_capacity is too small. */
+ * kvf_codec_plan_payload_bytes(); with payload_bytes_max() it always suffices. page and payload
+ * need no alignment beyond 8. KVF_OK; KVF_ERR_INVALID; KVF_ERR_TOO_LARGE: payload_capacity is too
+ * small. */
 int kvf_block_encode(const struct kvf_codec_plan *plan, const struct kvf_kv_view *kv,
                      uint32_t token_start, uint32_t n_tokens, struct kvf_record_page *page,
                      void *payload, size_t payload_capacity, void *workspace,
                      size_t *payload_bytes_out);
 
-/* Decode layers [layer_first, layer_first + n_layers) and tokens [token_first, token_first + n_tokens)
- * into kv; 0 for either count means all that follow. kv->k.layers is indexed by layer, view tokens count
- * from token_first. The record may be changed by others meanwhile: the page is copied before it is
- * checked, and wrong bytes give wrong values or KVF_ERR_CORRUPT, never an access outside record and
- * pages. The payload's checksum is not verified here. KVF_OK; KVF_ERR_INVALID: a range is outside the
- * block; KVF_ERR_MISMATCH: not a block of this plan; KVF_ERR_CORRUPT. Before a failure of the last kind
- * some pages may have been written. */
+/* Decode layers [layer_first, layer_first + n_layers) and tokens [token_first, token_first +
+ * n_tokens) into kv; 0 for either count means all that follow. kv->k.layers is indexed by layer,
+ * view tokens count from token_first. The record may be changed by others meanwhile: the page is
+ * copied before it is checked, and wrong bytes give wrong values or KVF_ERR_CORRUPT, never an
+ * access outside record and pages. The payload's checksum is not verified here. KVF_OK;
+ * KVF_ERR_INVALID: a range is outside the block; KVF_ERR_MISMATCH: not a block of this plan;
+ * KVF_ERR_CORRUPT. Before a failure of the last kind some pages may have been written. */
 int kvf_block_decode(const struct kvf_codec_plan *plan, const void *record, size_t record_bytes,
                      uint32_t layer_first, uint32_t n_layers, uint32_t token_first,
                      uint32_t n_tokens, const struct kvf_kv_view *kv, void *workspace);
 
-/* Is this a well-formed record page for a record of which record_bytes_available bytes are there? For
- * pages from a client, a drive or a peer: magic, version, checksum, lengths, offsets, reserved bytes. The
- * page must not change during the call: copy it first if another process can write to it.
- * KVF_OK; KVF_ERR_MISMATCH: a version or codec of a newer build; KVF_ERR_CORRUPT. */
+/* Is this a well-formed record page for a record of which record_bytes_available bytes are there?
+ * For pages from a client, a drive or a peer: magic, version, checksum, lengths, offsets, reserved
+ * bytes. The page must not change during the call: copy it first if another process can write to
+ * it. KVF_OK; KVF_ERR_MISMATCH: a version or codec of a newer build; KVF_ERR_CORRUPT. */
 int kvf_block_check(const struct kvf_record_page *page, uint64_t record_bytes_available);
 
 /* Does the payload of a checked page have the checksum that the page says? payload has

@@ -176,8 +176,8 @@ static void count_exponents(const struct kvf_codec_tensor *tensor, const struct 
     }
 }
 
-/* The most frequent exponents, the smaller one first among equals, and the index of each. An index of
- * KVF_EXACT_EXPONENTS is an escape. */
+/* The most frequent exponents, the smaller one first among equals, and the index of each. An index
+ * of KVF_EXACT_EXPONENTS is an escape. */
 static void choose_exponents(uint32_t counts[256], uint8_t table_out[KVF_EXACT_EXPONENTS],
                              uint8_t index_out[256])
 {
@@ -374,7 +374,8 @@ static int exact_decode(const struct kvf_codec_tensor *tensor, const struct kvf_
                         const uint8_t *strip, const struct kvf_codec_sizes *sizes, void *workspace)
 {
     struct exact_shape shape = exact_shape(tensor, job->n_tokens);
-    /* stored_sizes made codes_bytes from a directory that may have changed since: hold on to sizes. */
+    /* stored_sizes made codes_bytes from a directory that may have changed since: hold on to
+     * sizes. */
     size_t escape_bytes_max = sizes->codes_bytes - shape.escape_offset;
     uint32_t *bits = workspace;
     uint32_t token_end = job->token_first + job->n_wanted;

@@ -2,10 +2,10 @@
  *
  * codec_fp.h: the floating-point environment of codecs, and conversions by integer arithmetic.
  *
- * Codecs promise the same bytes everywhere, so they compute with ties to even and with subnormals. The
- * calling process may have set anything (engines often flush subnormals): enter saves and sets, leave
- * restores. Between the two only calls through the ops table compute, which keeps the compiler from
- * moving arithmetic across.
+ * Codecs promise the same bytes everywhere, so they compute with ties to even and with subnormals.
+ * The calling process may have set anything (engines often flush subnormals): enter saves and sets,
+ * leave restores. Between the two only calls through the ops table compute, which keeps the
+ * compiler from moving arithmetic across.
  */
 #ifndef KVF_CODEC_CODEC_FP_H
 #define KVF_CODEC_CODEC_FP_H
@@ -145,8 +145,8 @@ static inline uint16_t kvf_f16_from_f32_directed(float value, int up)
     return (uint16_t)(away ? half + 1 : half - 1);
 }
 
-/* The fused operation, one rounding, also where the machine has no instruction for it: the product is
- * exact in double, the sum is rounded to odd, and rounding that to fp32 is then right. */
+/* The fused operation, one rounding, also where the machine has no instruction for it: the product
+ * is exact in double, the sum is rounded to odd, and rounding that to fp32 is then right. */
 static inline float kvf_fma_f32(float a, float b, float c)
 {
 #if defined(__FMA__) || defined(__aarch64__)

@@ -30,8 +30,8 @@ static inline size_t kvf_raw_section_bytes(const struct kvf_codec_tensor *tensor
     return kvf_align_up(count * (sizeof(uint32_t) + vector_bytes), KVF_RAW_AREA_ALIGN_BYTES);
 }
 
-/* Leading tokens of a block that plan keeps raw. Chunks start at multiples of chunk_tokens, so sinks
- * are in the first one. */
+/* Leading tokens of a block that plan keeps raw. Chunks start at multiples of chunk_tokens, so
+ * sinks are in the first one. */
 static inline uint32_t kvf_plan_sinks(const struct kvf_codec_plan *plan, uint32_t token_start,
                                       uint32_t n_tokens)
 {

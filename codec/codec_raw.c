@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec_raw.c: the codec of profile "raw", of MLA's rotary part, and of every strip that no other codec
- * makes smaller.
+ * codec_raw.c: the codec of profile "raw", of MLA's rotary part, and of every strip that no other
+ * codec makes smaller.
  */
 #include "codec/codec_raw.h"
 

@@ -4,7 +4,8 @@
  * comments here are its steps.
  *
  * Vectors are worked on 32 at a time, side by side in the lanes of a tile: element i of lane l is
- * tile[i][l]. All arithmetic then runs along the lanes, so that compilers vectorize it on every machine.
+ * tile[i][l]. All arithmetic then runs along the lanes, so that compilers vectorize it on every
+ * machine.
  */
 #include "codec/codec_saw.h"
 
@@ -48,7 +49,7 @@ struct saw_lanes {
     bool escaped[LANES];
 };
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Shape
  */
 static bool has_mean(const struct kvf_codec_tensor *tensor, uint32_t n_tokens)
@@ -176,7 +177,7 @@ static void fill_row_signs(const struct saw_row *row)
     }
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Encode
  */
 
@@ -232,8 +233,8 @@ static bool load_vector(const struct saw_row *row, uint32_t token, uint32_t *pea
     return peak < (uint32_t)KVF_SAW_ESCAPE_EXPONENT << 23;
 }
 
-/* (2) The mean of each channel: fp16 to mean_out, the same as fp32 to work->mean, and rotated to lane 0
- * of work->mean_tile. */
+/* (2) The mean of each channel: fp16 to mean_out, the same as fp32 to work->mean, and rotated to
+ * lane 0 of work->mean_tile. */
 static void make_mean(const struct saw_row *row, uint8_t *mean_out)
 {
     struct saw_workspace *work = row->work;
@@ -382,8 +383,8 @@ static void measure_tile(const struct saw_row *row, struct saw_lanes *lanes)
     }
 }
 
-/* (7) In double the product of two floats is exact, and adding 1.5 2^52 rounds it to an integer in the
- * low bits, ties to even. */
+/* (7) In double the product of two floats is exact, and adding 1.5 2^52 rounds it to an integer in
+ * the low bits, ties to even. */
 static void quantize_tile(const struct saw_row *row, const struct saw_lanes *lanes)
 {
     struct saw_workspace *work = row->work;
@@ -509,7 +510,7 @@ static int saw_encode(const struct kvf_codec_tensor *tensor, const struct kvf_co
     return KVF_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------
+/* -------------------------------------------------------------------------------------------------
  * Decode
  */
 
@@ -541,8 +542,8 @@ static void unpack_tile(const struct saw_row *row, uint32_t n_lanes, const uint8
     }
 }
 
-/* The values of a tile, not yet rounded. Where nothing is added the product alone is the fused result:
- * it cannot underflow, and adding 0 turns -0 into +0 as the fused operation does. */
+/* The values of a tile, not yet rounded. Where nothing is added the product alone is the fused
+ * result: it cannot underflow, and adding 0 turns -0 into +0 as the fused operation does. */
 static void value_tile(const struct saw_row *row, const struct saw_lanes *lanes)
 {
     struct saw_workspace *work = row->work;

@@ -1,49 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec_saw.h: rotated, optionally centred, uniform codes with a scale a vector ("saw"; after SAW-INT4).
+ * codec_saw.h: rotated, optionally centred, uniform codes with a scale a vector ("saw"; after
+ * SAW-INT4).
  *
  * This header is the format: codec_saw.c is its reference, and every other implementation gives the
- * same bytes. Heads of up to 256 elements are one row; wider ones are cut into sub-heads of 128 (if dim
- * is a multiple of 128) or 64 elements, each a row of its own (codec.h). n = group, the elements of a
- * row's vector; T = tokens of the block; k = rot_order.
+ * same bytes. Heads of up to 256 elements are one row; wider ones are cut into sub-heads of 128 (if
+ * dim is a multiple of 128) or 64 elements, each a row of its own (codec.h). n = group, the
+ * elements of a row's vector; T = tokens of the block; k = rot_order.
  *
  *   mean    fp16[heads][dim]       only if centred: the mean of each channel, not rotated
  *   meta    u32[rows][T]           fp16 lo in bits 0-15, fp16 scale in bits 16-31
- *   codes   [rows][T][code_bytes]  4 bits: (n + 1) / 2 bytes, position p in the low nibble of byte p / 2
- *                                  if p is even, in the high one if it is odd; 8 bits: n bytes
+ *   codes   [rows][T][code_bytes]  4 bits: (n + 1) / 2 bytes, position p in the low nibble of
+ *                                  byte p / 2 if p is even, in the high one if it is odd;
+ *                                  8 bits: n bytes
  *
- * Position and coefficient. A vector's n coefficients are cut into powers of two, largest first, and
- * stored piece by piece (80 = 64 + 16, 96 = 64 + 32, 112 = 64 + 32 + 16, 192 = 128 + 64). Within a
- * piece of 2^w, the bits of the position are, most significant first, these bits of the coefficient's
- * index, as far as w has them:
+ * Position and coefficient. A vector's n coefficients are cut into powers of two, largest first,
+ * and stored piece by piece (80 = 64 + 16, 96 = 64 + 32, 112 = 64 + 32 + 16, 192 = 128 + 64).
+ * Within a piece of 2^w, the bits of the position are, most significant first, these bits of the
+ * coefficient's index, as far as w has them:
  *
  *     4, 3, 0, 1, w-1 .. 5, 2
  *
- * With one mma.m16n8k16 a (bits above 4, bit 2) the lane of group g then owns bytes 8 g .. 8 g + 7 of a
- * 128-vector after the product, and the 16 bytes at 16 t are fragments of the inverse as they are.
+ * With one mma.m16n8k16 a (bits above 4, bit 2) the lane of group g then owns bytes 8 g .. 8 g + 7
+ * of a 128-vector after the product, and the 16 bytes at 16 t are fragments of the inverse as they
+ * are.
  *
  * Encode of a row (x: input as fp32; every operation below is one fp32 operation rounded to nearest
- * even, unless stated; c = 1 / sqrt(k), d = sqrt(k), correctly rounded; g_i = -1 if channel i is flipped):
- *   1. A vector with a NaN or an element of 2^64 or more, and every vector of a sink token, is an escape.
- *   2. mu_i, if centred: over the vectors that are no escapes by rule 1, 8 partial sums over token mod 8
- *      in ascending order, added as (0+4, 1+5, 2+6, 3+7), (0+2, 1+3), (0+1), divided by their number,
- *      rounded to fp16; 0 if there is none or if it overflows.
- *   3. bf16 input: elements below 2^(E-12) become +0, E the exponent of the largest |x| of the vector
- *      (no element is dropped if E <= -115, where 2^(E-12) is not normal).
+ * even, unless stated; c = 1 / sqrt(k), d = sqrt(k), correctly rounded; g_i = -1 if channel i is
+ * flipped):
+ *   1. A vector with a NaN or an element of 2^64 or more, and every vector of a sink token, is an
+ *      escape.
+ *   2. mu_i, if centred: over the vectors that are no escapes by rule 1, 8 partial sums over token
+ *      mod 8 in ascending order, added as (0+4, 1+5, 2+6, 3+7), (0+2, 1+3), (0+1), divided by their
+ *      number, rounded to fp16; 0 if there is none or if it overflows.
+ *   3. bf16 input: elements below 2^(E-12) become +0, E the exponent of the largest |x| of the
+ *      vector (no element is dropped if E <= -115, where 2^(E-12) is not normal).
  *   4. y = H (g x), by rotate.h; if centred, y = y - H (g mu).
- *   5. min and max over y; with a clip ratio r < 1, mid = .5 (min + max), half = (.5 (max - min)) r, and
- *      they become mid - half and mid + half.
- *   6. lo = (min c + 0), hi = (max c + 0), rounded down and up to fp16. scale = the smallest fp16 with
- *      (2^b - 1) scale >= hi - lo. If lo or hi is not finite, or 0 < scale < 2^-20: escape.
- *   7. q_i = (y_i - lo d) * (c * (1 / scale)), the last product exact and rounded to an integer, ties to
- *      even, clamped to 0 .. 2^b - 1; 0 if scale is 0.
- *   An escape has scale NaN (0x7e00), lo 0 and codes 0, and its input is in the raw area. If more than
- *   1/16 of the vectors, sinks apart, are escapes, the tensor of this layer is stored by codec raw.
+ *   5. min and max over y; with a clip ratio r < 1, mid = .5 (min + max), half = (.5 (max - min))
+ *      r, and they become mid - half and mid + half.
+ *   6. lo = (min c + 0), hi = (max c + 0), rounded down and up to fp16. scale = the smallest fp16
+ *      with (2^b - 1) scale >= hi - lo. If lo or hi is not finite, or 0 < scale < 2^-20: escape.
+ *   7. q_i = (y_i - lo d) * (c * (1 / scale)), the last product exact and rounded to an integer,
+ *      ties to even, clamped to 0 .. 2^b - 1; 0 if scale is 0.
+ * An escape has scale NaN (0x7e00), lo 0 and codes 0, and its input is in the raw area. If more
+ * than 1/16 of the vectors, sinks apart, are escapes, the tensor of this layer is stored by codec raw.
  *
  * Decode: z = H^T q over integers, exact;
  *      x_i = fma(g_i (scale c), z_i, mu_i + [i mod k = 0] g_i (lo d))
- * then one rounding to the target type, to nearest even; fp16 and fp8 saturate at their largest finite
- * value.
+ * then one rounding to the target type, to nearest even; fp16 and fp8 saturate at their largest
+ * finite value.
  */
 #ifndef KVF_CODEC_CODEC_SAW_H
 #define KVF_CODEC_CODEC_SAW_H
@@ -66,7 +71,8 @@ enum kvf_saw_layout {
         4, 3, 0, 1, 7, 6, 5, 2                                                                     \
     }
 
-/* Share of the range that is kept, times 32768. Measured on Gaussian data; see docs/block-format.md. */
+/* Share of the range that is kept, times 32768. Measured on Gaussian data; see
+ * docs/block-format.md. */
 enum kvf_saw_clip {
     KVF_SAW_CLIP_4_NARROW = 31457, /* 4 bits, up to 64 elements: .96 */
     KVF_SAW_CLIP_4 = 30802,        /* 4 bits, wider: .94 */

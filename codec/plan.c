@@ -19,8 +19,8 @@ static bool geometry_is_valid(const struct kvf_geometry *geometry)
            geometry->sink_tokens <= geometry->chunk_tokens;
 }
 
-/* Fill in one tensor. A lossless codec without a form for this dtype is replaced by raw: the promise is
- * the bits, not the size. */
+/* Fill in one tensor. A lossless codec without a form for this dtype is replaced by raw: the
+ * promise is the bits, not the size. */
 static int tensor_init(struct kvf_codec_tensor *tensor, const struct kvf_geometry *geometry,
                        uint16_t dim, const struct kvf_profile_tensor *settings)
 {
@@ -72,7 +72,8 @@ static uint64_t fingerprint_add(uint64_t hash, const void *data, size_t bytes)
     return hash;
 }
 
-/* Over all that decides the bytes of a block beside geometry, which the namespace covers by itself. */
+/* Over all that decides the bytes of a block beside geometry, which the namespace covers by
+ * itself. */
 static uint64_t fingerprint(const struct kvf_codec_plan *plan)
 {
     uint16_t version = KVF_BLOCK_VERSION;
@@ -87,20 +88,16 @@ static void workspace_init(struct kvf_codec_plan *plan)
 {
     uint32_t n_tokens = plan->geometry.chunk_tokens;
     size_t scratch = plan->k.ops->workspace_bytes(&plan->k);
-    uint32_t escapes = kvf_plan_escapes_max(plan, &plan->k, n_tokens);
-    size_t total = escapes;
+    size_t escapes = kvf_plan_escapes_max(plan, &plan->k, n_tokens);
     if (plan->v.dim != 0) {
         size_t scratch_v = plan->v.ops->workspace_bytes(&plan->v);
-        uint32_t escapes_v = kvf_plan_escapes_max(plan, &plan->v, n_tokens);
         scratch = scratch_v > scratch ? scratch_v : scratch;
-        escapes = escapes_v > escapes ? escapes_v : escapes;
-        total += escapes_v;
+        escapes += kvf_plan_escapes_max(plan, &plan->v, n_tokens);
     }
-    /* Numbers of escaped vectors wait here until the last strip is written: the table of counts, then
-     * the lists, one after the other. */
+    /* Numbers of escaped vectors wait here until the last strip is written: the table of counts,
+     * then the lists, one after the other. */
     plan->escapes_offset = kvf_align_up(scratch, KVF_CODEC_WORKSPACE_ALIGN);
-    plan->escapes_max = escapes;
-    size_t lists = (2 + total) * plan->geometry.n_layers * sizeof(uint32_t);
+    size_t lists = (2 + escapes) * plan->geometry.n_layers * sizeof(uint32_t);
     plan->workspace_bytes = plan->escapes_offset + kvf_align_up(lists, KVF_CODEC_WORKSPACE_ALIGN);
 }
 

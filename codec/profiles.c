@@ -8,7 +8,8 @@
 
 #include <string.h>
 
-/* Any constant will do, as long as it never changes: it is part of every namespace's fingerprint. */
+/* Any constant will do, as long as it never changes: it is part of every namespace's
+ * fingerprint. */
 #define ROTATION_SEED 0x6b766672U
 
 #define RAW                                                                                        \

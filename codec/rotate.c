@@ -55,8 +55,8 @@ uint16_t kvf_rotate_order(uint32_t dim)
     return (uint16_t)power;
 }
 
-/* Constants instead of sqrtf, so that no library decides about bytes. All orders are one of these times
- * a power of 4, which scales a float exactly. */
+/* Constants instead of sqrtf, so that no library decides about bytes. All orders are one of these
+ * times a power of 4, which scales a float exactly. */
 struct root {
     uint32_t order;
     float sqrt;

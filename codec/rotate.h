@@ -2,23 +2,24 @@
  *
  * rotate.h: the Hadamard step, shared by all codecs that rotate.
  *
- * forward computes y = H x, inverse computes H^T q, neither scaled, so H^T H is the order k times the
- * identity. H is made of m times 2^n rows and columns, k = m 2^n, as the Kronecker product of a
- * Hadamard matrix of order m (1, 12, 20 or 28) and Sylvester's of order 2^n; element e of a vector is
- * e = a 2^n + b with b the index of the Sylvester part. Along a vector longer than k the step repeats.
+ * forward computes y = H x, inverse computes H^T q, neither scaled, so H^T H is the order k times
+ * the identity. H is made of m times 2^n rows and columns, k = m 2^n, as the Kronecker product of a
+ * Hadamard matrix of order m (1, 12, 20 or 28) and Sylvester's of order 2^n; element e of a vector
+ * is e = a 2^n + b with b the index of the Sylvester part. Along a vector longer than k the step
+ * repeats.
  *
- * The order of additions is part of the format, because forward rounds: first the index bits of b, one
- * butterfly stage each, in the order
+ * The order of additions is part of the format, because forward rounds: first the index bits of b,
+ * one butterfly stage each, in the order
  *
  *     0, 1, 3, 4, 2, 5, 6, 7        (those that b has)
  *
- * with (u, v) -> (u + v, u - v); then, if m > 1, y_r = x_0 +- x_1 +- ... in ascending a by the signs of
- * row r. Bits 0, 1, 3 and 4 come first because a tensor core does these four in one product: for bf16
- * vectors whose small elements have been dropped (codec_saw.h) the first four stages are exact in fp32,
- * in any order. The inverse is over integers, exact in every order.
+ * with (u, v) -> (u + v, u - v); then, if m > 1, y_r = x_0 +- x_1 +- ... in ascending a by the
+ * signs of row r. Bits 0, 1, 3 and 4 come first because a tensor core does these four in one
+ * product: for bf16 vectors whose small elements have been dropped (codec_saw.h) the first four
+ * stages are exact in fp32, in any order. The inverse is over integers, exact in every order.
  *
- * Column 0 of each H is all ones, so H^T 1 = k e_0: an offset common to all coefficients decodes into
- * element 0 alone.
+ * Column 0 of each H is all ones, so H^T 1 = k e_0: an offset common to all coefficients decodes
+ * into element 0 alone.
  */
 #ifndef KVF_CODEC_ROTATE_H
 #define KVF_CODEC_ROTATE_H
@@ -26,8 +27,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Vectors are rotated side by side: element i of lane l is tile[i][l]. 32 of them, because loops of up to
- * 16 are unrolled by gcc before it would vectorize them. */
+/* Vectors are rotated side by side: element i of lane l is tile[i][l]. 32 of them, because loops of
+ * up to 16 are unrolled by gcc before it would vectorize them. */
 enum {
     KVF_ROTATE_LANES = 32
 };
@@ -56,8 +57,8 @@ enum {
         0, 1, 3, 4, 2, 5, 6, 7                                                                     \
     }
 
-/* The largest order that this module has for vectors of dim elements (1..256): dim itself where it is
- * m 2^n, else the largest 2^n that divides it; 1 if dim is odd. */
+/* The largest order that this module has for vectors of dim elements (1..256): dim itself where it
+ * is m 2^n, else the largest 2^n that divides it; 1 if dim is odd. */
 uint16_t kvf_rotate_order(uint32_t dim);
 
 /* Is order m 2^n with m > 1? */

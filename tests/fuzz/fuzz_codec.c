@@ -2,10 +2,11 @@
  *
  * fuzz_codec.c: records from someone who can write what he likes, checksums included.
  *
- * Input: byte 0 chooses the plan, byte 1 the range to decode, the rest is a packed record: the block
- * header, the used part of the layer tables, the payload (as in tests/data/codec). The header is
- * repaired where a check would end the run at once (magic, version, lengths, checksum) and the record
- * is checked, matched and decoded. Nothing may crash, and nothing outside the pages may be written.
+ * Input: byte 0 chooses the plan, byte 1 the range to decode, the rest is a packed record: the
+ * block header, the used part of the layer tables, the payload (as in tests/data/codec). The header
+ * is repaired where a check would end the run at once (magic, version, lengths, checksum) and the
+ * record is checked, matched and decoded. Nothing may crash, and nothing outside the pages may be
+ * written.
  */
 #include "codec/codec.h"
 #include "tests/fuzz/fuzz.h"

@@ -58,8 +58,8 @@ void fixture_decode(struct fixture_codec *codec, struct fixture_kv *kv);
 float fixture_load(int dtype, const uint8_t *vector, uint32_t i);
 void fixture_store(int dtype, uint8_t *vector, uint32_t i, float value);
 
-/* Uniform in [0, 1), and standard normal as the sum of 12 uniform values (variance 1, tails at 6): no
- * library function, the same on every machine. */
+/* Uniform in [0, 1), and standard normal as the sum of 12 uniform values (variance 1, tails at 6):
+ * no library function, the same on every machine. */
 float fixture_uniform(struct kvf_random_seeded *random);
 float fixture_normal_like(struct kvf_random_seeded *random);
 
@@ -72,14 +72,14 @@ void fixture_fill_bits(struct fixture_kv *kv, struct kvf_random_seeded *random);
 /* Standard normal in every element. */
 void fixture_fill_normal(struct fixture_kv *kv, struct kvf_random_seeded *random);
 
-/* What breaks codecs, kind by kind over the vectors: exponents over 24 binades, zeros of both signs,
- * constants, subnormals, one channel 300 times the others, values on the midpoints of a 4-bit and an
- * 8-bit grid, and, 1 in 32, a NaN or an infinity. */
+/* What breaks codecs, kind by kind over the vectors: exponents over 24 binades, zeros of both
+ * signs, constants, subnormals, one channel 300 times the others, values on the midpoints of a
+ * 4-bit and an 8-bit grid, and, 1 in 32, a NaN or an infinity. */
 void fixture_fill_hard(struct fixture_kv *kv, struct kvf_random_seeded *random);
 
-/* A large bias a channel and head, and a small signal (fp32: narrower types cannot hold the sum). What
- * additions of centred vectors round away is not small beside what is left after centring, so every
- * change of their order shows. */
+/* A large bias a channel and head, and a small signal (fp32: narrower types cannot hold the sum).
+ * What additions of centred vectors round away is not small beside what is left after centring, so
+ * every change of their order shows. */
 void fixture_fill_biased(struct fixture_kv *kv, struct kvf_random_seeded *random);
 
 /* Squared error and signal of decoded against original, for K or V. */

@@ -2,10 +2,10 @@
  *
  * test_golden.c: records as they were when the format was fixed.
  *
- * Each case makes an input from integers and a seed, so that it is the same on every machine, encodes
- * it, and compares with tests/data/codec/<case>.bin; then it decodes that file and compares a checksum
- * of the pages. A file holds the record page up to the end of the layer tables' used part, and the
- * payload:
+ * Each case makes an input from integers and a seed, so that it is the same on every machine,
+ * encodes it, and compares with tests/data/codec/<case>.bin; then it decodes that file and compares
+ * a checksum of the pages. A file holds the record page up to the end of the layer tables' used
+ * part, and the payload:
  *
  *   256 bytes block header, u8 layer_bits[n_layers], u32 layer_offsets[n_layers], payload
  *
@@ -55,7 +55,8 @@ struct golden {
         .decoded_crc32c = crc                                                                      \
     }
 
-/* saw at 4 and 8 bits for each dim, each type, centred, MLA; lossless for each type that it recodes. */
+/* saw at 4 and 8 bits for each dim, each type, centred, MLA; lossless for each type that it
+ * recodes. */
 static const struct golden goldens[] = {
 #include "tests/data/codec/golden.inc"
 };

@@ -54,7 +54,7 @@ static void every_bit_pattern_comes_back(void **state)
     static const struct {
         uint32_t layers, heads, dim_k, dim_v, tokens;
     } shapes[] = {
-        {1, 1, 1, 0, 1},     {2, 3, 64, 64, 17},   {1, 2, 128, 64, 130}, {1, 1, 1024, 7, 3},
+        {1, 1, 1, 0, 1},    {2, 3, 64, 64, 17},  {1, 2, 128, 64, 130}, {1, 1, 1024, 7, 3},
         {3, 1, 80, 96, 50}, {1, 1024, 1, 1, 20}, {2, 1, 512, 64, 33},  {1, 1, 999, 1, 40},
     };
     static const char *const profiles[] = {"raw", "exact"};
@@ -95,7 +95,8 @@ static void all_bf16_values_come_back(void **state)
     fixture_kv_fini(&kv);
 }
 
-/* The layer's nibble says how each tensor is stored: recoded where it pays, raw where it does not. */
+/* The layer's nibble says how each tensor is stored: recoded where it pays, raw where it does
+ * not. */
 static void what_does_not_pay_is_stored_raw(void **state)
 {
     (void)state;

@@ -31,10 +31,16 @@ static void names_fit_and_are_unique(void **state)
     assert_null(kvf_profile_find("none"));
     assert_ptr_equal(kvf_codec_find(KVF_CODEC_SAW), kvf_codecs[2]);
     assert_null(kvf_codec_find(77));
+    for (const struct kvf_codec_ops *const *codec = kvf_codecs; *codec != NULL; codec++) {
+        assert_int_equal((*codec)->abi_version, KVF_CODEC_ABI);
+        assert_ptr_equal(kvf_codec_find((*codec)->id), *codec);
+        bool fixed = ((*codec)->capabilities & KVF_CODEC_FIXED_RATE) != 0;
+        assert_true(fixed == ((*codec)->stored_sizes == NULL));
+    }
 }
 
-/* codecs.md's arithmetic: 4.25 bits at dim 128 with 2 x 16 bits of metadata a vector, and 16 / 256 more
- * where centred. 256 tokens fill every part exactly. */
+/* codecs.md's arithmetic: 4.25 bits at dim 128 with 2 x 16 bits of metadata a vector, and 16 / 256
+ * more where centred. 256 tokens fill every part exactly. */
 static void sizes_are_exact(void **state)
 {
     (void)state;
@@ -119,7 +125,8 @@ static void clip_and_rotation_are_in_the_descriptor(void **state)
     assert_int_equal(plan.v.descriptor.rot_order, 8);
 }
 
-/* Profiles that store different bytes have different fingerprints; geometry alone is not in them. */
+/* Profiles that store different bytes have different fingerprints; geometry alone is not in
+ * them. */
 static void fingerprints_tell_profiles_apart(void **state)
 {
     (void)state;

@@ -57,8 +57,9 @@ static void roots_are_correctly_rounded(void **state)
     }
 }
 
-/* Column a of H is what the step makes of a unit vector. All products of two columns: k on the diagonal
- * of a block, else 0; column 0 of each block is all ones, so every other column sums to 0. */
+/* Column a of H is what the step makes of a unit vector. All products of two columns: k on the
+ * diagonal of a block, else 0; column 0 of each block is all ones, so every other column sums to
+ * 0. */
 static void columns_are_orthogonal(void **state)
 {
     (void)state;
@@ -143,8 +144,8 @@ static void fill_wide(float *vector, uint32_t dim)
     }
 }
 
-/* The documented order is what is computed, and the vectors can tell: with any two stages swapped they
- * differ. */
+/* The documented order is what is computed, and the vectors can tell: with any two stages swapped
+ * they differ. */
 static void additions_are_in_the_documented_order(void **state)
 {
     (void)state;
@@ -188,8 +189,8 @@ static void additions_are_in_the_documented_order(void **state)
     }
 }
 
-/* What lets a tensor core do bits 0, 1, 3 and 4 in one product: on bf16 values within 12 binades these
- * stages are exact. Adding them in double, which cannot round here, gives the same. */
+/* What lets a tensor core do bits 0, 1, 3 and 4 in one product: on bf16 values within 12 binades
+ * these stages are exact. Adding them in double, which cannot round here, gives the same. */
 static void first_four_stages_are_exact_on_bf16(void **state)
 {
     (void)state;

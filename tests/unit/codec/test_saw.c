@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_saw.c: the saw codec against its text (saw_model), and the error bounds that its text implies.
+ * test_saw.c: the saw codec against its text (saw_model), and the error bounds that its text
+ * implies.
  */
 #include "codec/codec_fp.h"
 #include "codec/codec_saw.h"
@@ -149,8 +150,8 @@ static void records_are_those_of_the_text(void **state)
     }
 }
 
-/* The mean: 8 partial sums over token mod 8, added as a tree, one division, to fp16; without sinks and
- * without vectors that have a NaN. */
+/* The mean: 8 partial sums over token mod 8, added as a tree, one division, to fp16; without sinks
+ * and without vectors that have a NaN. */
 static void means_are_those_of_the_text(void **state)
 {
     (void)state;
@@ -201,7 +202,8 @@ static void means_are_those_of_the_text(void **state)
     fixture_kv_fini(&kv);
 }
 
-/* The stored order is that of tensor-core fragments, piece by piece, and names each coefficient once. */
+/* The stored order is that of tensor-core fragments, piece by piece, and names each coefficient
+ * once. */
 static void order_is_that_of_fragments(void **state)
 {
     (void)state;
@@ -230,8 +232,8 @@ static void order_is_that_of_fragments(void **state)
 }
 
 /* Swap any two butterfly stages, and nearly every one of these vectors comes out different, so the
- * golden bytes and the comparisons above would fail. Gaussian vectors could not tell; a small signal
- * beside a large mean can, because what additions round away is as large as the signal. */
+ * golden bytes and the comparisons above would fail. Gaussian vectors could not tell; a small
+ * signal beside a large mean can, because what additions round away is as large as the signal. */
 static void swapped_stages_are_seen(void **state)
 {
     (void)state;
@@ -273,8 +275,8 @@ static void swapped_stages_are_seen(void **state)
     }
 }
 
-/* Distortion on Gaussian data against theory (min/max of n normal values, 2^b levels; the best fixed
- * clip at 4 bits): within 2 %. fp32, so that nothing else rounds. */
+/* Distortion on Gaussian data against theory (min/max of n normal values, 2^b levels; the best
+ * fixed clip at 4 bits): within 2 %. fp32, so that nothing else rounds. */
 static void distortion_is_that_of_theory(void **state)
 {
     (void)state;
@@ -307,8 +309,8 @@ static void distortion_is_that_of_theory(void **state)
     }
 }
 
-/* One large channel a vector: without the rotation the range would be its, and the others' error 100
- * times larger. */
+/* One large channel a vector: without the rotation the range would be its, and the others' error
+ * 100 times larger. */
 static void rotation_spreads_an_outlier(void **state)
 {
     (void)state;
@@ -327,9 +329,9 @@ static void rotation_spreads_an_outlier(void **state)
     }
     fixture_encode(&codec, &kv, 0);
     fixture_decode(&codec, &back);
-    /* y is 100 / sqrt(128) = 8.8 in magnitude and normal around it: range near 2 x (8.8 + 2.5), step
-     * 1.5, error power 1.5^2 / 12 = .19 a value; unrotated it is (104 / 15)^2 / 12 = 4, or 1 and more
-     * where all values fall on one level */
+    /* y is 100 / sqrt(128) = 8.8 in magnitude and normal around it: range near 2 x (8.8 + 2.5),
+     * step 1.5, error power 1.5^2 / 12 = .19 a value; unrotated it is (104 / 15)^2 / 12 = 4, or 1
+     * and more where all values fall on one level */
     double error = fixture_distortion(&kv, &back, 0, 0) * (10000.0 + 127.0) / 128.0;
     assert_true(error < 0.25);
     fixture_codec_fini(&codec);
@@ -372,8 +374,8 @@ static void centring_removes_a_bias(void **state)
     fixture_kv_fini(&kv);
 }
 
-/* At ratio 1.0 no coefficient lies further than half a step outside the levels, whatever fp16 rounding
- * did to lo and scale: rounding outwards guarantees it. */
+/* At ratio 1.0 no coefficient lies further than half a step outside the levels, whatever fp16
+ * rounding did to lo and scale: rounding outwards guarantees it. */
 static void nothing_is_clipped_at_full_range(void **state)
 {
     (void)state;
@@ -500,8 +502,9 @@ static void zeros_and_constants_are_exact(void **state)
     }
 }
 
-/* Any NaN payload, infinities, and what is too large or too small for fp16 scales, comes back bit by
- * bit through the raw area. A centred vector is never too small: it is as far from the mean as 0 is. */
+/* Any NaN payload, infinities, and what is too large or too small for fp16 scales, comes back bit
+ * by bit through the raw area. A centred vector is never too small: it is as far from the mean as 0
+ * is. */
 static void escapes_keep_every_bit(void **state)
 {
     (void)state;
@@ -598,7 +601,8 @@ static void sinks_of_the_first_chunk_are_raw(void **state)
 }
 
 #if defined(__x86_64__)
-/* An engine may flush subnormals and round as it likes; the bytes are the same, and its setting stays. */
+/* An engine may flush subnormals and round as it likes; the bytes are the same, and its setting
+ * stays. */
 static void the_callers_float_environment_does_not_matter(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_views.c: every page layout gives the same record, and a record decodes into every layout, whole
- * or in part.
+ * test_views.c: every page layout gives the same record, and a record decodes into every layout,
+ * whole or in part.
  */
 #include "tests/support/support.h"
 #include "tests/unit/codec/codec_fixture.h"
