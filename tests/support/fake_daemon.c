@@ -251,14 +251,14 @@ static void lookup(struct kvf_fake_daemon *d, const struct kvf_shm_sqe *sqe,
     while (run < n_chain && block_find(d, &keys[run]) != NULL) {
         run++;
     }
-    cqe->values[0] = run;
-    cqe->values[1] = run;
     for (uint32_t t = 0; run == n_chain && t < sqe->n_tails && cqe->values[3] == 0; t++) {
         if (block_find(d, &keys[n_chain + t]) != NULL) {
             cqe->values[3] = 1 + t;
         }
     }
-    if ((sqe->flags & KVF_SQE_LEASE) != 0 && run > 0) {
+    cqe->values[0] = run + (cqe->values[3] != 0); /* the tail is one more chunk of the run */
+    cqe->values[1] = cqe->values[0];
+    if ((sqe->flags & KVF_SQE_LEASE) != 0 && cqe->values[1] > 0) {
         cqe->lease = lease_create(d);
     }
 }

@@ -167,8 +167,8 @@ static void lookup_counts_the_run(void **state)
     keys[4] = set.keys[5];
     options.flags = KVF_LOOKUP_LEASE;
     assert_int_equal(kvf_lookup(f->client, keys, 5, &options, &result), KVF_OK);
-    assert_int_equal(result.run_chunks, 3);
-    assert_int_equal(result.ready_chunks, 3);
+    assert_int_equal(result.run_chunks, 4);
+    assert_int_equal(result.ready_chunks, 4);
     assert_int_equal(result.tail_index, 1);
     assert_int_not_equal(result.lease, 0);
     assert_int_equal(kvf_lease_release(f->client, result.lease), KVF_OK);

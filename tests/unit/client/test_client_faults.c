@@ -279,6 +279,26 @@ static void impossible_completions_end_the_session(void **state)
     }
 }
 
+/* A run longer than what was asked for. */
+static void lengthen_run(void *arg, struct kvf_shm_cqe *cqe)
+{
+    (void)arg;
+    cqe->values[0] += 1;
+}
+
+static void impossible_runs_end_the_session(void **state)
+{
+    static struct key_set set;
+    struct fixture *f = *state;
+    struct kvf_lookup_result result;
+
+    f->script.on_complete = lengthen_run;
+    fixture_open(f);
+    keys_fill(&set, "run", 2);
+    assert_int_equal(put_bytes(f, &set.keys[0], "data", 4), KVF_OK);
+    assert_int_equal(kvf_lookup(f->client, set.keys, 1, NULL, &result), KVF_ERR_DISCONNECTED);
+}
+
 /* A block that completes twice. */
 static void repeat_index(void *arg, struct kvf_shm_cqe *cqe)
 {
@@ -468,6 +488,7 @@ int main(void)
         FIXTURE_TEST(lossy_falls_back_to_exact),
         FIXTURE_TEST(lies_end_the_attach),
         FIXTURE_TEST(impossible_completions_end_the_session),
+        FIXTURE_TEST(impossible_runs_end_the_session),
         FIXTURE_TEST(repeated_blocks_end_the_session),
         FIXTURE_TEST(death_completes_what_is_in_flight),
         FIXTURE_TEST(leases_of_a_dead_daemon_are_lost_but_readable),
