@@ -78,6 +78,10 @@ struct kvf_nvme_config {
     uint32_t errors_off;
     uint64_t error_decay_ns; /* one error is forgiven after each */
 
+    /* Tries, one a millisecond, to lock a file that another process has locked: the kernel lets go
+     * of the files of a killed process only when its I/Os have ended. Default 2000. */
+    uint32_t lock_wait_ms;
+
     /* Called by open, recover and close while they wait for the queue. NULL: sleep a little. */
     void (*wait)(void *ctx);
     void *wait_ctx;

@@ -27,8 +27,7 @@
 #define SEGMENT_BYTES_SMALL   (128ull << 20)
 #define STORE_BYTES_LARGE     (16ull << 30)
 #define CONFIG_BOUNCE_DEFAULT ((16ull << 20) + KVF_NVME_PAGE_BYTES)
-#define LOCK_PAUSE_NS         (1000 * 1000)
-#define LOCK_TRIES_MAX        2000 /* two seconds */
+#define LOCK_PAUSE_NS         KVF_NS_PER_MS
 
 /* What open, format and resize work on. */
 struct head {
@@ -57,6 +56,7 @@ void kvf_nvme_config_init(struct kvf_nvme_config *config)
         .errors_writes_off = 8,
         .errors_off = 64,
         .error_decay_ns = 60 * KVF_NS_PER_S,
+        .lock_wait_ms = 2000,
     };
     kvf_io_config_init(&config->io_config);
 }
@@ -454,7 +454,7 @@ static int lock_file(struct head *head)
                      strerror(errno));
             return KVF_ERR_IO;
         }
-        if (++tries == LOCK_TRIES_MAX) {
+        if (++tries > head->config->lock_wait_ms) {
             return say(head, KVF_ERR_BUSY, "another kvferryd has this store open: stop it first");
         }
         (void)nanosleep(&pause, NULL);
