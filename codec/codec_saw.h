@@ -43,7 +43,8 @@
  *   7. q_i = (y_i - lo d) * (c * (1 / scale)), the last product exact and rounded to an integer,
  *      ties to even, clamped to 0 .. 2^b - 1; 0 if scale is 0.
  * An escape has scale NaN (0x7e00), lo 0 and codes 0, and its input is in the raw area. If more
- * than 1/16 of the vectors, sinks apart, are escapes, the tensor of this layer is stored by codec raw.
+ * than 1/16 of the vectors, sinks apart, are escapes, the tensor of this layer is stored by codec
+ * raw.
  *
  * Decode: z = H^T q over integers, exact;
  *      x_i = fma(g_i (scale c), z_i, mu_i + [i mod k = 0] g_i (lo d))
