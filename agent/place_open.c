@@ -7,13 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/fd.h"
 #include "base/hash.h"
 #include "tiers/tier_delay.h"
 #include "tiers/tier_fault.h"
-
-#include <errno.h>
-#include <fcntl.h>
 
 static uint64_t index_entries(const struct kvf_config *config)
 {
@@ -88,30 +84,6 @@ static int open_tables(struct kvf_agent *agent)
     if (agent->namespaces == NULL || agent->ghosts == NULL || agent->incomplete == NULL ||
         agent->sides == NULL) {
         return KVF_ERR_NO_MEMORY;
-    }
-    return KVF_OK;
-}
-
-/* ----------------------------------------------------------------------------------------------
- * The block naming key
- */
-static int read_cluster_key(const struct kvf_agent *agent, uint8_t key_out[32])
-{
-    const char *path = agent->config->cluster_key;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    int status = KVF_ERR_CONFIG;
-
-    if (fd < 0) {
-        kvf_log(KVF_LOG_ERROR, "cluster_key %s: %s; give a readable file of 32 bytes", path,
-                strerror(errno));
-        return KVF_ERR_CONFIG;
-    }
-    status = kvf_fd_pread_all(fd, key_out, 32, 0);
-    kvf_fd_close(&fd);
-    if (status != KVF_OK) {
-        kvf_log(KVF_LOG_ERROR, "cluster_key %s: shorter than 32 bytes; give a file of 32 bytes",
-                path);
-        return KVF_ERR_CONFIG;
     }
     return KVF_OK;
 }
@@ -282,11 +254,14 @@ static int open_drives(struct kvf_agent *agent)
 {
     uint8_t cluster_key[32];
     const uint8_t *key = NULL;
+    char why[KVF_ERROR_TEXT_BYTES];
     int status;
 
     if (agent->config->cluster_key[0] != '\0') {
-        status = read_cluster_key(agent, cluster_key);
+        status = kvf_config_cluster_key_read(agent->config->cluster_key, cluster_key, why,
+                                             sizeof(why));
         if (status != KVF_OK) {
+            kvf_log(KVF_LOG_ERROR, "cluster_key: %s", why);
             return status;
         }
         key = cluster_key;
