@@ -99,7 +99,6 @@ void kvf_session_piece_dropped(struct kvf_agent *agent, uint32_t piece_id)
     }
     kvf_proto_head_init(&message.head, KVF_WIRE_PIECE_DROP);
     message.piece = piece_id;
-    message.bytes = piece.bytes;
     for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
         struct kvf_session *session = &agent->sessions[i];
 

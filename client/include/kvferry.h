@@ -250,10 +250,10 @@ KVF_API int kvf_open(const struct kvf_options *options, struct kvf_client **clie
 KVF_API struct kvf_client *kvf_close(struct kvf_client *client);
 
 /* A descriptor that becomes readable when kvf_poll has something to do. Owned by the handle; only
- * to be given to poll/epoll. It changes after a reconnect: ask again after KVF_ERR_DISCONNECTED. */
+ * to be given to poll/epoll. It stays the same over reconnects. */
 KVF_API int kvf_fd(const struct kvf_client *client);
 
-/* Facts about the connection. */
+/* Facts about the connection. The caller sets struct_bytes; so for struct kvf_stat. */
 struct kvf_info {
     uint32_t struct_bytes;
     uint16_t protocol_version;
@@ -306,7 +306,7 @@ struct kvf_put_item {
     const struct kvf_kv_view *kv;
     const void *data;
     size_t data_bytes;
-    uint64_t stage; /* KVF_SOURCE_STAGED: handle of the slot; given up by the call */
+    uint64_t stage; /* KVF_SOURCE_STAGED: handle of the slot; given up if the call queues the put */
 };
 
 struct kvf_put_options {
@@ -486,8 +486,9 @@ KVF_API int kvf_decode(struct kvf_client *client, const void *record, size_t rec
  *
  * A submit call queues one request and returns its id (never 0). Completions come by kvf_poll: one
  * event a block, in any order between blocks, then exactly one event for the request, also after
- * cancel. Each block and each request needs one credit (kvf_info.credits); without enough, submit
- * answers KVF_ERR_BUSY and queues nothing. A credit returns when its event has been polled.
+ * cancel; a lookup has only its request's event. Each event needs one credit (kvf_info.credits);
+ * without enough, submit answers KVF_ERR_BUSY and queues nothing, and KVF_ERR_TOO_LARGE if all
+ * credits would not suffice. A credit returns when its event has been polled.
  */
 enum kvf_event_kind {
     KVF_EVENT_BLOCK = 1,
