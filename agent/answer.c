@@ -336,6 +336,7 @@ struct kvf_verify {
     kvf_cookie cookie;
     kvf_location slot;
     const struct kvf_record_page *record;
+    uint64_t record_bytes;
     int32_t status;
 };
 
@@ -397,11 +398,15 @@ static bool verify_drive(struct kvf_verify *verify, const struct kvf_entry *entr
 static void verify_sum(struct kvf_work *work)
 {
     struct kvf_verify *verify = work->owner;
+    const uint8_t *payload = (const uint8_t *)verify->record + KVF_RECORD_PAGE_BYTES;
 
-    verify->status = kvf_block_check(verify->record, verify->record->header.total_bytes) == KVF_OK
-                         ? kvf_block_check_payload(verify->record, (const uint8_t *)verify->record +
-                                                                       KVF_RECORD_PAGE_BYTES)
-                         : KVF_ERR_CORRUPT;
+    verify->status = kvf_block_check(verify->record, verify->record_bytes);
+    if (verify->status == KVF_OK && verify->record->header.total_bytes != verify->record_bytes) {
+        verify->status = KVF_ERR_CORRUPT;
+    }
+    if (verify->status == KVF_OK) {
+        verify->status = kvf_block_check_payload(verify->record, payload);
+    }
 }
 
 static void verify_summed(struct kvf_work *work)
@@ -445,6 +450,7 @@ static void verify_next(struct kvf_verify *verify)
         }
         verify->slot = kvf_place_slot(agent, entry);
         verify->record = agent->dram->ops->address(agent->dram, verify->slot);
+        verify->record_bytes = entry->record_bytes;
         verify->work.run = verify_sum;
         verify->work.done = verify_summed;
         verify->work.owner = verify;
