@@ -50,6 +50,9 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
  * later records have higher ones, and a record at another place than its own is none. */
 #define KVF_NVME_SEQUENCE_BITS 20
 
+/* Generations and epochs are lower; more cannot be used up, and make a state page invalid. */
+#define KVF_NVME_COUNT_END (1ull << 43)
+
 /* kvf_nvme_super.flags */
 enum kvf_nvme_super_flags {
     KVF_NVME_FORMATTING = 1 << 0,  /* format has not finished: nothing is stored here */

@@ -68,6 +68,7 @@ bool kvf_nvme_state_check(const struct kvf_nvme_state *state, const uint8_t uuid
 {
     return state->magic == KVF_NVME_STATE_MAGIC && state->copy == copy &&
            state->major == KVF_NVME_MAJOR && memcmp(state->uuid, uuid, 16) == 0 &&
+           state->generation_limit < KVF_NVME_COUNT_END && state->epoch_last < KVF_NVME_COUNT_END &&
            state->crc32c == kvf_nvme_page_crc(state, offsetof(struct kvf_nvme_state, crc32c));
 }
 
