@@ -23,7 +23,9 @@
 #include "agent/format_store.h"
 #include "agent/notify.h"
 #include "agent/usage.h"
+#include "base/failpoint.h"
 #include "base/hash.h"
+#include "base/limits.h"
 #include "base/log.h"
 #include "base/parse.h"
 
@@ -308,9 +310,14 @@ static int serve(const struct kvf_config *config)
 {
     struct kvf_agent *agent = NULL;
     struct kvf_admin *admin = NULL;
+    char why[KVF_ERROR_TEXT_BYTES];
     int code = EXIT_FAILED;
     int status;
 
+    if (kvf_failpoint_arm_env(why, sizeof(why)) != KVF_OK) {
+        fprintf(stderr, "kvferryd: KVFERRY_FAILPOINTS: %s\n", why);
+        return EXIT_CONFIG;
+    }
     kvf_notify_init();
     install_signals();
     raise_descriptor_limit(config);
