@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The daemon against its own death, its clients, and other people's files.
+if(TARGET kvf_test_daemon)
+    add_executable(kill_loop ${CMAKE_CURRENT_LIST_DIR}/kill_loop.c
+                   ${CMAKE_CURRENT_LIST_DIR}/kill_model.c)
+    target_link_libraries(kill_loop PRIVATE kvf_test_daemon)
+    # The short one: 15 kills in a small store. The full one, a matter of minutes, is
+    # `ninja run_kill_loop`.
+    kvf_add_test_command(NAME kill_loop LABEL fault TIMEOUT 120
+        COMMAND kill_loop --store 64MiB --segment 2MiB --dram 32MiB --large 256KiB --kills 15)
+    add_custom_target(run_kill_loop COMMAND kill_loop USES_TERMINAL)
+endif()
