@@ -130,14 +130,15 @@ void kvf_io_sim_disk_destroy(struct kvf_io_sim_disk *disk)
     free(disk);
 }
 
-/* Change the image and remember the write until it is stable. Out of memory: at once stable. */
+/* Change the image, where data may lie, and remember the write until it is stable. Out of memory: at
+ * once stable. */
 static void apply_write(struct kvf_io_sim_disk *disk, uint64_t offset, const void *data,
                         uint64_t bytes)
 {
     struct sim_write *write = malloc(sizeof(*write) + bytes);
 
     disk->serial++;
-    memcpy(disk->image + offset, data, bytes);
+    memmove(disk->image + offset, data, bytes);
     if (write == NULL) {
         memcpy(disk->stable + offset, data, bytes);
         return;
@@ -236,9 +237,10 @@ static void do_write(struct kvf_io_sim_disk *disk, struct kvf_io *io)
     apply_write(disk, offset, io->buffer, io->bytes);
     if (strikes(disk, faults->write_flip)) {
         uint64_t at = offset + below(disk, io->bytes);
+        uint64_t sector = at - at % SECTOR_BYTES;
 
         disk->image[at] ^= (uint8_t)(1u << below(disk, 8));
-        apply_write(disk, at, &disk->image[at], 1);
+        apply_write(disk, sector, disk->image + sector, SECTOR_BYTES);
     }
 }
 

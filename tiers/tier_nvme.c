@@ -415,7 +415,7 @@ static void nvme_stat(const struct kvf_tier *base, struct kvf_tier_stat *stat_ou
 
     *stat_out = tier->stat;
     stat_out->capacity_bytes = tier->super.segment_bytes * tier->n_segments;
-    stat_out->queue_depth = tier->ios_outstanding;
+    stat_out->queue_depth = tier->ios_outstanding + tier->jobs_outstanding;
     stat_out->writes_off = tier->writes_off;
     stat_out->off = tier->off;
 }

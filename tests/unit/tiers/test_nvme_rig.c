@@ -271,6 +271,24 @@ void rig_run(struct rig *rig)
 
 /* --- life -------------------------------------------------------------------------------------- */
 
+static void no_wake(void *ctx)
+{
+    (void)ctx;
+}
+
+/* Real threads beside a real file. */
+static void open_workers(struct rig *rig)
+{
+    struct kvf_waker waker = {.wake = no_wake};
+
+    if (rig->disk == NULL) {
+        assert_int_equal(kvf_work_open(2, 64, waker, &rig->work), KVF_OK);
+    } else {
+        assert_int_equal(kvf_work_inline_open(KVF_WORK_AT_POLL, 64, &rig->work), KVF_OK);
+    }
+    rig->config.work = rig->work;
+}
+
 static void init_common(struct rig *rig, uint64_t seed, uint64_t segment_bytes)
 {
     struct kvf_nvme_config *config = &rig->config;
@@ -279,7 +297,6 @@ static void init_common(struct rig *rig, uint64_t seed, uint64_t segment_bytes)
     rig->journal_fd = -1;
     assert_int_equal(kvf_hash_init_library(), KVF_OK);
     kvf_random_seeded_init(&rig->random, seed);
-    assert_int_equal(kvf_work_inline_open(KVF_WORK_AT_POLL, 64, &rig->work), KVF_OK);
     for (uint32_t i = 0; i < RIG_KEYS; i++) {
         rig->keys[i].record = aligned_alloc(4096, RIG_RECORD_PAGES_MAX * 4096);
         assert_non_null(rig->keys[i].record);
@@ -288,7 +305,6 @@ static void init_common(struct rig *rig, uint64_t seed, uint64_t segment_bytes)
     rig->reinsert_budget_bytes = UINT64_MAX;
     kvf_nvme_config_init(config);
     config->segment_bytes = segment_bytes;
-    config->work = rig->work;
     config->host = (struct kvf_tier_host){.ctx = rig,
                                           .reclaim = host_reclaim,
                                           .moved = host_moved,
@@ -308,6 +324,7 @@ void rig_init(struct rig *rig, uint64_t seed, uint64_t segment_bytes, uint32_t n
     rig->disk_config.seed = seed;
     rig->disk_config.capacity_bytes = (1u << 20) + n_segments * segment_bytes;
     assert_int_equal(kvf_io_sim_disk_create(&rig->disk_config, &rig->disk), KVF_OK);
+    open_workers(rig);
     config->env = (struct kvf_env){.clock = &rig_clock,
                                    .clock_arg = rig,
                                    .random = &kvf_random_seeded_ops,
@@ -324,6 +341,7 @@ void rig_init_file(struct rig *rig, const char *path, uint64_t segment_bytes, ui
                    enum kvf_io_engine engine)
 {
     init_common(rig, 1, segment_bytes);
+    open_workers(rig);
     rig->config.path = path;
     rig->config.bytes = (1u << 20) + n_segments * segment_bytes;
     rig->config.io_config.engine = (uint8_t)engine;
@@ -337,8 +355,7 @@ void rig_close(struct rig *rig)
     rig->work->ops->close(rig->work);
     rig->tier->ops->close(rig->tier);
     rig->tier = NULL;
-    assert_int_equal(kvf_work_inline_open(KVF_WORK_AT_POLL, 64, &rig->work), KVF_OK);
-    rig->config.work = rig->work;
+    open_workers(rig);
     for (uint32_t i = 0; i < RIG_KEYS; i++) {
         if (rig->keys[i].state == RIG_STORING) {
             rig->keys[i].state = RIG_ABSENT;
