@@ -130,8 +130,8 @@ void kvf_io_sim_disk_destroy(struct kvf_io_sim_disk *disk)
     free(disk);
 }
 
-/* Change the image, where data may lie, and remember the write until it is stable. Out of memory: at
- * once stable. */
+/* Change the image, where data may lie, and remember the write until it is stable. Out of memory:
+ * at once stable. */
 static void apply_write(struct kvf_io_sim_disk *disk, uint64_t offset, const void *data,
                         uint64_t bytes)
 {

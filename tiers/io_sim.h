@@ -68,7 +68,8 @@ uint64_t kvf_io_sim_next_ns(const struct kvf_io_sim_disk *disk);
  * the queue has been closed the disk can be opened again. */
 void kvf_io_sim_crash(struct kvf_io_sim_disk *disk);
 
-/* Crash by itself when the n-th I/O from now (1 is the next) is submitted, instead of it. 0: not. */
+/* Crash by itself when the n-th I/O from now (1 is the next) is submitted, instead of it. 0:
+ * not. */
 void kvf_io_sim_crash_at(struct kvf_io_sim_disk *disk, uint64_t n);
 bool kvf_io_sim_is_crashed(const struct kvf_io_sim_disk *disk);
 

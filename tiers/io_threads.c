@@ -95,8 +95,8 @@ static void wait_for_jobs(struct io_thread *thread)
 {
     uint64_t value;
 
-    /* seq_cst, with the exchange in wake_thread: either the reactor sees the flag, or we see what it
-     * pushed before it looked. */
+    /* seq_cst, with the exchange in wake_thread: either the reactor sees the flag, or we see what
+     * it pushed before it looked. */
     atomic_store(&thread->sleeping, true);
     if (!kvf_ring_is_empty(&thread->jobs) || atomic_load(&thread->pool->stopping)) {
         if (atomic_exchange(&thread->sleeping, false)) {

@@ -99,7 +99,7 @@ static void list_pop(struct io_list *list)
     list->first = list->first->next;
 }
 
-/* --- registered memory (I/O thread) ------------------------------------------------------------ */
+/* --- registered memory (I/O thread) ----------------------------------------------------------- */
 
 static void set_slot(struct io_uring_queue *self, uint32_t slot, void *base, uint64_t bytes)
 {
@@ -169,7 +169,7 @@ static int find_slot(const struct io_uring_queue *self, const void *buffer, uint
     return -1;
 }
 
-/* --- issue (I/O thread) ------------------------------------------------------------------------ */
+/* --- issue (I/O thread) ----------------------------------------------------------------------- */
 
 static void push_done(struct io_uring_queue *self, struct kvf_io *io)
 {
@@ -322,7 +322,7 @@ static void take_jobs(struct io_uring_queue *self)
     }
 }
 
-/* --- the I/O thread ---------------------------------------------------------------------------- */
+/* --- the I/O thread --------------------------------------------------------------------------- */
 
 static unsigned reap(struct io_uring_queue *self)
 {
@@ -363,8 +363,8 @@ static void submit_and_wait(struct io_uring_queue *self)
     bool sleep;
 
     arm_wake(self);
-    /* seq_cst, with the exchange in wake_thread: either the reactor sees the flag, or we see what it
-     * pushed before it looked. If it took the flag, its wake-up ends the next wait. */
+    /* seq_cst, with the exchange in wake_thread: either the reactor sees the flag, or we see what
+     * it pushed before it looked. If it took the flag, its wake-up ends the next wait. */
     atomic_store(&self->sleeping, true);
     sleep = kvf_ring_is_empty(&self->jobs) && !atomic_load(&self->stopping) &&
             self->again_first == NULL;
@@ -428,7 +428,7 @@ static void *uring_main(void *arg)
     return NULL;
 }
 
-/* --- the reactor's side ------------------------------------------------------------------------ */
+/* --- the reactor's side ----------------------------------------------------------------------- */
 
 static void wake_uring(struct io_uring_queue *self)
 {

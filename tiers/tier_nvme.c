@@ -20,7 +20,7 @@ static struct kvf_nvme_tier *of(const struct kvf_tier *tier)
     return (struct kvf_nvme_tier *)tier;
 }
 
-/* --- ops in progress --------------------------------------------------------------------------- */
+/* --- ops in progress -------------------------------------------------------------------------- */
 
 void kvf_nvme_op_push(struct kvf_nvme_op_list *list, struct kvf_nvme_op *op)
 {
@@ -56,7 +56,7 @@ void kvf_nvme_op_finish_later(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op
     kvf_nvme_op_push(&tier->finished, op);
 }
 
-/* --- records in memory ------------------------------------------------------------------------- */
+/* --- records in memory ------------------------------------------------------------------------ */
 
 /* Does the location lie in a segment that still has, or may have, its record? generation: of the
  * segment when the caller first looked, or 0. */
@@ -126,7 +126,7 @@ static void nvme_drop(struct kvf_tier *base, kvf_location location)
     }
 }
 
-/* --- store ------------------------------------------------------------------------------------- */
+/* --- store ------------------------------------------------------------------------------------ */
 
 static bool sizes_fit(const struct kvf_nvme_tier *tier, const struct kvf_tier_io *io)
 {
@@ -170,7 +170,7 @@ static int nvme_store(struct kvf_tier *base, struct kvf_tier_io *io)
     return KVF_OK;
 }
 
-/* --- load -------------------------------------------------------------------------------------- */
+/* --- load ------------------------------------------------------------------------------------- */
 
 /* On a worker: touches the record, and what is constant in the tier. */
 static void verify_run(struct kvf_work *work)
@@ -332,7 +332,7 @@ static int nvme_load(struct kvf_tier *base, struct kvf_tier_io *io)
     return KVF_OK;
 }
 
-/* --- poll -------------------------------------------------------------------------------------- */
+/* --- poll ------------------------------------------------------------------------------------- */
 
 static void forgive_errors(struct kvf_nvme_tier *tier)
 {
@@ -407,7 +407,7 @@ static bool nvme_drained(struct kvf_tier *base)
     return quiet && !tier->state_writer.dirty && tier->state_writer.step == KVF_NVME_STATE_IDLE;
 }
 
-/* --- figures ----------------------------------------------------------------------------------- */
+/* --- figures ---------------------------------------------------------------------------------- */
 
 static void nvme_stat(const struct kvf_tier *base, struct kvf_tier_stat *stat_out)
 {
@@ -442,7 +442,7 @@ int kvf_nvme_register_memory(struct kvf_tier *base, void *memory, uint64_t bytes
     return tier->io->ops->register_memory(tier->io, memory, bytes);
 }
 
-/* --- namespaces -------------------------------------------------------------------------------- */
+/* --- namespaces ------------------------------------------------------------------------------- */
 
 uint64_t kvf_nvme_namespace_epoch(const struct kvf_tier *base, uint64_t namespace_id)
 {
@@ -520,7 +520,7 @@ int kvf_nvme_namespace_purge(struct kvf_tier *base, uint64_t namespace_id,
     return KVF_OK;
 }
 
-/* --- close ------------------------------------------------------------------------------------- */
+/* --- close ------------------------------------------------------------------------------------ */
 
 static void wait_a_little(const struct kvf_nvme_tier *tier)
 {

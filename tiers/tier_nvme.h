@@ -101,8 +101,8 @@ int kvf_nvme_open(const struct kvf_nvme_config *config, struct kvf_tier **tier_o
                   size_t why_bytes);
 
 /* What kvferryd --format does: make path (a file of any content, or a block device) an empty store
- * with a new uuid, whatever was there. Of config, path, bytes, segment_bytes, io (borrowed), env and
- * id_key count. Blocks. Statuses as kvf_nvme_open. */
+ * with a new uuid, whatever was there. Of config, path, bytes, segment_bytes, io (borrowed), env
+ * and id_key count. Blocks. Statuses as kvf_nvme_open. */
 int kvf_nvme_format(const struct kvf_nvme_config *config, char *why_out, size_t why_bytes);
 
 /* As the queue's: memory that records will be stored from or loaded to. Registering a range that

@@ -10,7 +10,7 @@
 #include <assert.h>
 #include <string.h>
 
-/* --- I/O --------------------------------------------------------------------------------------- */
+/* --- I/O -------------------------------------------------------------------------------------- */
 
 static void io_list_push(struct kvf_nvme_io_list *list, struct kvf_nvme_io *nio)
 {
@@ -81,7 +81,7 @@ void kvf_nvme_io_retry(struct kvf_nvme_tier *tier)
     }
 }
 
-/* --- errors ------------------------------------------------------------------------------------ */
+/* --- errors ----------------------------------------------------------------------------------- */
 
 void kvf_nvme_error_note(struct kvf_nvme_tier *tier, const char *what, uint64_t offset, int error)
 {
@@ -110,7 +110,7 @@ void kvf_nvme_error_note(struct kvf_nvme_tier *tier, const char *what, uint64_t 
     }
 }
 
-/* --- sync -------------------------------------------------------------------------------------- */
+/* --- sync ------------------------------------------------------------------------------------- */
 
 void kvf_nvme_sync_want(struct kvf_nvme_tier *tier, struct kvf_nvme_waiter *waiter)
 {
@@ -156,7 +156,7 @@ void kvf_nvme_sync_start(struct kvf_nvme_tier *tier)
     kvf_nvme_io_submit(tier, &tier->sync_io, KVF_IO_SYNC, NULL, 0, 0, KVF_OK, sync_then);
 }
 
-/* --- state page -------------------------------------------------------------------------------- */
+/* --- state page ------------------------------------------------------------------------------- */
 
 uint64_t kvf_nvme_epoch_find(const struct kvf_nvme_state *state, uint64_t namespace_id)
 {
@@ -264,7 +264,7 @@ void kvf_nvme_state_start(struct kvf_nvme_tier *tier)
     state_write_copy(tier, 1 - writer->good_copy);
 }
 
-/* --- records ----------------------------------------------------------------------------------- */
+/* --- records ---------------------------------------------------------------------------------- */
 
 /* Room in pages, with what the footer will need after one more record taken off. */
 uint32_t kvf_nvme_open_room_raw(const struct kvf_nvme_tier *tier)

@@ -68,7 +68,7 @@ struct kvf_nvme_identity kvf_nvme_identity(const struct kvf_nvme_tier *tier)
                                       .segment_bytes = tier->super.segment_bytes};
 }
 
-/* --- blocking access --------------------------------------------------------------------------- */
+/* --- blocking access -------------------------------------------------------------------------- */
 
 static void blocking_done(struct kvf_io *io)
 {
@@ -128,7 +128,7 @@ static int say(struct head *head, int status, const char *what)
     return status;
 }
 
-/* --- sizes ------------------------------------------------------------------------------------- */
+/* --- sizes ------------------------------------------------------------------------------------ */
 
 /* Whole segments that fit. */
 static uint64_t segments_in(uint64_t store_bytes, uint64_t segment_bytes)
@@ -163,7 +163,7 @@ static int choose_sizes(struct head *head, uint64_t store_bytes)
     return KVF_OK;
 }
 
-/* --- superblock -------------------------------------------------------------------------------- */
+/* --- superblock ------------------------------------------------------------------------------- */
 
 static int super_write_copy(struct head *head, uint32_t copy)
 {
@@ -243,7 +243,7 @@ static int super_refuse(struct head *head, int status)
                "kvferryd --format");
 }
 
-/* --- state ------------------------------------------------------------------------------------- */
+/* --- state ------------------------------------------------------------------------------------ */
 
 static int state_write_copy(struct head *head, uint32_t copy)
 {
@@ -291,7 +291,7 @@ static int state_read(struct head *head)
     return KVF_OK;
 }
 
-/* --- format ------------------------------------------------------------------------------------ */
+/* --- format ----------------------------------------------------------------------------------- */
 
 /* Headers that lie there may be of an earlier life of this store. */
 static int invalidate_segments(struct head *head, uint64_t first, uint64_t end)
@@ -349,7 +349,8 @@ static int grow_file(struct head *head, uint64_t store_bytes)
 }
 
 /* While FORMATTING is set, a start begins again: nothing is stored. The superblock goes first, even
- * before the file gets its size, so that a crash leaves a file that is empty or known to be ours. */
+ * before the file gets its size, so that a crash leaves a file that is empty or known to be
+ * ours. */
 static int format_store(struct head *head, uint64_t store_bytes)
 {
     bool had_content = !head->is_empty;
@@ -389,7 +390,7 @@ static int format_store(struct head *head, uint64_t store_bytes)
     return status;
 }
 
-/* --- resize ------------------------------------------------------------------------------------ */
+/* --- resize ----------------------------------------------------------------------------------- */
 
 static uint64_t wanted_bytes(const struct head *head)
 {
@@ -438,7 +439,7 @@ static int resize_store(struct head *head)
     return status;
 }
 
-/* --- opening the file -------------------------------------------------------------------------- */
+/* --- opening the file ------------------------------------------------------------------------- */
 
 /* Killed, a daemon's lock outlives it by what the kernel needs to end the I/Os that were in flight,
  * and they must have ended before anybody else writes here: so the lock is waited for a little. */
@@ -582,7 +583,7 @@ int kvf_nvme_format(const struct kvf_nvme_config *config, char *why_out, size_t 
     return status;
 }
 
-/* --- open -------------------------------------------------------------------------------------- */
+/* --- open ------------------------------------------------------------------------------------- */
 
 /* The key of the store into the tier, if it is the right one. */
 static int take_key(struct kvf_nvme_tier *tier, struct head *head)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tier_nvme_internal.h: what the files of the drive tier share. Nothing outside of them includes it.
+ * tier_nvme_internal.h: what the files of the drive tier share. Nothing outside of them includes
+ * it.
  *
  *   tier_nvme.c          ops table: store, load, drop, poll, figures
  *   tier_nvme_page.c     pages of nvme_format.h and record pages: build, seal, check
@@ -283,7 +284,7 @@ struct kvf_nvme_tier {
     struct kvf_nvme_info info;
 };
 
-/* --- locations, lists -------------------------------------------------------------------------- */
+/* --- locations, lists ------------------------------------------------------------------------- */
 
 static inline kvf_location kvf_nvme_location_pack(uint64_t generation, uint32_t segment,
                                                   uint32_t page)
@@ -334,7 +335,7 @@ uint32_t kvf_nvme_list_pop(struct kvf_nvme_tier *tier, struct kvf_nvme_list *lis
 void kvf_nvme_op_push(struct kvf_nvme_op_list *list, struct kvf_nvme_op *op);
 struct kvf_nvme_op *kvf_nvme_op_pop(struct kvf_nvme_op_list *list);
 
-/* --- pages (tier_nvme_page.c); all check functions are for bytes of any origin ------------------- */
+/* --- pages (tier_nvme_page.c); all check functions are for bytes of any origin ---------------- */
 
 /* The checksum of a page whose own checksum is the u32 at crc_offset. */
 uint32_t kvf_nvme_page_crc(const void *page, size_t crc_offset);
@@ -392,7 +393,7 @@ int kvf_nvme_record_check(const struct kvf_record_page *page,
 bool kvf_nvme_record_matches(const struct kvf_record_page *page, const struct kvf_block_name *name,
                              uint64_t record_bytes);
 
-/* --- head (tier_nvme_head.c), blocking ----------------------------------------------------------- */
+/* --- head (tier_nvme_head.c), blocking -------------------------------------------------------- */
 
 /* KVF_OK; KVF_ERR_IO; KVF_ERR_NO_SPACE; KVF_ERR_CORRUPT: read beyond the end. */
 int kvf_nvme_device_io(struct kvf_nvme_device *device, enum kvf_io_op op, void *buffer,
@@ -400,7 +401,7 @@ int kvf_nvme_device_io(struct kvf_nvme_device *device, enum kvf_io_op op, void *
 
 struct kvf_nvme_identity kvf_nvme_identity(const struct kvf_nvme_tier *tier);
 
-/* --- I/O, sync, state (tier_nvme_append.c) ------------------------------------------------------- */
+/* --- I/O, sync, state (tier_nvme_append.c) ---------------------------------------------------- */
 
 void kvf_nvme_io_submit(struct kvf_nvme_tier *tier, struct kvf_nvme_io *nio, enum kvf_io_op op,
                         void *buffer, uint64_t offset, uint64_t bytes, int fault,
@@ -419,7 +420,7 @@ void kvf_nvme_stores_place(struct kvf_nvme_tier *tier);
 void kvf_nvme_op_finish(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, int status);
 void kvf_nvme_op_finish_later(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, int status);
 
-/* --- loads (tier_nvme.c) ------------------------------------------------------------------------- */
+/* --- loads (tier_nvme.c) ---------------------------------------------------------------------- */
 
 /* Read op->record_bytes at op->from into op->record and verify; then kvf_nvme_op_finish for loads,
  * kvf_nvme_copy_loaded for copies. */
@@ -431,7 +432,7 @@ struct kvf_nvme_record *kvf_nvme_record_find(const struct kvf_nvme_tier *tier,
 /* The record is no longer live; the figures follow. */
 void kvf_nvme_record_kill(struct kvf_nvme_tier *tier, struct kvf_nvme_record *record);
 
-/* --- segments (tier_nvme_segment.c) -------------------------------------------------------------- */
+/* --- segments (tier_nvme_segment.c) ----------------------------------------------------------- */
 
 void kvf_nvme_segments_advance(struct kvf_nvme_tier *tier);
 /* After a failed sync. */
@@ -442,7 +443,7 @@ void kvf_nvme_copy_written(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, i
 uint32_t kvf_nvme_open_room(const struct kvf_nvme_tier *tier);
 uint32_t kvf_nvme_open_room_raw(const struct kvf_nvme_tier *tier);
 
-/* --- ops ----------------------------------------------------------------------------------------- */
+/* --- ops -------------------------------------------------------------------------------------- */
 
 int kvf_nvme_recover(struct kvf_tier *tier);
 

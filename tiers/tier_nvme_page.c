@@ -24,7 +24,7 @@ uint32_t kvf_nvme_page_crc(const void *page, size_t crc_offset)
                       KVF_NVME_PAGE_BYTES - crc_offset - sizeof(zero));
 }
 
-/* --- superblock and state ---------------------------------------------------------------------- */
+/* --- superblock and state --------------------------------------------------------------------- */
 
 void kvf_nvme_super_seal(struct kvf_nvme_super *super, uint32_t copy)
 {
@@ -72,7 +72,7 @@ bool kvf_nvme_state_check(const struct kvf_nvme_state *state, const uint8_t uuid
            state->crc32c == kvf_nvme_page_crc(state, offsetof(struct kvf_nvme_state, crc32c));
 }
 
-/* --- keys -------------------------------------------------------------------------------------- */
+/* --- keys ------------------------------------------------------------------------------------- */
 
 void kvf_nvme_keys_derive(const uint8_t id_key[32], const uint8_t uuid[16], uint8_t mac_key_out[32],
                           uint8_t key_check_out[32])
@@ -87,7 +87,7 @@ void kvf_nvme_keys_derive(const uint8_t id_key[32], const uint8_t uuid[16], uint
     kvf_hasher_final(&hasher, key_check_out);
 }
 
-/* --- segment header ---------------------------------------------------------------------------- */
+/* --- segment header --------------------------------------------------------------------------- */
 
 static void segment_mac(const struct kvf_nvme_segment *page,
                         const struct kvf_nvme_identity *identity, uint8_t mac_out[32])
@@ -136,7 +136,7 @@ bool kvf_nvme_segment_check(const struct kvf_nvme_segment *page,
     return kvf_mac_equal(mac, page->mac);
 }
 
-/* --- footer ------------------------------------------------------------------------------------ */
+/* --- footer ----------------------------------------------------------------------------------- */
 
 static void footer_mac(const struct kvf_nvme_footer *footer,
                        const struct kvf_nvme_identity *identity, uint8_t mac_out[32])
@@ -237,7 +237,7 @@ bool kvf_nvme_index_check(uint8_t *index, const struct kvf_nvme_footer *footer)
     return true;
 }
 
-/* --- records ----------------------------------------------------------------------------------- */
+/* --- records ---------------------------------------------------------------------------------- */
 
 /* What codec/block_format.h says header_crc32c covers. */
 static uint32_t header_crc(const struct kvf_record_page *page)

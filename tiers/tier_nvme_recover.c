@@ -12,8 +12,8 @@
  * A scan looks at every page of the segment, because writes complete in any order and a record may
  * lie behind a hole that a crash has left. Only a page with this store's MAC and this segment's
  * generation is a record; it is then as long as it says and nothing inside of it is looked at, so a
- * payload may contain whatever it likes. Its payload's checksum is verified too: without a sync, the
- * page may be there and the rest not.
+ * payload may contain whatever it likes. Its payload's checksum is verified too: without a sync,
+ * the page may be there and the rest not.
  */
 #include "tiers/tier_nvme_internal.h"
 
@@ -117,7 +117,7 @@ static uint64_t segment_offset(const struct recovery *recovery, uint32_t segment
     return kvf_nvme_segment_offset(recovery->identity.segment_bytes, segment_index);
 }
 
-/* --- 1: page 0 --------------------------------------------------------------------------------- */
+/* --- 1: page 0 -------------------------------------------------------------------------------- */
 
 static bool is_zero_page(const uint8_t *page)
 {
@@ -178,7 +178,7 @@ static int newest_first(const void *a, const void *b)
     return left->generation < right->generation ? 1 : left->generation > right->generation ? -1 : 0;
 }
 
-/* --- 2: records -------------------------------------------------------------------------------- */
+/* --- 2: records ------------------------------------------------------------------------------- */
 
 /* Ask the host about entries of one segment, the last first, and build the segment's table. */
 static int adopt(struct recovery *recovery, uint32_t segment_index, uint8_t *index,
@@ -238,8 +238,8 @@ static uint64_t tail_bytes(const struct recovery *recovery)
     return most < TAIL_BYTES ? most : TAIL_BYTES;
 }
 
-/* The whole index of a footer whose page is good, in the buffer that is large enough for any. False:
- * it cannot be had, so the segment is scanned. */
+/* The whole index of a footer whose page is good, in the buffer that is large enough for any.
+ * False: it cannot be had, so the segment is scanned. */
 static bool fetch_index(struct recovery *recovery, const struct window_read *read,
                         const struct kvf_nvme_footer *footer)
 {
@@ -279,7 +279,7 @@ static int read_sealed(struct recovery *recovery, struct window_read *read)
     return adopt(recovery, read->segment_index, recovery->index, copy.entry_count);
 }
 
-/* --- 2: scan of a segment without footer ------------------------------------------------------- */
+/* --- 2: scan of a segment without footer ------------------------------------------------------ */
 
 struct scan {
     struct recovery *recovery;
@@ -408,7 +408,7 @@ static void scan_read(struct scan *scan)
     }
 }
 
-/* --- 3: footer --------------------------------------------------------------------------------- */
+/* --- 3: footer -------------------------------------------------------------------------------- */
 
 /* What was found is made stable, then listed. Without a footer the next start scans again. */
 static void seal_scanned(struct scan *scan)
@@ -477,7 +477,7 @@ static int scan_segment(struct recovery *recovery, uint32_t segment_index)
     return adopt(recovery, segment_index, recovery->index, scan.n_entries);
 }
 
-/* --- all --------------------------------------------------------------------------------------- */
+/* --- all -------------------------------------------------------------------------------------- */
 
 static int read_segments(struct recovery *recovery)
 {

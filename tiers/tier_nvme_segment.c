@@ -17,7 +17,7 @@
 
 #define RECLAIMS_A_POLL 512 /* questions to the host */
 
-/* --- lists ------------------------------------------------------------------------------------- */
+/* --- lists ------------------------------------------------------------------------------------ */
 
 void kvf_nvme_list_push(struct kvf_nvme_tier *tier, struct kvf_nvme_list *list, uint32_t segment)
 {
@@ -55,7 +55,7 @@ static void segment_free(struct kvf_nvme_tier *tier, uint32_t segment_index)
     kvf_nvme_list_push(tier, &tier->free_list, segment_index);
 }
 
-/* --- reuse ------------------------------------------------------------------------------------- */
+/* --- reuse ------------------------------------------------------------------------------------ */
 
 static void next_choose(struct kvf_nvme_tier *tier)
 {
@@ -299,7 +299,7 @@ static void next_advance(struct kvf_nvme_tier *tier)
     }
 }
 
-/* --- opening ----------------------------------------------------------------------------------- */
+/* --- opening ---------------------------------------------------------------------------------- */
 
 static struct kvf_nvme_slot *slot_of_waiter(struct kvf_nvme_waiter *waiter)
 {
@@ -390,7 +390,7 @@ static void open_advance(struct kvf_nvme_tier *tier)
     }
 }
 
-/* --- sealing ----------------------------------------------------------------------------------- */
+/* --- sealing ---------------------------------------------------------------------------------- */
 
 /* The tables shrink to what is live. */
 static void seal_finish(struct kvf_nvme_tier *tier, struct kvf_nvme_slot *slot)

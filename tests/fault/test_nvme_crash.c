@@ -3,8 +3,8 @@
  * test_nvme_crash.c: the drive tier loses power at every I/O in turn, and has every I/O fail in
  * turn, until a run is through before it happens.
  *
- * After each crash: the store opens; what was acknowledged as durable and not given up since is back
- * byte for byte; whatever comes back is right; what was purged does not; and it works on.
+ * After each crash: the store opens; what was acknowledged as durable and not given up since is
+ * back byte for byte; whatever comes back is right; what was purged does not; and it works on.
  */
 #include "tests/support/support.h"
 #include "tests/unit/tiers/test_nvme_rig.h"

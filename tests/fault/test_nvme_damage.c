@@ -271,7 +271,7 @@ static void test_truncated(void **state)
     drop_store();
 }
 
-/* --- forgery ----------------------------------------------------------------------------------- */
+/* --- forgery ---------------------------------------------------------------------------------- */
 
 /* A payload that holds record pages: a true one of this store with its MAC, and true ones with one
  * field changed. Their record's own page is then destroyed, as by a torn write, so that a scan does

@@ -33,7 +33,7 @@
 static struct rig rig;
 static const char *program;
 
-/* --- the child --------------------------------------------------------------------------------- */
+/* --- the child -------------------------------------------------------------------------------- */
 
 static int child(const char *path, const char *journal, const char *round_text)
 {
@@ -70,7 +70,7 @@ static int child(const char *path, const char *journal, const char *round_text)
     return 0;
 }
 
-/* --- the parent -------------------------------------------------------------------------------- */
+/* --- the parent ------------------------------------------------------------------------------- */
 
 static void read_journal(const char *journal)
 {

@@ -6,8 +6,8 @@
  *   u8 what (enum target), u8 repair, u16 offset in the page, u8 n, n bytes
  * With repair, checksums and MACs are made right again after the edit, so that what is behind them
  * is reached. Then the store is opened, recovered, every record loaded, one stored, one namespace
- * purged, and all of it once more. Nothing may crash, and a load that succeeds gives a record of the
- * name that was asked for with the right checksum.
+ * purged, and all of it once more. Nothing may crash, and a load that succeeds gives a record of
+ * the name that was asked for with the right checksum.
  */
 #include "tests/fuzz/fuzz.h"
 
@@ -69,7 +69,7 @@ static void require(bool condition, const char *what)
     }
 }
 
-/* --- the host ---------------------------------------------------------------------------------- */
+/* --- the host --------------------------------------------------------------------------------- */
 
 static bool host_reclaim(void *ctx, kvf_location location, kvf_cookie cookie)
 {
@@ -108,7 +108,7 @@ static void host_lost(void *ctx, kvf_location location, kvf_cookie cookie, int s
     (void)status;
 }
 
-/* --- time -------------------------------------------------------------------------------------- */
+/* --- time ------------------------------------------------------------------------------------- */
 
 static uint64_t clock_now(void *arg)
 {
@@ -140,7 +140,7 @@ static void step(void)
     world.work->ops->poll(world.work);
 }
 
-/* --- calls ------------------------------------------------------------------------------------- */
+/* --- calls ------------------------------------------------------------------------------------ */
 
 static void call_done(struct kvf_tier_io *io)
 {
@@ -213,7 +213,7 @@ static void load_record(const struct found *found)
     }
 }
 
-/* --- a store ----------------------------------------------------------------------------------- */
+/* --- a store ---------------------------------------------------------------------------------- */
 
 static bool open_store(bool format)
 {
@@ -275,7 +275,7 @@ static void make_base(void)
     memcpy(base_image, kvf_io_sim_bytes(world.disk), STORE_BYTES);
 }
 
-/* --- edits ------------------------------------------------------------------------------------- */
+/* --- edits ------------------------------------------------------------------------------------ */
 
 static uint8_t *target_page(uint8_t *image, uint32_t target)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_nvme_file.c: stores on real files: made, refused, claimed, locked, resized; and how fast they
- * come back.
+ * test_nvme_file.c: stores on real files: made, refused, claimed, locked, resized; and how fast
+ * they come back.
  */
 #include "tests/support/support.h"
 #include "tests/unit/tiers/test_nvme_rig.h"

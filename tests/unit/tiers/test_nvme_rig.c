@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-/* --- records ----------------------------------------------------------------------------------- */
+/* --- records ---------------------------------------------------------------------------------- */
 
 uint32_t rig_namespace(uint32_t key)
 {
@@ -94,7 +94,7 @@ static void check_record(uint32_t key, const uint8_t *record)
     assert_memory_equal(record + 384, expected + 384, record_bytes - 384);
 }
 
-/* --- the model ---------------------------------------------------------------------------------- */
+/* --- the model -------------------------------------------------------------------------------- */
 
 static void set_durable(struct rig *rig, uint32_t key, bool durable)
 {
@@ -106,7 +106,7 @@ static void set_durable(struct rig *rig, uint32_t key, bool durable)
     rig->keys[key].durable = durable;
 }
 
-/* --- the host ---------------------------------------------------------------------------------- */
+/* --- the host --------------------------------------------------------------------------------- */
 
 static bool host_reclaim(void *ctx, kvf_location location, kvf_cookie cookie)
 {
@@ -197,7 +197,7 @@ static int64_t budget_credit(void *ctx)
     return (int64_t)((struct rig *)ctx)->credit_bytes;
 }
 
-/* --- time -------------------------------------------------------------------------------------- */
+/* --- time ------------------------------------------------------------------------------------- */
 
 static uint64_t clock_now(void *arg)
 {
@@ -269,7 +269,7 @@ void rig_run(struct rig *rig)
     }
 }
 
-/* --- life -------------------------------------------------------------------------------------- */
+/* --- life ------------------------------------------------------------------------------------- */
 
 static void no_wake(void *ctx)
 {
@@ -404,7 +404,7 @@ int rig_open(struct rig *rig)
     return rig->tier->ops->recover(rig->tier);
 }
 
-/* --- calls ------------------------------------------------------------------------------------- */
+/* --- calls ------------------------------------------------------------------------------------ */
 
 static void store_done(struct kvf_tier_io *io)
 {
