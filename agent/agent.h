@@ -29,6 +29,8 @@ struct kvf_agent_ports {
     struct kvf_io_queue *(*open_drive)(void *ctx, uint32_t index);
     /* Called while a tier waits for its drive at start and end: let simulated time pass. */
     void (*wait)(void *ctx);
+    /* May bytes more of the arena be populated now? NULL: as the machine's memory allows. */
+    bool (*memory_allows)(void *ctx, uint64_t bytes);
     void *ctx;
 };
 
@@ -40,9 +42,9 @@ int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_ag
  * The descriptor belongs to the agent from then on. KVF_OK; KVF_ERR_BUSY. */
 int kvf_agent_adopt(struct kvf_agent *agent, uint32_t socket_index, int fd);
 
-/* One turn of the reactor without sleeping, for simulations: the caller moves the clock between turns.
- * KVF_OK; KVF_EMPTY: there was nothing to do; KVF_ERR_INTERNAL. */
-int kvf_agent_turn(struct kvf_agent *agent);
+/* One turn of the reactor without sleeping, for simulations: the caller moves the clock between
+ * turns. True: there is a next turn; false: run would return *status_out. */
+bool kvf_agent_turn(struct kvf_agent *agent, int *status_out);
 
 /* The reactor: serves until it is stopped and drained. The calling thread becomes the owner of all
  * state. KVF_OK after a drain; KVF_ERR_TIMEOUT: drain.timeout ended it; KVF_ERR_INTERNAL. */

@@ -286,35 +286,40 @@ static bool serve(struct kvf_agent *agent)
     return any;
 }
 
-int kvf_agent_turn(struct kvf_agent *agent)
+/* False: the reactor is to end with *status_out. *busy_out: something was done. */
+static bool turn(struct kvf_agent *agent, bool idle, bool *busy_out, int *status_out)
 {
-    int status = wait_events(agent, false);
-
-    if (status == KVF_OK && !serve(agent)) {
-        status = KVF_EMPTY;
+    /* descriptors first: a hang-up seen now keeps the rest from serving a dead client */
+    *status_out = wait_events(agent, idle);
+    *busy_out = serve(agent);
+    if (atomic_load(&agent->stop_asked) && !agent->is_draining) {
+        begin_drain(agent);
     }
-    return status;
+    if (*status_out != KVF_OK) {
+        return false;
+    }
+    return !agent->is_draining || !drain_step(agent, status_out);
+}
+
+bool kvf_agent_turn(struct kvf_agent *agent, int *status_out)
+{
+    bool busy;
+
+    return turn(agent, false, &busy, status_out);
 }
 
 int kvf_agent_run(struct kvf_agent *agent)
 {
     uint64_t busy_until_ns = 0;
-    int status = KVF_OK;
+    bool busy;
+    int status;
 
     kvf_owner_bind(&agent->owner);
     agent->now_ns = kvf_env_now_ns(&agent->env);
     atomic_store(&agent->is_ready, true);
-    while (status == KVF_OK) {
-        /* descriptors first: a hang-up seen now keeps the rest from serving a dead client */
-        status = wait_events(agent, agent->now_ns >= busy_until_ns);
-        if (serve(agent)) {
+    while (turn(agent, agent->now_ns >= busy_until_ns, &busy, &status)) {
+        if (busy) {
             busy_until_ns = agent->now_ns + SPIN_NS;
-        }
-        if (atomic_load(&agent->stop_asked) && !agent->is_draining) {
-            begin_drain(agent);
-        }
-        if (agent->is_draining && status == KVF_OK && drain_step(agent, &status)) {
-            break;
         }
     }
     atomic_store(&agent->is_ready, false);

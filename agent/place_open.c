@@ -127,6 +127,10 @@ static int open_dram(struct kvf_agent *agent)
     dram.n_tenants = (uint16_t)agent->n_tenants;
     dram.env = agent->env;
     dram.work = agent->work;
+    if (agent->ports.memory_allows != NULL) {
+        dram.memory_allows = agent->ports.memory_allows;
+        dram.memory_ctx = agent->ports.ctx;
+    }
     dram.host = kvf_place_dram_host(agent);
     dram.events.ctx = agent;
     dram.events.area_ready = area_ready;
