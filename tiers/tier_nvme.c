@@ -371,10 +371,9 @@ static unsigned nvme_poll(struct kvf_tier *base, uint64_t now_ns)
 static uint64_t nvme_deadline_ns(const struct kvf_tier *base)
 {
     const struct kvf_nvme_tier *tier = of(base);
+    bool may_reuse = !tier->writes_off && (!tier->draining || tier->waiting.first != NULL);
     bool at_once = tier->finished.first != NULL || tier->io_faults.first != NULL ||
-                   tier->next.step == KVF_NVME_NEXT_RECLAIM ||
-                   (tier->waiting.first != NULL && tier->ios_outstanding == 0 &&
-                    tier->jobs_outstanding == 0) ||
+                   (tier->next.step == KVF_NVME_NEXT_RECLAIM && may_reuse) ||
                    (tier->sync_wait.first != NULL && !tier->sync_in_flight) ||
                    (tier->state_writer.dirty && tier->state_writer.step == KVF_NVME_STATE_IDLE);
 
@@ -384,6 +383,10 @@ static uint64_t nvme_deadline_ns(const struct kvf_tier *base)
     if (tier->verify_wait.first != NULL || tier->slots[0].step == KVF_NVME_SLOT_DIGEST ||
         tier->slots[1].step == KVF_NVME_SLOT_DIGEST) {
         return tier->now_ns + WORK_RETRY_NS; /* the work queue was full of others' jobs */
+    }
+    if (tier->ios_outstanding == 0 && tier->jobs_outstanding == 0 &&
+        (tier->waiting.first != NULL || (tier->draining && tier->open != NULL))) {
+        return tier->now_ns; /* nothing will wake us, and a segment can be opened or sealed */
     }
     return UINT64_MAX;
 }

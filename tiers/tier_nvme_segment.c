@@ -281,7 +281,7 @@ static void next_advance(struct kvf_nvme_tier *tier)
 {
     struct kvf_nvme_next *next = &tier->next;
 
-    if (tier->writes_off || tier->draining) {
+    if (tier->writes_off || (tier->draining && tier->waiting.first == NULL)) {
         return; /* what is in the segment stays readable, now and after a restart */
     }
     if (next->step == KVF_NVME_NEXT_NONE && next_is_wanted(tier)) {

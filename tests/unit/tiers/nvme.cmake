@@ -13,3 +13,7 @@ foreach(form io_uring-fixed io_uring threads sim)
 endforeach()
 kvf_add_test(NAME nvme_file LABEL unit SOURCES test_nvme_file.c LIBS kvf_test_nvme
              kvf_test_support)
+kvf_add_test(NAME nvme_golden LABEL unit SOURCES test_nvme_golden.c LIBS kvf_test_nvme
+             kvf_test_support PkgConfig::ZSTD)
+target_compile_definitions(test_nvme_golden PRIVATE
+                           KVF_GOLDEN_DIR="${PROJECT_SOURCE_DIR}/tests/data/nvme")

@@ -247,6 +247,35 @@ static void test_restart(void **state)
     rig_fini(&rig);
 }
 
+/* Stores that were accepted before a drain are done before it ends, also those that wait for a
+ * segment that must first be emptied. */
+static void test_drain_waits_for_stores(void **state)
+{
+    uint32_t done_before;
+
+    (void)state;
+    rig_init(&rig, 17, SEGMENT_BYTES, 5);
+    assert_int_equal(rig_open(&rig), KVF_OK);
+    store_keys(0, 24, false);
+    done_before = rig.n_done;
+    for (uint32_t key = 100; key < 120; key++) {
+        assert_int_equal(rig_store(&rig, key, key % 2 == 0), KVF_OK);
+    }
+    for (uint32_t steps = 0; !rig.tier->ops->drained(rig.tier); steps++) {
+        rig_step(&rig);
+        assert_true(steps < 10000);
+    }
+    assert_int_equal(rig.n_done - done_before, 20);
+    assert_int_equal(rig.tier->ops->deadline_ns(rig.tier), UINT64_MAX);
+    rig_crash(&rig); /* what is drained is stable */
+    rig.keys[119].durable = true;
+    rig.keys[118].durable = true;
+    assert_int_equal(rig_open(&rig), KVF_OK);
+    assert_int_equal(info().recovered_scanned, 0);
+    rig_check_all(&rig);
+    rig_fini(&rig);
+}
+
 /* A killed process: everything that was written comes back, from open segments too. */
 static void test_restart_after_kill(void **state)
 {
@@ -504,6 +533,7 @@ int main(void)
         cmocka_unit_test(test_reinsertion_is_bounded),
         cmocka_unit_test(test_drop_during_reinsertion),
         cmocka_unit_test(test_restart),
+        cmocka_unit_test(test_drain_waits_for_stores),
         cmocka_unit_test(test_restart_after_kill),
         cmocka_unit_test(test_durable_is_durable),
         cmocka_unit_test(test_group_commit),
