@@ -86,7 +86,7 @@ static void fill_name(uint32_t key, struct kvf_block_name *name_out)
     memset(name_out->key_id, (int)(0xa0 + key), 32);
 }
 
-/* --- the host ---------------------------------------------------------------------------------- */
+/* --- the host --------------------------------------------------------------------------------- */
 
 static bool host_reclaim(void *ctx, kvf_location location, kvf_cookie cookie)
 {
@@ -131,7 +131,7 @@ static void host_lost(void *ctx, kvf_location location, kvf_cookie cookie, int s
     (void)status;
 }
 
-/* --- driving it -------------------------------------------------------------------------------- */
+/* --- driving it ------------------------------------------------------------------------------- */
 
 static void advance(void)
 {
@@ -220,7 +220,7 @@ static void drop_world(void)
     free(golden.record);
 }
 
-/* --- writing it -------------------------------------------------------------------------------- */
+/* --- writing it ------------------------------------------------------------------------------- */
 
 static void store_key(uint32_t key)
 {
@@ -266,7 +266,7 @@ static int write_golden(const char *path)
     return 0;
 }
 
-/* --- reading it -------------------------------------------------------------------------------- */
+/* --- reading it ------------------------------------------------------------------------------- */
 
 static void load_golden(void)
 {

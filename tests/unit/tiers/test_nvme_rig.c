@@ -458,6 +458,7 @@ static void purge_done(void *ctx, uint64_t namespace_id, int status)
 int rig_purge(struct rig *rig, uint32_t namespace_id)
 {
     int result = 1000;
+    uint32_t steps = 0;
     int status = kvf_nvme_namespace_purge(rig->tier, namespace_id, purge_done, &result);
 
     if (status != KVF_OK) {
@@ -468,9 +469,9 @@ int rig_purge(struct rig *rig, uint32_t namespace_id)
             rig_drop(rig, key);
         }
     }
-    for (uint32_t steps = 0; result == 1000; steps++) {
+    while (result == 1000) {
         rig_step(rig);
-        assert_true(steps < 1000000);
+        assert_true(++steps < 1000000);
     }
     for (uint32_t key = 0; key < RIG_KEYS && result == KVF_OK; key++) {
         if (rig_namespace(key) == namespace_id) {
@@ -488,6 +489,7 @@ static void load_done(struct kvf_tier_io *io)
 int rig_load_at(struct rig *rig, uint32_t key, kvf_location location)
 {
     bool finished = false;
+    uint32_t steps = 0;
     struct kvf_tier_io io = {.cookie = key,
                              .record = rig->load_buffer,
                              .record_bytes = rig_record_bytes(key),
@@ -502,9 +504,9 @@ int rig_load_at(struct rig *rig, uint32_t key, kvf_location location)
     if (status != KVF_OK) {
         return status;
     }
-    for (uint32_t steps = 0; !finished; steps++) {
+    while (!finished) {
         rig_step(rig);
-        assert_true(steps < 1000000);
+        assert_true(++steps < 1000000);
     }
     if (io.status == KVF_OK) {
         check_record(key, rig->load_buffer);
