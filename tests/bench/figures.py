@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of each bench: names, units, limits and bars; and the statistics."""
+import random
+import statistics
+
+NVME_DEPTHS = (1, 4, 16, 32)
+NVME_QUEUE_DEPTH = 16
+
+RESAMPLES = 4000
+SEED = 1
+WIDTH_MAX = 0.10  # an interval that reaches further from the median says nothing
+
+
+class Figure:
+    """One result. bar is for the ratio; without a limit it is for the value itself."""
+
+    def __init__(self, name, unit, limit_name=None, bar=None, better="higher", note="",
+                 worst_of=()):
+        self.name = name
+        self.unit = unit
+        self.limit_name = limit_name
+        self.bar = bar
+        self.better = better
+        self.note = note
+        self.worst_of = worst_of
+
+
+LOCAL = [
+    Figure("get_touch_vs_read", "GB/s", "reading private memory, one thread", 0.85,
+           note="8 gets in flight, every byte read"),
+    Figure("get_touch_one_vs_read", "GB/s", "reading private memory, one thread",
+           note="one get at a time, every byte read"),
+    Figure("put_vs_memcpy", "GB/s", "memcpy, one thread", 0.65,
+           note="8 puts in flight, from the caller's buffer"),
+    Figure("put_staged_vs_memcpy", "GB/s", "memcpy, one thread", 0.75,
+           note="8 puts in flight, slots filled and sealed before"),
+    Figure("put_filled_vs_memcpy", "GB/s", "memcpy, one thread",
+           note="the same, sealing (checksum) included"),
+    Figure("memcpy_two_threads", "GB/s", note="what the memory gives to two cores"),
+    Figure("get_cpu_us", "us", bar=2.0, better="lower",
+           note="CPU of client and daemon a block, a block a request, no byte read"),
+    Figure("get_chain_cpu_us", "us", better="lower",
+           note="the same, 16 blocks a request"),
+    Figure("get_p50_spin_vs_ring", "us", "round trip of two rings, spinning", 20.0, "lower",
+           note="one get, both sides spinning"),
+    Figure("get_p50_vs_wake", "us", "eventfd one way, a byte on a socket back", 2.5, "lower",
+           note="one get, both sides asleep before"),
+    Figure("redis_get", "GB/s", "redis-server, Unix socket, 8 gets in flight",
+           note="gets in both, every byte read"),
+]
+
+CODEC_CASES = (
+    ("saw4", "balanced, d = 128, 32 layers"),
+    ("saw4_paper", "saw4-paper, d = 128"),
+    ("safe", "safe (K 8, V 4 bits), d = 128"),
+    ("saw8", "saw8, d = 128"),
+    ("exact", "exact, d = 128"),
+    ("raw", "raw, d = 128"),
+    ("saw4_d64", "balanced, d = 64"),
+    ("saw4_d80", "balanced, d = 80"),
+    ("saw4_d96", "balanced, d = 96"),
+    ("saw4_d112", "balanced, d = 112"),
+    ("saw4_d256", "balanced, d = 256"),
+)
+CODEC_BARS = {"saw4_encode": 0.35, "saw4_decode": 0.40}
+
+
+def codec_figures():
+    result = []
+    for name, note in CODEC_CASES:
+        for direction in ("encode", "decode"):
+            result.append(Figure(f"{name}_{direction}_vs_memcpy", "GB/s", "memcpy, one thread",
+                                 CODEC_BARS.get(f"{name}_{direction}"), note=note))
+    result.append(Figure("crc32c_vs_read", "GB/s", "reading, one thread"))
+    result.append(Figure("crc32c_copy_vs_memcpy", "GB/s", "memcpy, one thread",
+                         note="copy and checksum in one pass"))
+    return result
+
+
+def nvme_figures():
+    result = []
+    for kind, bar in (("read", 0.90), ("write", 0.85)):
+        what = "random reads" if kind == "read" else "appends"
+        speeds = [Figure(f"{kind}_vs_fio_d{depth}", "GB/s", f"fio, depth {depth}", bar,
+                         note=f"{what} of 1 MiB, {depth} in flight") for depth in NVME_DEPTHS]
+        cpus = [Figure(f"{kind}_cpu_vs_fio_d{depth}", "s/GiB", f"fio, depth {depth}", 1.3, "lower",
+                       note=f"CPU without checksums, {depth} in flight") for depth in NVME_DEPTHS]
+        result.append(Figure(f"{kind}_vs_fio", "GB/s", "fio", bar, note="the worst depth",
+                             worst_of=[figure.name for figure in speeds]))
+        result += speeds
+        result.append(Figure(f"{kind}_cpu_vs_fio", "s/GiB", "fio", 1.3, "lower",
+                             note="the worst depth", worst_of=[figure.name for figure in cpus]))
+        result += cpus
+        result += [Figure(f"{kind}_crc_cpu_d{depth}", "s/GiB", better="lower",
+                          note="CPU of checksums") for depth in NVME_DEPTHS]
+    depth = NVME_QUEUE_DEPTH
+    result.append(Figure(f"queue_read_vs_fio_d{depth}", "GB/s", f"fio, depth {depth}",
+                         note="the I/O queue without the tier"))
+    result.append(Figure(f"queue_read_cpu_vs_fio_d{depth}", "s/GiB", f"fio, depth {depth}",
+                         better="lower", note="the I/O queue without the tier"))
+    return result
+
+
+FIGURES = {"local": LOCAL, "codec": codec_figures(), "nvme": nvme_figures()}
+
+
+def fio_names():
+    return [figure.name for figure in FIGURES["nvme"] if figure.limit_name]
+
+
+# --- statistics ----------------------------------------------------------------------------------
+
+def interval(values):
+    """Bootstrap 95 % interval of the median, from a fixed seed."""
+    generator = random.Random(SEED)
+    n = len(values)
+    medians = sorted(statistics.median(generator.choices(values, k=n)) for _ in range(RESAMPLES))
+    return medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES) - 1]
+
+
+def verdict(median, low, high, bar, better):
+    """True, False, "inconclusive", or None without a bar."""
+    if median <= 0 or max(high - median, median - low) > WIDTH_MAX * median:
+        return "inconclusive"
+    if bar is None:
+        return None
+    return median >= bar if better == "higher" else median <= bar
+
+
+def measured(figure, samples):
+    """The result of a figure that was measured."""
+    pairs = samples.pairs.get(figure.name)
+    values = samples.values.get(figure.name)
+    result = {"name": figure.name, "unit": figure.unit, "note": figure.note}
+    if pairs:
+        judged = [ours / limit for ours, limit in pairs if limit > 0]
+        if not judged:
+            return {**result, "skipped": "the limit was too short to be measured"}
+        result.update(value=statistics.median(ours for ours, _ in pairs),
+                      limit_name=figure.limit_name,
+                      limit=statistics.median(limit for _, limit in pairs),
+                      ratio=statistics.median(judged))
+    else:
+        judged = values
+        result.update(value=statistics.median(values), limit_name=None, limit=None, ratio=None)
+    low, high = interval(judged)
+    result.update(ci=[low, high], pairs=len(judged), bar=figure.bar, better=figure.better)
+    result["pass"] = verdict(statistics.median(judged), low, high, figure.bar, figure.better)
+    return rounded(result)
+
+
+def rounded(value):
+    """Six digits are more than is known."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    return value
+
+
+def worst(figure, by_name):
+    """The result with the worst ratio, under another name."""
+    parts = [by_name[name] for name in figure.worst_of]
+    skipped = [part for part in parts if "skipped" in part]
+    if skipped:
+        return {"name": figure.name, "unit": figure.unit, "note": figure.note,
+                "skipped": skipped[0]["skipped"]}
+    chosen = (min if figure.better == "higher" else max)(parts, key=lambda part: part["ratio"])
+    return {**chosen, "name": figure.name, "note": figure.note}
+
+
+def results(bench, samples, is_quick):
+    """Every figure of a bench, in order; what was measured without being in the table is an
+    error."""
+    table = FIGURES[bench]
+    strangers = (set(samples.pairs) | set(samples.values)) - {figure.name for figure in table}
+    if strangers:
+        raise ValueError(f"not in the table of {bench}: {', '.join(sorted(strangers))}")
+    by_name = {}
+    for figure in table:
+        if figure.worst_of:
+            continue
+        if figure.name in samples.pairs or figure.name in samples.values:
+            by_name[figure.name] = measured(figure, samples)
+        else:
+            by_name[figure.name] = {"name": figure.name, "unit": figure.unit, "note": figure.note,
+                                    "skipped": samples.skipped.get(figure.name, "not measured")}
+    for figure in table:
+        if figure.worst_of:
+            by_name[figure.name] = worst(figure, by_name)
+    ordered = [by_name[figure.name] for figure in table]
+    for result in ordered:
+        if is_quick and "pass" in result:
+            result["pass"] = "inconclusive"
+    return ordered
+
+
+# --- for people ----------------------------------------------------------------------------------
+
+VERDICTS = {True: "pass", False: "FAIL", "inconclusive": "inconclusive", None: ""}
+
+
+def number(value):
+    return "" if value is None else f"{value:.3g}"
+
+
+def bar_text(result):
+    if result.get("bar") is None:
+        return ""
+    return f"{'>=' if result['better'] == 'higher' else '<='} {result['bar']:g}"
+
+
+def rows(report):
+    """Cells of the table: name, value, limit, ratio, interval, bar, verdict, note."""
+    for result in report["results"]:
+        if "skipped" in result:
+            yield (result["name"], "", "", "", "", "", "skipped", result["skipped"])
+            continue
+        low, high = result["ci"]
+        yield (result["name"], f"{number(result['value'])} {result['unit']}",
+               number(result["limit"]), number(result["ratio"]),
+               f"{number(low)}..{number(high)}", bar_text(result), VERDICTS[result["pass"]],
+               result["note"])
+
+
+def table(report):
+    head = ("", "value", "limit", "ratio", "95 %", "bar", "", "")
+    lines = [head, *rows(report)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
+            for line in lines]
+    if report["quick"]:
+        text.append("quick: this run only shows that the script works")
+    return "\n".join(text)

@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Make docs/performance.md of the results in tests/bench/results.
+
+    make_performance_doc.py [--check]
+
+Each file there has the JSON lines that tests/bench/run printed, unchanged. Of each bench the newest
+line of each machine is shown. With --check nothing is written: exit code 1 says that the page is
+stale.
+"""
+import glob
+import json
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import figures  # noqa: E402
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RESULTS = os.path.join(ROOT, "tests", "bench", "results")
+PAGE = os.path.join(ROOT, "docs", "performance.md")
+
+HEAD = """\
+<!-- made by tests/bench/make_performance_doc.py from tests/bench/results: do not edit -->
+
+# Performance
+
+Every figure stands beside what limits it: the same bytes, on the same machine, in the same run.
+`tests/bench/run BENCH` measures them; it needs a build (`make build`), and for some figures
+redis-server and libhiredis-dev, or fio.
+
+- **ours** and **limit** are medians over at least nine pairs. The two sides of a pair are measured
+  one right after the other; who is first alternates.
+- **ratio** is the median over the pairs of ours divided by the limit, with a bootstrap 95 % interval.
+  Figures without a limit have the interval of the value.
+- **bar** is what we hold the ratio to (the value, where there is no limit). A figure whose interval
+  reaches further than 10 % from the median is inconclusive, whatever the median says.
+
+How the two sides are kept alike:
+
+- local: blocks of 1 MiB in random order, the working set 8 times as large as the last-level cache.
+  The reader sums 64-bit words and compares the sum on both sides. Every put has a new key and pushes
+  an old block out of a full arena. For round trips, client and daemon have a CPU each, and so have
+  the two ends of the limit; before a round trip from sleep, 200 us pass.
+- nvme: one preallocated, fully written file, O_DIRECT, blocks of 1 MiB. Reads and appends go through
+  the drive tier (records, checksums, footers, syncs); fio moves bare bytes. CPU is that of all
+  threads; checksums are shown apart.
+- codec: chunks of 256 tokens, 8 KV heads, bf16, out of memory rather than a cache, one core. Encoding
+  includes the checksum. memcpy moves the same bf16 bytes.
+"""
+
+TITLES = {
+    "local": "Memory, one machine",
+    "nvme": "Drive",
+    "codec": "Codecs, one core",
+}
+
+
+class Unusable(Exception):
+    """A result that has no place on the page."""
+
+
+def load(folder):
+    """Reports, checked, from every line of every file."""
+    reports = []
+    for path in sorted(glob.glob(os.path.join(folder, "*.json"))):
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                where = f"{os.path.relpath(path, ROOT)}:{number}"
+                try:
+                    report = json.loads(line)
+                    if report["bench"] not in TITLES or report["quick"]:
+                        raise Unusable(f"{where}: not a result to show (quick, or unknown bench)")
+                    list(figures.rows(report))
+                except (ValueError, KeyError, TypeError) as error:
+                    raise Unusable(f"{where}: not a line of tests/bench/run: {error!r}") from error
+                reports.append(report)
+    return reports
+
+
+def machine_key(report):
+    machine = report["machine"]
+    return tuple(str(machine.get(name)) for name in ("cpu", "cpu_model", "cores", "drive", "fs"))
+
+
+def newest(reports):
+    """The newest report of each bench and machine, in the order of TITLES."""
+    chosen = {}
+    for report in sorted(reports, key=lambda report: report["date"]):
+        chosen[(report["bench"], machine_key(report))] = report
+    order = list(TITLES)
+    return sorted(chosen.values(),
+                  key=lambda report: (order.index(report["bench"]), machine_key(report)))
+
+
+def machine_text(report):
+    machine = report["machine"]
+    parts = [f"{machine['cpu']} ({machine['cpu_model']}{', virtual' if machine['virtual'] else ''})",
+             f"{machine['cores']} cores", f"last-level cache {machine['llc_bytes'] >> 20} MiB",
+             f"memory {machine['memory'] / (1 << 30):.0f} GiB", f"Linux {machine['kernel']}"]
+    if "drive" in machine:
+        parts.append(f"drive {machine['drive']} with {machine['fs']}")
+    return (f"{', '.join(parts)}. {report['date'][:10]}, commit {report['commit']}, "
+            f"{report['seconds']:g} s a side.")
+
+
+def escape(text):
+    return text.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def report_text(report):
+    lines = [machine_text(report), "",
+             "| figure | ours | limit | ratio | 95 % | bar | | |",
+             "|---|---:|---:|---:|---:|---:|---|---|"]
+    limits = {result["name"]: result.get("limit_name") for result in report["results"]}
+    for name, value, limit, ratio, interval, bar, verdict, note in figures.rows(report):
+        notes = "; ".join(part for part in (note, limits[name] and f"limit: {limits[name]}")
+                          if part)
+        cells = [f"`{name}`", value, limit, ratio, interval, bar, verdict, notes]
+        lines.append("| " + " | ".join(escape(cell) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def make_page(reports):
+    parts = [HEAD]
+    title = None
+    for report in newest(reports):
+        if report["bench"] != title:
+            title = report["bench"]
+            parts.append(f"## {TITLES[title]}\n")
+        parts.append(report_text(report))
+    return "\n".join(parts)
+
+
+def main(arguments):
+    if arguments not in ([], ["--check"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        page = make_page(load(RESULTS))
+    except Unusable as error:
+        print(error, file=sys.stderr)
+        return 1
+    if arguments == []:
+        with open(PAGE, "w", encoding="utf-8") as file:
+            file.write(page)
+        return 0
+    try:
+        with open(PAGE, encoding="utf-8") as file:
+            is_same = file.read() == page
+    except FileNotFoundError:
+        is_same = False
+    if not is_same:
+        print("docs/performance.md is stale: run tests/bench/make_performance_doc.py",
+              file=sys.stderr)
+    return 0 if is_same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
