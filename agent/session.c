@@ -345,28 +345,37 @@ static int join_namespace(struct kvf_session *session, char *text, size_t bytes)
     return KVF_OK;
 }
 
+/* One memory object that the client will map. Its size is sealed before the client has it: cut by
+ * the client before MAPPED, it would kill the daemon with SIGBUS at its first look. */
+static int make_shared(const char *name, uint64_t bytes, int *fd_out, void **base_out)
+{
+    struct kvf_memfd memfd;
+    char text[KVF_ERROR_TEXT_BYTES];
+    int status = kvf_memfd_create(name, bytes, KVF_HUGEPAGES_OFF, &memfd);
+
+    if (status != KVF_OK) {
+        return status;
+    }
+    *fd_out = memfd.fd;
+    status = kvf_memfd_seal(memfd.fd, F_SEAL_SHRINK | F_SEAL_GROW);
+    if (status == KVF_OK) {
+        status = kvf_segment_map(memfd.fd, bytes, true, base_out, text, sizeof(text));
+    }
+    return status;
+}
+
 /* On a worker: memory objects, populated and mapped, and the tables beside them. */
 static void prepare_run(struct kvf_work *work)
 {
     struct kvf_session *session = work->owner;
-    struct kvf_memfd memfd;
-    char text[KVF_ERROR_TEXT_BYTES];
     void *base;
-    int status = kvf_memfd_create("kvferry-ring", session->ring_bytes, KVF_HUGEPAGES_OFF, &memfd);
+    int status = make_shared("kvferry-ring", session->ring_bytes, &session->ring_fd,
+                             &session->ring_map);
 
     if (status == KVF_OK) {
-        session->ring_fd = memfd.fd;
-        status = kvf_segment_map(memfd.fd, session->ring_bytes, true, &session->ring_map, text,
-                                 sizeof(text));
-    }
-    if (status == KVF_OK) {
         memcpy(session->ring_map, &session->layout, sizeof(session->layout));
-        status = kvf_memfd_create("kvferry-staging", session->staging_bytes, KVF_HUGEPAGES_OFF,
-                                  &memfd);
-    }
-    if (status == KVF_OK) {
-        session->staging_fd = memfd.fd;
-        status = kvf_segment_map(memfd.fd, session->staging_bytes, true, &base, text, sizeof(text));
+        status = make_shared("kvferry-staging", session->staging_bytes, &session->staging_fd,
+                             &base);
     }
     if (status == KVF_OK) {
         session->staging_map = base;
