@@ -10,4 +10,9 @@ if(TARGET kvf_test_daemon)
     kvf_add_test_command(NAME kill_loop LABEL fault TIMEOUT 120
         COMMAND kill_loop --store 64MiB --segment 2MiB --dram 32MiB --large 256KiB --kills 15)
     add_custom_target(run_kill_loop COMMAND kill_loop USES_TERMINAL)
+
+    kvf_add_test(NAME hostile_client LABEL fault TIMEOUT 120
+        SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_hostile_client.c
+                ${CMAKE_CURRENT_LIST_DIR}/raw_client.c
+        LIBS kvf_test_daemon)
 endif()

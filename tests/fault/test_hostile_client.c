@@ -1,0 +1,864 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_hostile_client.c: clients that break every rule of the protocol. Each is disconnected or
+ * answered; the daemon lives, and a well-behaved client that puts and gets all the time on a thread
+ * of its own never sees a wrong byte or an error.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "tests/fault/raw_client.h"
+#include "tests/support/blocks.h"
+#include "tests/support/daemon.h"
+#include "transport/shm_lease.h"
+
+#define HANG_UP_MS 10000
+
+static struct kvf_test_daemon the_daemon;
+
+/* --- the well-behaved one -----------------------------------------------------------------------
+ */
+
+static struct {
+    pthread_t thread;
+    _Atomic bool is_stopping;
+    _Atomic uint64_t n_good;
+    _Atomic int failure; /* the first status that it should not have got */
+} good;
+
+static void *good_run(void *arg)
+{
+    struct kvf_client *client = kvf_test_client_open(&the_daemon, "good");
+
+    (void)arg;
+    for (uint64_t i = 0; !atomic_load(&good.is_stopping); i++) {
+        size_t bytes = 100 + i * 977 % 60000;
+        int status = kvf_test_block_put(client, i, bytes, i % 50 == 0 ? KVF_PUT_DURABLE : 0);
+
+        if (status == KVF_OK) {
+            status = kvf_test_block_get(client, i, bytes, NULL);
+        }
+        if (status != KVF_OK && atomic_load(&good.failure) == KVF_OK) {
+            atomic_store(&good.failure, status);
+        }
+        atomic_fetch_add(&good.n_good, status == KVF_OK);
+    }
+    kvf_close(client);
+    return NULL;
+}
+
+/* It has gone on, without a failure, since this was last asked. */
+static void assert_nobody_noticed(void)
+{
+    const struct timespec pause = {.tv_nsec = KVF_NS_PER_MS};
+    uint64_t before = atomic_load(&good.n_good);
+    uint64_t deadline_ns = kvf_now_ns() + 20 * KVF_NS_PER_S;
+
+    while (atomic_load(&good.n_good) < before + 2 && kvf_now_ns() < deadline_ns) {
+        nanosleep(&pause, NULL);
+    }
+    assert_int_equal(atomic_load(&good.failure), KVF_OK);
+    assert_true(atomic_load(&good.n_good) >= before + 2);
+    assert_true(kvf_test_daemon_is_alive(&the_daemon));
+}
+
+static uint64_t protocol_errors(void)
+{
+    return kvf_test_daemon_number(&the_daemon, "metrics.protocol_errors");
+}
+
+/* --- the handshake ------------------------------------------------------------------------------
+ */
+
+static void hello_is_refused(const void *data, size_t bytes, const int *fds, uint32_t n_fds)
+{
+    struct raw_client raw;
+
+    raw_connect(&raw, the_daemon.socket_path);
+    raw_send(&raw, data, bytes, fds, n_fds);
+    assert_true(raw_is_hung_up(&raw, HANG_UP_MS));
+    raw_close(&raw);
+}
+
+static void test_hello_broken(void **state)
+{
+    struct kvf_wire_hello right, hello;
+    uint8_t large[KVF_WIRE_MESSAGE_BYTES_MAX * 4] = {0};
+    uint64_t before = protocol_errors();
+    int fds[4];
+
+    (void)state;
+    raw_hello(&right);
+    for (int i = 0; i < 4; i++) {
+        fds[i] = eventfd(0, EFD_CLOEXEC);
+    }
+    hello_is_refused(&right, 1, NULL, 0);
+    hello_is_refused(&right, sizeof(right.head) - 1, NULL, 0);
+    hello_is_refused(&right, sizeof(right.head), NULL, 0);
+    hello_is_refused(&right, sizeof(right) - 1, NULL, 0);
+    memcpy(large, &right, sizeof(right));
+    hello_is_refused(large, sizeof(right) + 1, NULL, 0);
+    hello_is_refused(large, KVF_WIRE_MESSAGE_BYTES_MAX, NULL, 0);
+    hello_is_refused(large, sizeof(large), NULL, 0);
+    hello_is_refused(&right, sizeof(right), fds, 1);
+    hello_is_refused(&right, sizeof(right), fds, 4);
+    hello = right;
+    hello.head.magic++;
+    hello_is_refused(&hello, sizeof(hello), NULL, 0);
+    for (uint16_t type = 0; type < 70; type++) {
+        hello = right;
+        hello.head.type = type;
+        if (type != KVF_WIRE_HELLO && type != KVF_WIRE_BYE) {
+            hello_is_refused(&hello, sizeof(hello), NULL, 0);
+        }
+    }
+    hello = right;
+    hello.head.bytes--;
+    hello_is_refused(&hello, sizeof(hello), NULL, 0);
+    hello = right;
+    hello.geometry.kind = 200;
+    hello_is_refused(&hello, sizeof(hello), NULL, 0);
+    hello = right;
+    memset(hello.profile, 'x', sizeof(hello.profile)); /* without its zero */
+    hello_is_refused(&hello, sizeof(hello), NULL, 0);
+    hello = right;
+    memset(hello.client_name, '\n', 5);
+    hello_is_refused(&hello, sizeof(hello), NULL, 0);
+    for (int i = 0; i < 4; i++) {
+        close(fds[i]);
+    }
+    assert_true(protocol_errors() >= before + 20);
+    assert_nobody_noticed();
+}
+
+/* Right messages with values that cannot be had: a refusal that says why. */
+static void test_hello_refused(void **state)
+{
+    struct kvf_wire_hello hellos[5];
+    struct raw_client raw;
+
+    (void)state;
+    for (int i = 0; i < 5; i++) {
+        raw_hello(&hellos[i]);
+    }
+    hellos[0].head.version = 7;
+    hellos[0].version_min = hellos[0].version_max = 7;
+    hellos[1].staging_bytes = KVF_PROTO_STAGING_MAX;
+    memcpy(hellos[2].profile, "nothing", 7);
+    hellos[3].profile_fp++;
+    memcpy(hellos[4].profile, "balanced", 8); /* of opaque bytes */
+    for (int i = 0; i < 5; i++) {
+        raw_connect(&raw, the_daemon.socket_path);
+        assert_false(raw_begin(&raw, &hellos[i]));
+        assert_true(raw.welcome.status < 0);
+        assert_true(raw.welcome.text[0] != '\0');
+        assert_true(raw_is_hung_up(&raw, HANG_UP_MS));
+        raw_close(&raw);
+    }
+    assert_nobody_noticed();
+}
+
+/* Bytes of a right HELLO changed at random: refused, hung up, or in. */
+static void test_hello_at_random(void **state)
+{
+    struct kvf_random_seeded random;
+    uint32_t rounds = kvf_test_scaled(300);
+
+    (void)state;
+    kvf_random_seeded_init(&random, kvf_test_seed());
+    for (uint32_t round = 0; round < rounds; round++) {
+        struct kvf_wire_hello hello;
+        struct raw_client raw;
+        uint64_t n = 1 + kvf_random_seeded_next(&random) % 4;
+
+        raw_hello(&hello);
+        while (n-- > 0) {
+            uint64_t word = kvf_random_seeded_next(&random);
+
+            ((uint8_t *)&hello)[word % sizeof(hello)] = (uint8_t)(word >> 32);
+        }
+        raw_connect(&raw, the_daemon.socket_path);
+        if (raw_begin(&raw, &hello) && round % 2 == 0) {
+            (void)raw_mapped(&raw);
+        }
+        raw_close(&raw);
+    }
+    assert_nobody_noticed();
+}
+
+static void test_handshake_out_of_order(void **state)
+{
+    struct kvf_wire_note note = {0};
+    struct kvf_wire_hello hello;
+    struct raw_client raw;
+
+    (void)state;
+    raw_hello(&hello);
+    kvf_proto_head_init(&note.head, KVF_WIRE_MAPPED);
+    hello_is_refused(&note, sizeof(note), NULL, 0);
+    /* HELLO twice */
+    raw_connect(&raw, the_daemon.socket_path);
+    raw_send(&raw, &hello, sizeof(hello), NULL, 0);
+    raw_send(&raw, &hello, sizeof(hello), NULL, 0);
+    assert_true(raw_is_hung_up(&raw, HANG_UP_MS));
+    raw_close(&raw);
+    /* MAPPED of another connection */
+    raw_connect(&raw, the_daemon.socket_path);
+    assert_true(raw_begin(&raw, &hello));
+    note.connection_id = raw.welcome.connection_id + 1;
+    raw_send(&raw, &note, sizeof(note), NULL, 0);
+    assert_true(raw_is_hung_up(&raw, HANG_UP_MS));
+    raw_close(&raw);
+    /* MAPPED twice; a descriptor with it */
+    raw_attach(&raw, the_daemon.socket_path);
+    note.connection_id = raw.welcome.connection_id;
+    raw_send(&raw, &note, sizeof(note), NULL, 0);
+    assert_true(raw_is_hung_up(&raw, HANG_UP_MS));
+    raw_close(&raw);
+    raw_connect(&raw, the_daemon.socket_path);
+    assert_true(raw_begin(&raw, &hello));
+    note.connection_id = raw.welcome.connection_id;
+    raw_send(&raw, &note, sizeof(note), &raw.ring_fd, 1);
+    assert_true(raw_is_hung_up(&raw, HANG_UP_MS));
+    raw_close(&raw);
+    /* gone in the middle */
+    raw_connect(&raw, the_daemon.socket_path);
+    raw_send(&raw, &hello, sizeof(hello), NULL, 0);
+    raw_close(&raw);
+    assert_nobody_noticed();
+}
+
+/* Never says HELLO, or never MAPPED: not for ever. */
+static void test_handshake_stalls(void **state)
+{
+    struct kvf_wire_hello hello;
+    struct raw_client silent, unmapped;
+
+    (void)state;
+    raw_hello(&hello);
+    raw_connect(&silent, the_daemon.socket_path);
+    raw_connect(&unmapped, the_daemon.socket_path);
+    assert_true(raw_begin(&unmapped, &hello));
+    assert_true(raw_is_hung_up(&silent, 3 * HANG_UP_MS));
+    assert_true(raw_is_hung_up(&unmapped, 3 * HANG_UP_MS));
+    raw_close(&silent);
+    raw_close(&unmapped);
+    assert_nobody_noticed();
+}
+
+/* --- shared memory ------------------------------------------------------------------------------
+ */
+
+/* Before the seals are on: cut the memory that the daemon will read. */
+static void test_truncate_before_seal(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 2; which++) {
+        struct kvf_wire_hello hello;
+        struct raw_client raw;
+        struct kvf_shm_sqe sqe;
+        struct kvf_shm_key key;
+        int cut;
+
+        raw_hello(&hello);
+        raw_connect(&raw, the_daemon.socket_path);
+        assert_true(raw_begin(&raw, &hello));
+        cut = ftruncate(which == 0 ? raw.ring_fd : raw.staging_fd, 0);
+        if (raw_mapped(&raw) && cut != 0) { /* it was sealed against that: all is well */
+            raw_sqe(&raw, &sqe, KVF_OP_PUT, 1);
+            raw_key(&key, 1);
+            key.record_bytes = 8192;
+            raw_submit(&raw, &sqe, &key, 1);
+            assert_nobody_noticed();
+        }
+        assert_nobody_noticed();
+        raw_close(&raw);
+    }
+}
+
+/* Sealed against further seals by the client: the daemon cannot protect itself, so it hangs up. */
+static void test_sealed_by_client(void **state)
+{
+    struct kvf_wire_hello hello;
+    struct raw_client raw;
+
+    (void)state;
+    raw_hello(&hello);
+    raw_connect(&raw, the_daemon.socket_path);
+    assert_true(raw_begin(&raw, &hello));
+    assert_int_equal(fcntl(raw.staging_fd, F_ADD_SEALS, F_SEAL_SEAL), 0);
+    assert_false(raw_mapped(&raw));
+    raw_close(&raw);
+    assert_nobody_noticed();
+}
+
+static void test_sealed(void **state)
+{
+    struct raw_client raw;
+    int fds[3];
+
+    (void)state;
+    raw_attach(&raw, the_daemon.socket_path);
+    fds[0] = raw.ring_fd;
+    fds[1] = raw.staging_fd;
+    fds[2] = raw.piece_fd;
+    for (int i = 0; i < 3; i++) {
+        assert_int_not_equal(ftruncate(fds[i], 0), 0);
+        assert_int_not_equal(ftruncate(fds[i], 1 << 30), 0);
+        assert_int_not_equal(fallocate(fds[i], FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096),
+                             0);
+        assert_int_not_equal(pwrite(fds[i], "x", 1, 0), 1);
+        assert_true(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fds[i], 0) == MAP_FAILED);
+        assert_int_not_equal(fcntl(fds[i], F_ADD_SEALS, F_SEAL_WRITE), 0);
+    }
+    /* the same with what the handshake left mapped: holes through the mapping */
+    (void)madvise(raw.ring_base, 4096, MADV_REMOVE);
+    (void)madvise(raw.staging, 4096, MADV_REMOVE);
+    assert_nobody_noticed();
+    raw_close(&raw);
+}
+
+/* --- the rings ----------------------------------------------------------------------------------
+ */
+
+static void spoil_sqe(struct raw_client *raw, struct kvf_shm_sqe *sqe, int how)
+{
+    switch (how) {
+    case 0:
+        sqe->request = 0;
+        break;
+    case 1:
+        sqe->opcode = 0;
+        break;
+    case 2:
+        sqe->opcode = KVF_OP_RELEASE + 1;
+        break;
+    case 3:
+        sqe->opcode = 255;
+        break;
+    case 4:
+        sqe->flags = 0xff;
+        break;
+    case 5:
+        sqe->flags = KVF_SQE_DURABLE;
+        break; /* of a get */
+    case 6:
+        sqe->n_keys = 0;
+        break;
+    case 7:
+        sqe->n_keys = KVF_REQUEST_KEYS_MAX + 1;
+        break;
+    case 8:
+        sqe->n_keys = 0xffff;
+        break;
+    case 9:
+        sqe->n_entries = 0;
+        break;
+    case 10:
+        sqe->n_entries = 0xffff;
+        break;
+    case 11:
+        sqe->n_tails = 1;
+        break;
+    case 12:
+        sqe->key_first++;
+        break;
+    case 13:
+        sqe->key_first = UINT32_MAX;
+        break;
+    case 14:
+        sqe->depth = 1;
+        break;
+    case 15:
+        sqe->ttl_s = 1;
+        break;
+    case 16:
+        sqe->priority = 1;
+        break;
+    case 17:
+        sqe->reserved0[3] = 1;
+        break;
+    case 18:
+        sqe->reserved1[15] = 1;
+        break;
+    case 19:
+        sqe->arg = 1;
+        break;
+    case 20:
+        sqe->opcode = KVF_OP_LOOKUP;
+        sqe->n_tails = 2;
+        break;
+    case 21:
+        sqe->opcode = KVF_OP_LOOKUP;
+        sqe->flags = KVF_SQE_NO_WRITE;
+        break;
+    case 22:
+        sqe->opcode = KVF_OP_NOP;
+        break; /* with keys */
+    case 23:
+        sqe->opcode = KVF_OP_CANCEL;
+        break;
+    case 24:
+        sqe->opcode = KVF_OP_PUT; /* of a record that is not */
+        break;
+    case 25:
+        sqe->opcode = KVF_OP_PUT;
+        sqe->flags = KVF_SQE_DURABLE | KVF_SQE_NO_WRITE;
+        break;
+    case 26:
+        sqe->n_keys = 1024; /* a right one, had it credits */
+        sqe->n_entries = 1024;
+        raw->ring.key_tail += 1023;
+        break;
+    default:
+        sqe->opcode = KVF_OP_PUT;
+        sqe->priority = 200;
+        break;
+    }
+}
+
+#define N_SQE_SPOILS 28
+
+static void test_sqe_wild(void **state)
+{
+    (void)state;
+    for (int how = 0; how < N_SQE_SPOILS; how++) {
+        uint64_t before = protocol_errors();
+        struct raw_client raw;
+        struct kvf_shm_sqe sqe;
+        struct kvf_shm_key key;
+
+        raw_attach(&raw, the_daemon.socket_path);
+        raw_sqe(&raw, &sqe, KVF_OP_GET, 1);
+        raw_key(&key, 1);
+        spoil_sqe(&raw, &sqe, how);
+        raw_submit(&raw, &sqe, &key, 1);
+        if (!raw_is_hung_up(&raw, HANG_UP_MS)) {
+            fail_msg("submission %d was taken", how);
+        }
+        raw_close(&raw);
+        assert_int_equal(protocol_errors(), before + 1);
+    }
+    assert_nobody_noticed();
+}
+
+static void spoil_key(struct raw_client *raw, struct kvf_shm_key *key, int how)
+{
+    switch (how) {
+    case 0:
+        key->key_bytes = 0;
+        break;
+    case 1:
+        key->key_bytes = 15;
+        break;
+    case 2:
+        key->key_bytes = 65;
+        break;
+    case 3:
+        key->key_bytes = 0xffff;
+        break;
+    case 4:
+        key->key[63] = 1;
+        break;
+    case 5:
+        key->supersedes = 1;
+        break;
+    case 6:
+        key->supersedes = 2;
+        break;
+    case 7:
+        key->supersedes = 0xffff;
+        break;
+    case 8:
+        key->stage_offset = 1;
+        break;
+    case 9:
+        key->stage_offset = 4095;
+        break;
+    case 10:
+        key->stage_offset = raw->welcome.staging_bytes;
+        break;
+    case 11:
+        key->stage_offset = UINT64_MAX - 4095;
+        break;
+    case 12:
+        key->stage_offset = raw->welcome.staging_bytes - 4096;
+        break;
+    case 13:
+        key->record_bytes = 0;
+        break;
+    case 14:
+        key->record_bytes = 4096;
+        break;
+    case 15:
+        key->record_bytes = raw->welcome.staging_bytes + 1;
+        break;
+    case 16:
+        key->record_bytes = UINT64_MAX;
+        break;
+    case 17:
+        key->record_bytes = KVF_PROTO_RECORD_MAX + 1;
+        break;
+    default:
+        key->reserved[39] = 1;
+        break;
+    }
+}
+
+#define N_KEY_SPOILS 19
+
+static void test_key_wild(void **state)
+{
+    (void)state;
+    for (int how = 0; how < N_KEY_SPOILS; how++) {
+        uint64_t before = protocol_errors();
+        struct raw_client raw;
+        struct kvf_shm_sqe sqe;
+        struct kvf_shm_key key;
+
+        raw_attach(&raw, the_daemon.socket_path);
+        raw_sqe(&raw, &sqe, KVF_OP_PUT, 1);
+        raw_key(&key, 1);
+        key.record_bytes = 8192;
+        spoil_key(&raw, &key, how);
+        raw_submit(&raw, &sqe, &key, 1);
+        if (!raw_is_hung_up(&raw, HANG_UP_MS)) {
+            fail_msg("key %d was taken", how);
+        }
+        raw_close(&raw);
+        assert_int_equal(protocol_errors(), before + 1);
+    }
+    assert_nobody_noticed();
+}
+
+static void spoil_index(struct raw_client *raw, int how)
+{
+    struct kvf_shm_indices *indices = raw->ring.indices;
+
+    switch (how) {
+    case 0:
+        indices->sq_tail.value = raw->ring.sq_entries + 1;
+        break;
+    case 1:
+        indices->sq_tail.value = UINT32_MAX;
+        break;
+    case 2:
+        indices->sq_tail.value = 0x80000000u;
+        break;
+    case 3:
+        indices->cq_head.value = 1 << 20;
+        break; /* far ahead of what was completed */
+    default:
+        indices->cq_head.value = UINT32_MAX;
+        break;
+    }
+}
+
+/* Indices that cannot be. The completion head is looked at when credits are needed. */
+static void test_index_wild(void **state)
+{
+    (void)state;
+    for (int how = 0; how < 5; how++) {
+        struct raw_client raw;
+        struct kvf_shm_sqe sqe;
+
+        raw_attach(&raw, the_daemon.socket_path);
+        spoil_index(&raw, how);
+        for (uint32_t i = 0; how >= 3 && i <= raw.header.cq_entries; i++) {
+            raw_sqe(&raw, &sqe, KVF_OP_NOP, 0);
+            raw_submit(&raw, &sqe, NULL, 0);
+            if (raw_is_hung_up(&raw, 1)) {
+                break;
+            }
+        }
+        raw_wake(&raw);
+        if (!raw_is_hung_up(&raw, HANG_UP_MS)) {
+            fail_msg("index %d was taken", how);
+        }
+        raw_close(&raw);
+    }
+    assert_nobody_noticed();
+}
+
+/* More requests than there are credits, and nothing taken: no completion is overwritten, the client
+ * is. */
+static void test_completions_not_taken(void **state)
+{
+    struct raw_client raw;
+    struct kvf_shm_sqe sqe;
+    bool hung_up = false;
+
+    (void)state;
+    raw_attach(&raw, the_daemon.socket_path);
+    for (uint32_t i = 0; i < 4 * raw.header.cq_entries && !hung_up; i++) {
+        raw_sqe(&raw, &sqe, i % 3 == 0 ? KVF_OP_STAT : KVF_OP_NOP, 0);
+        raw_submit(&raw, &sqe, NULL, 0);
+        hung_up = i % 16 == 15 && raw_is_hung_up(&raw, 1);
+    }
+    assert_true(hung_up || raw_is_hung_up(&raw, HANG_UP_MS));
+    raw_close(&raw);
+    assert_nobody_noticed();
+}
+
+/* What no rule forbids: releases and cancels of what is not there, one number twice. */
+static void test_harmless(void **state)
+{
+    static const uint64_t args[] = {1, 65536, 65537, (1 << 16) + 63, UINT64_MAX, 1ull << 63};
+    uint64_t before = protocol_errors();
+    struct raw_client raw;
+    struct kvf_shm_sqe sqe;
+    struct kvf_shm_cqe cqe;
+
+    (void)state;
+    raw_attach(&raw, the_daemon.socket_path);
+    for (size_t i = 0; i < sizeof(args) / sizeof(args[0]); i++) {
+        for (uint8_t opcode = KVF_OP_CANCEL; opcode <= KVF_OP_RELEASE; opcode++) {
+            raw_sqe(&raw, &sqe, opcode, 0);
+            sqe.request = 0;
+            sqe.arg = args[i];
+            raw_submit(&raw, &sqe, NULL, 0);
+        }
+    }
+    /* the leases of others have the same numbers as one's own */
+    for (uint64_t generation = 1; generation < 40; generation++) {
+        for (uint32_t index = 0; index < 8; index++) {
+            raw_sqe(&raw, &sqe, KVF_OP_RELEASE, 0);
+            sqe.request = 0;
+            sqe.arg = kvf_lease_id_pack(generation, index);
+            raw_submit(&raw, &sqe, NULL, 0);
+        }
+    }
+    for (int i = 0; i < 3; i++) {
+        raw_sqe(&raw, &sqe, KVF_OP_NOP, 0);
+        sqe.request = 77;
+        raw_submit(&raw, &sqe, NULL, 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        assert_true(raw_take(&raw, &cqe));
+        assert_int_equal(cqe.request, 77);
+    }
+    assert_int_equal(protocol_errors(), before);
+    assert_nobody_noticed();
+    raw_close(&raw);
+}
+
+/* Asks to be woken, and never reads the socket: its queue is full after a while, and nobody waits. */
+static void test_socket_never_read(void **state)
+{
+    uint32_t rounds = kvf_test_scaled(2000);
+    struct raw_client raw;
+    struct kvf_shm_sqe sqe;
+    struct kvf_shm_cqe cqe;
+
+    (void)state;
+    raw_attach(&raw, the_daemon.socket_path);
+    for (uint32_t i = 0; i < rounds; i++) {
+        __atomic_store_n(&raw.ring.indices->client_sleeping.value, 1, __ATOMIC_SEQ_CST);
+        raw_sqe(&raw, &sqe, KVF_OP_NOP, 0);
+        raw_submit(&raw, &sqe, NULL, 0);
+        assert_true(raw_take(&raw, &cqe));
+    }
+    assert_nobody_noticed();
+    raw_close(&raw);
+}
+
+/* An eventfd that was made blocking and is full. */
+static void test_eventfd_full(void **state)
+{
+    uint64_t most = UINT64_MAX - 1;
+    struct raw_client raw;
+    struct kvf_shm_sqe sqe;
+    struct kvf_shm_cqe cqe;
+
+    (void)state;
+    raw_attach(&raw, the_daemon.socket_path);
+    assert_int_equal(write(raw.wake_fd, &most, sizeof(most)), sizeof(most));
+    assert_int_equal(fcntl(raw.wake_fd, F_SETFL, 0), 0);
+    raw_sqe(&raw, &sqe, KVF_OP_NOP, 0);
+    raw.ring.sq[raw.ring.sq_tail % raw.ring.sq_entries] = sqe;
+    __atomic_store_n(&raw.ring.indices->sq_tail.value, ++raw.ring.sq_tail, __ATOMIC_RELEASE);
+    (void)raw_take(&raw, &cqe); /* seen by chance at once, or at the next beat */
+    assert_nobody_noticed();
+    raw_close(&raw);
+}
+
+/* --- memory that changes while it is read -------------------------------------------------------
+ */
+
+struct scribbler {
+    struct raw_client *raw;
+    uint64_t seed;
+    _Atomic bool is_stopping;
+};
+
+/* Words of the key area, the submissions and staging, at random. */
+static void *scribble(void *arg)
+{
+    struct scribbler *scribbler = arg;
+    struct raw_client *raw = scribbler->raw;
+    struct kvf_random_seeded random;
+
+    kvf_random_seeded_init(&random, scribbler->seed);
+    while (!atomic_load(&scribbler->is_stopping)) {
+        uint64_t word = kvf_random_seeded_next(&random);
+        uint64_t *keys = (uint64_t *)(void *)(raw->ring_base + raw->header.keys_offset);
+        uint64_t *staging = (uint64_t *)(void *)raw->staging;
+        size_t n_key_words = raw->header.key_entries * sizeof(struct kvf_shm_key) / sizeof(word);
+
+        __atomic_store_n(&staging[word % (16 * 1024)], word, __ATOMIC_RELAXED);
+        if (word % 4 == 0) {
+            __atomic_store_n(&keys[word / 8 % n_key_words], word >> 40, __ATOMIC_RELAXED);
+        }
+    }
+    return NULL;
+}
+
+/* Puts of records whose bytes, names and places change all the time. Whatever the daemon makes of
+ * them: it goes on, and what it stores is what it has summed. */
+static void test_scribbled_puts(void **state)
+{
+    uint64_t end_ns = kvf_now_ns() + kvf_test_scaled(3000) * KVF_NS_PER_MS;
+    uint64_t seed = kvf_test_seed();
+    uint32_t n_answered = 0;
+    uint32_t n_connections = 0;
+
+    (void)state;
+    while (kvf_now_ns() < end_ns) {
+        struct raw_client raw;
+        struct scribbler scribbler = {.raw = &raw, .seed = seed + n_connections};
+        pthread_t thread;
+        bool hung_up = false;
+
+        n_connections++;
+        raw_attach(&raw, the_daemon.socket_path);
+        assert_int_equal(pthread_create(&thread, NULL, scribble, &scribbler), 0);
+        for (uint64_t i = 0; i < 500 && !hung_up && kvf_now_ns() < end_ns; i++) {
+            struct kvf_shm_sqe sqe;
+            struct kvf_shm_key keys[8];
+            struct kvf_shm_cqe cqe;
+
+            raw_sqe(&raw, &sqe, KVF_OP_PUT, 8);
+            for (uint32_t k = 0; k < 8; k++) {
+                raw_key(&keys[k], i * 8 + k);
+                keys[k].stage_offset = k * 8192;
+                keys[k].record_bytes = 8192;
+            }
+            raw_submit(&raw, &sqe, keys, 8);
+            while (kvf_ring_client_take(&raw.ring, &cqe) == KVF_OK) {
+                n_answered++;
+            }
+            hung_up = raw_is_hung_up(&raw, 1);
+        }
+        atomic_store(&scribbler.is_stopping, true);
+        pthread_join(thread, NULL);
+        raw_close(&raw);
+    }
+    print_message("%u completions in %u connections\n", n_answered, n_connections);
+    assert_nobody_noticed();
+}
+
+/* All of the segment at random, again and again. */
+static void test_segment_at_random(void **state)
+{
+    uint32_t rounds = kvf_test_scaled(100);
+    struct kvf_random_seeded random;
+
+    (void)state;
+    kvf_random_seeded_init(&random, kvf_test_seed());
+    for (uint32_t round = 0; round < rounds; round++) {
+        struct raw_client raw;
+
+        raw_attach(&raw, the_daemon.socket_path);
+        for (size_t i = sizeof(struct kvf_shm_header); i < raw.welcome.ring_bytes; i += 8) {
+            uint64_t word = kvf_random_seeded_next(&random);
+
+            memcpy(raw.ring_base + i, &word, sizeof(word));
+        }
+        /* an index that is possible, so that the entries are looked at */
+        __atomic_store_n(&raw.ring.indices->sq_tail.value, 8, __ATOMIC_RELEASE);
+        raw_wake(&raw);
+        assert_true(raw_is_hung_up(&raw, HANG_UP_MS));
+        raw_close(&raw);
+    }
+    assert_nobody_noticed();
+}
+
+/* --- many ---------------------------------------------------------------------------------------
+ */
+
+static void test_connections_without_end(void **state)
+{
+    enum {
+        N = 100
+    };
+    static struct raw_client raws[N];
+
+    (void)state;
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < N; i++) {
+            raw_connect(&raws[i], the_daemon.socket_path);
+        }
+        assert_nobody_noticed();
+        for (int i = 0; i < N; i++) {
+            raw_close(&raws[i]);
+        }
+    }
+    assert_nobody_noticed();
+    assert_true(kvf_test_daemon_wait_number(&the_daemon, "clients", 1, 20000));
+}
+
+static int group_setup(void **state)
+{
+    (void)state;
+    kvf_test_daemon_create(&the_daemon, NULL);
+    kvf_test_daemon_start(&the_daemon);
+    return pthread_create(&good.thread, NULL, good_run, NULL);
+}
+
+static int group_teardown(void **state)
+{
+    (void)state;
+    atomic_store(&good.is_stopping, true);
+    pthread_join(good.thread, NULL);
+    assert_int_equal(atomic_load(&good.failure), KVF_OK);
+    /* everything that they were given has come back */
+    assert_true(kvf_test_daemon_wait_number(&the_daemon, "clients", 0, 20000));
+    assert_int_equal(kvf_test_daemon_number(&the_daemon, "staging_used_bytes"), 0);
+    assert_int_equal(kvf_test_daemon_number(&the_daemon, "metrics.leased_bytes"), 0);
+    assert_int_equal(kvf_test_daemon_stop(&the_daemon), 0);
+    kvf_test_daemon_destroy(&the_daemon);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_hello_broken),      cmocka_unit_test(test_hello_refused),
+        cmocka_unit_test(test_hello_at_random),   cmocka_unit_test(test_handshake_out_of_order),
+        cmocka_unit_test(test_handshake_stalls),  cmocka_unit_test(test_truncate_before_seal),
+        cmocka_unit_test(test_sealed_by_client),  cmocka_unit_test(test_sealed),
+        cmocka_unit_test(test_sqe_wild),          cmocka_unit_test(test_key_wild),
+        cmocka_unit_test(test_index_wild),        cmocka_unit_test(test_completions_not_taken),
+        cmocka_unit_test(test_harmless),          cmocka_unit_test(test_socket_never_read),
+        cmocka_unit_test(test_eventfd_full),      cmocka_unit_test(test_scribbled_puts),
+        cmocka_unit_test(test_segment_at_random), cmocka_unit_test(test_connections_without_end),
+    };
+
+    return cmocka_run_group_tests(tests, group_setup, group_teardown);
+}
