@@ -16,7 +16,7 @@
 
 enum kvf_io_engine_limits {
     KVF_IO_RETRIES_MAX = 100, /* a piece that makes no progress (EAGAIN, EINTR) so often fails */
-    KVF_IO_RANGES_MAX = 1024, /* registered memory */
+    KVF_IO_RANGES_MAX = 8192, /* registered memory: 1 TiB in areas of 128 MiB */
     KVF_IO_DEPTH_MAX = 4096,
     KVF_IO_THREADS_MAX = 64,
     KVF_IO_WHY_BYTES = 160,

@@ -188,8 +188,8 @@ int kvf_io_open(const struct kvf_io_config *config, struct kvf_io_queue **queue_
 {
     char reasons[2 * KVF_IO_WHY_BYTES];
     struct kvf_io_queue *queue = NULL;
-    uint64_t capacity_bytes;
-    bool is_device;
+    uint64_t capacity_bytes = 0;
+    bool is_device = false;
     int status = check_config(config);
     int error;
 

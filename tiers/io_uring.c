@@ -44,8 +44,9 @@ struct io_list {
 };
 
 struct memory_range {
-    uint64_t base; /* 0: the slot is free */
+    uint64_t base;
     uint64_t bytes;
+    uint32_t slot; /* in the kernel's table */
 };
 
 struct io_uring_queue {
@@ -79,8 +80,9 @@ struct io_uring_queue {
     uint64_t wake_value;
     bool wake_armed;
     bool register_failed; /* logged once */
-    struct memory_range ranges[KVF_IO_RANGES_MAX];
-    uint32_t ranges_end;
+    uint32_t n_ranges, n_free_slots;
+    struct memory_range ranges[KVF_IO_RANGES_MAX]; /* by address; none overlap */
+    uint32_t free_slots[KVF_IO_RANGES_MAX];
 };
 
 static void list_push(struct io_list *list, struct kvf_io *io)
@@ -101,28 +103,50 @@ static void list_pop(struct io_list *list)
 
 /* --- registered memory (I/O thread) ----------------------------------------------------------- */
 
-static void set_slot(struct io_uring_queue *self, uint32_t slot, void *base, uint64_t bytes)
+/* Into or out of the kernel's table. 0 or an errno. */
+static int set_slot(struct io_uring_queue *self, uint32_t slot, void *base, uint64_t bytes)
 {
     struct iovec vector = {.iov_base = base, .iov_len = bytes};
     __u64 tag = 0;
     int result = io_uring_register_buffers_update_tag(&self->ring, slot, &vector, &tag, 1);
 
-    if (result == 1) {
-        self->ranges[slot] = (struct memory_range){.base = (uint64_t)(uintptr_t)base,
-                                                   .bytes = bytes};
-        if (slot >= self->ranges_end && bytes > 0) {
-            self->ranges_end = slot + 1;
+    return result == 1 ? 0 : result < 0 ? -result : EINVAL;
+}
+
+/* The first range that ends behind an address. */
+static uint32_t find_range(const struct io_uring_queue *self, uint64_t address)
+{
+    uint32_t low = 0, high = self->n_ranges;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+
+        if (self->ranges[middle].base + self->ranges[middle].bytes <= address) {
+            low = middle + 1;
+        } else {
+            high = middle;
         }
-        return;
     }
-    self->ranges[slot] = (struct memory_range){0};
+    return low;
+}
+
+static void forget_range(struct io_uring_queue *self, uint32_t i)
+{
+    set_slot(self, self->ranges[i].slot, NULL, 0);
+    self->free_slots[self->n_free_slots++] = self->ranges[i].slot;
+    self->n_ranges--;
+    memmove(&self->ranges[i], &self->ranges[i + 1], (self->n_ranges - i) * sizeof(self->ranges[0]));
+}
+
+static void refuse_range(struct io_uring_queue *self, uint64_t bytes, int error)
+{
     if (!self->register_failed) {
         self->register_failed = true;
         kvf_log(
             KVF_LOG_WARNING,
-            "io_uring: cannot register %llu MiB of memory (%s): I/O there takes the slower way; "
+            "io_uring: cannot register %llu KiB of memory (%s): I/O there takes the slower way; "
             "raise the limit of locked memory (memlock)",
-            (unsigned long long)(bytes >> 20), strerror(-result));
+            (unsigned long long)(bytes >> 10), strerror(error));
     }
 }
 
@@ -131,42 +155,39 @@ static void register_range(struct io_uring_queue *self, const struct kvf_io *io)
 {
     uint64_t base = (uint64_t)(uintptr_t)io->buffer;
     uint64_t end = base + (io->bytes == 0 ? 1 : io->bytes);
-    uint32_t slot = KVF_IO_RANGES_MAX;
+    uint32_t i = find_range(self, base);
+    int error;
 
-    if (!self->fixed) {
+    while (i < self->n_ranges && self->ranges[i].base < end) {
+        forget_range(self, i);
+    }
+    if (io->bytes == 0) {
         return;
     }
-    for (uint32_t i = 0; i < self->ranges_end; i++) {
-        struct memory_range *range = &self->ranges[i];
-
-        if (range->bytes > 0 && range->base < end && base < range->base + range->bytes) {
-            set_slot(self, i, NULL, 0);
-        }
+    error = self->n_free_slots == 0
+                ? ENOSPC
+                : set_slot(self, self->free_slots[self->n_free_slots - 1], io->buffer, io->bytes);
+    if (error != 0) {
+        refuse_range(self, io->bytes, error);
+        return;
     }
-    for (uint32_t i = 0; i < KVF_IO_RANGES_MAX && slot == KVF_IO_RANGES_MAX; i++) {
-        if (self->ranges[i].bytes == 0) {
-            slot = i;
-        }
-    }
-    if (io->bytes > 0 && slot < KVF_IO_RANGES_MAX) {
-        set_slot(self, slot, io->buffer, io->bytes);
-    }
+    memmove(&self->ranges[i + 1], &self->ranges[i], (self->n_ranges - i) * sizeof(self->ranges[0]));
+    self->n_ranges++;
+    self->ranges[i] = (struct memory_range){
+        .base = base, .bytes = io->bytes, .slot = self->free_slots[--self->n_free_slots]};
 }
 
 /* The slot that holds all of a buffer, or -1. */
 static int find_slot(const struct io_uring_queue *self, const void *buffer, uint64_t bytes)
 {
     uint64_t base = (uint64_t)(uintptr_t)buffer;
+    uint32_t i = find_range(self, base);
+    const struct memory_range *range = &self->ranges[i];
 
-    for (uint32_t i = 0; i < self->ranges_end; i++) {
-        const struct memory_range *range = &self->ranges[i];
-
-        if (base >= range->base && base - range->base < range->bytes &&
-            bytes <= range->bytes - (base - range->base)) {
-            return (int)i;
-        }
+    if (i == self->n_ranges || base < range->base || bytes > range->bytes - (base - range->base)) {
+        return -1;
     }
-    return -1;
+    return (int)range->slot;
 }
 
 /* --- issue (I/O thread) ----------------------------------------------------------------------- */
@@ -562,6 +583,10 @@ static int init_queue(struct io_uring_queue *self, const struct kvf_io_config *c
     self->config = *config;
     self->fixed = fixed;
     self->again_end = &self->again_first;
+    while (self->n_free_slots < KVF_IO_RANGES_MAX) {
+        self->free_slots[self->n_free_slots] = KVF_IO_RANGES_MAX - 1 - self->n_free_slots;
+        self->n_free_slots++;
+    }
     sem_init(&self->ready, 0, 0);
     self->wake_fd = eventfd(0, EFD_CLOEXEC);
     self->pieces = calloc(config->depth, sizeof(*self->pieces));

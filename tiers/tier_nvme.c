@@ -423,40 +423,42 @@ static void nvme_stat(const struct kvf_tier *base, struct kvf_tier_stat *stat_ou
     stat_out->off = tier->off;
 }
 
-void kvf_nvme_info(const struct kvf_tier *base, struct kvf_nvme_info *info_out)
+void kvf_nvme_info(const struct kvf_tier *tier, struct kvf_nvme_info *info_out)
 {
-    const struct kvf_nvme_tier *tier = of(base);
+    const struct kvf_nvme_tier *self = of(tier);
 
-    *info_out = tier->info;
-    info_out->segments = tier->n_segments;
-    info_out->segments_sealed = tier->sealed_list.count;
-    info_out->segments_free = tier->free_list.count;
-    info_out->segments_unsealed = (tier->slots[0].step != KVF_NVME_SLOT_UNUSED) +
-                                  (tier->slots[1].step != KVF_NVME_SLOT_UNUSED);
+    *info_out = self->info;
+    info_out->segments = self->n_segments;
+    info_out->segments_sealed = self->sealed_list.count;
+    info_out->segments_free = self->free_list.count;
+    info_out->segments_unsealed = (self->slots[0].step != KVF_NVME_SLOT_UNUSED) +
+                                  (self->slots[1].step != KVF_NVME_SLOT_UNUSED);
     for (uint32_t i = 0; i < KVF_NVME_EPOCHS; i++) {
-        info_out->purged_namespaces += tier->state.epochs[i].epoch != 0;
+        info_out->purged_namespaces += self->state.epochs[i].epoch != 0;
     }
 }
 
-int kvf_nvme_register_memory(struct kvf_tier *base, void *memory, uint64_t bytes)
+int kvf_nvme_register_memory(struct kvf_tier *tier, void *base, uint64_t bytes)
 {
-    struct kvf_nvme_tier *tier = of(base);
+    struct kvf_nvme_tier *self = of(tier);
 
-    return tier->io->ops->register_memory(tier->io, memory, bytes);
+    return self->io->ops->register_memory(self->io, base, bytes);
 }
 
 /* --- namespaces ------------------------------------------------------------------------------- */
 
-uint64_t kvf_nvme_namespace_epoch(const struct kvf_tier *base, uint64_t namespace_id)
+uint64_t kvf_nvme_namespace_epoch(const struct kvf_tier *tier, uint64_t namespace_id)
 {
-    return kvf_nvme_epoch_find(&of(base)->state, namespace_id);
+    return kvf_nvme_epoch_find(&of(tier)->state, namespace_id);
 }
 
 /* Is there still a segment that may hold records from before this purge? */
 static bool epoch_is_needed(const struct kvf_nvme_tier *tier, const struct kvf_nvme_epoch *epoch)
 {
     for (uint32_t i = 0; i < tier->n_segments; i++) {
-        if (tier->segments[i].generation <= epoch->generation) {
+        uint64_t generation = tier->segments[i].generation; /* 0: it has never been written */
+
+        if (generation != 0 && generation <= epoch->generation) {
             return true;
         }
     }
@@ -487,31 +489,31 @@ static struct kvf_nvme_epoch *epoch_slot(struct kvf_nvme_tier *tier, uint64_t na
     return NULL;
 }
 
-int kvf_nvme_namespace_purge(struct kvf_tier *base, uint64_t namespace_id,
+int kvf_nvme_namespace_purge(struct kvf_tier *tier, uint64_t namespace_id,
                              void (*done)(void *ctx, uint64_t namespace_id, int status), void *ctx)
 {
-    struct kvf_nvme_tier *tier = of(base);
-    struct kvf_nvme_state_writer *writer = &tier->state_writer;
+    struct kvf_nvme_tier *self = of(tier);
+    struct kvf_nvme_state_writer *writer = &self->state_writer;
     struct kvf_nvme_epoch *epoch;
     struct kvf_nvme_purge *purge;
 
-    if (tier->off || tier->writes_off) {
+    if (self->off || self->writes_off) {
         return KVF_ERR_TIER_OFF;
     }
-    epoch = epoch_slot(tier, namespace_id);
-    purge = epoch == NULL ? NULL : kvf_pool_get(&tier->purges);
+    epoch = epoch_slot(self, namespace_id);
+    purge = epoch == NULL ? NULL : kvf_pool_get(&self->purges);
     if (purge == NULL) {
         kvf_log(KVF_LOG_ERROR,
                 "nvme %s: cannot purge namespace %016llx: %s; try again later, or reformat",
-                tier->path, (unsigned long long)namespace_id,
+                self->path, (unsigned long long)namespace_id,
                 epoch == NULL ? "the table of 64 purged namespaces is full until old records are "
                                 "overwritten"
                               : "too many purges are waiting");
         return KVF_ERR_BUSY;
     }
     *epoch = (struct kvf_nvme_epoch){.namespace_id = namespace_id,
-                                     .epoch = ++tier->state.epoch_last,
-                                     .generation = tier->generation_next - 1};
+                                     .epoch = ++self->state.epoch_last,
+                                     .generation = self->generation_next - 1};
     *purge = (struct kvf_nvme_purge){.namespace_id = namespace_id, .done = done, .ctx = ctx};
     if (writer->wanted == NULL) {
         writer->wanted = purge;

@@ -749,7 +749,7 @@ static int check_config(const struct kvf_nvme_config *config)
                 config->stores_max <= KVF_NVME_CALLS_MAX && config->loads_max > 0 &&
                 config->loads_max <= KVF_NVME_CALLS_MAX && config->reinsert_percent <= 100 &&
                 config->bounce_count > 0 && config->bounce_count <= KVF_NVME_BOUNCE_MAX &&
-                config->bounce_bytes >= 2 * KVF_NVME_PAGE_BYTES &&
+                config->bounce_bytes >= 2ull * KVF_NVME_PAGE_BYTES &&
                 config->bounce_bytes <= KVF_NVME_SEGMENT_BYTES_MAX &&
                 config->errors_writes_off > 0 && config->errors_off > 0 &&
                 config->error_decay_ns > 0;

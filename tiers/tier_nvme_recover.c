@@ -557,25 +557,25 @@ static void free_buffers(struct recovery *recovery)
     free(recovery);
 }
 
-int kvf_nvme_recover(struct kvf_tier *base)
+int kvf_nvme_recover(struct kvf_tier *tier)
 {
-    struct kvf_nvme_tier *tier = (struct kvf_nvme_tier *)base;
+    struct kvf_nvme_tier *self = (struct kvf_nvme_tier *)tier;
     struct recovery *recovery = calloc(1, sizeof(*recovery));
-    uint64_t start_ns = kvf_env_now_ns(&tier->config.env);
+    uint64_t start_ns = kvf_env_now_ns(&self->config.env);
     int status;
 
-    assert(!tier->recovered);
-    tier->recovered = true;
+    assert(!self->recovered);
+    self->recovered = true;
     if (recovery == NULL) {
         return KVF_ERR_NO_MEMORY;
     }
-    recovery->tier = tier;
-    recovery->identity = kvf_nvme_identity(tier);
+    recovery->tier = self;
+    recovery->identity = kvf_nvme_identity(self);
     recovery->device = (struct kvf_nvme_device){.fd = -1,
-                                                .io = tier->io,
-                                                .capacity_bytes = tier->io->capacity_bytes,
-                                                .wait = tier->config.wait,
-                                                .wait_ctx = tier->config.wait_ctx};
+                                                .io = self->io,
+                                                .capacity_bytes = self->io->capacity_bytes,
+                                                .wait = self->config.wait,
+                                                .wait_ctx = self->config.wait_ctx};
     status = make_buffers(recovery);
     if (status == KVF_OK) {
         read_headers(recovery);
@@ -583,8 +583,8 @@ int kvf_nvme_recover(struct kvf_tier *base)
         status = read_segments(recovery);
         build_lists(recovery);
     }
-    tier->now_ns = kvf_env_now_ns(&tier->config.env);
-    tier->info.recovery_ns = tier->now_ns - start_ns;
+    self->now_ns = kvf_env_now_ns(&self->config.env);
+    self->info.recovery_ns = self->now_ns - start_ns;
     free_buffers(recovery);
     return status;
 }
