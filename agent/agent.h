@@ -17,11 +17,12 @@
 struct kvf_agent;
 
 /* Open tiers, recover what the drives hold, listen on the sockets. Logs its own failures. Blocks.
- * config is borrowed until destroy. KVF_OK; KVF_ERR_CONFIG: something in it cannot be used (socket or
- * store in use, foreign store); KVF_ERR_IO, _NO_MEMORY, _NO_SPACE, _UNSUPPORTED. */
+ * config is borrowed until destroy. KVF_OK; KVF_ERR_CONFIG: something in it cannot be used (socket
+ * or store in use, foreign store); KVF_ERR_IO, _NO_MEMORY, _NO_SPACE, _UNSUPPORTED. */
 int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_out);
 
-/* What an agent takes from the world, for simulations; the daemon gives none and gets the system's. */
+/* What an agent takes from the world, for simulations; the daemon gives none and gets the
+ * system's. */
 struct kvf_agent_ports {
     struct kvf_env env;
     struct kvf_work_queue *work; /* taken over by the agent */
@@ -38,8 +39,8 @@ struct kvf_agent_ports {
 int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_agent_ports *ports,
                             struct kvf_agent **agent_out);
 
-/* Serve a connected socket (SOCK_SEQPACKET) as a client of the configuration's socket `socket_index`.
- * The descriptor belongs to the agent from then on. KVF_OK; KVF_ERR_BUSY. */
+/* Serve a connected socket (SOCK_SEQPACKET) as a client of the configuration's socket
+ * `socket_index`. The descriptor belongs to the agent from then on. KVF_OK; KVF_ERR_BUSY. */
 int kvf_agent_adopt(struct kvf_agent *agent, uint32_t socket_index, int fd);
 
 /* One turn of the reactor without sleeping, for simulations: the caller moves the clock between
@@ -50,8 +51,8 @@ bool kvf_agent_turn(struct kvf_agent *agent, int *status_out);
  * state. KVF_OK after a drain; KVF_ERR_TIMEOUT: drain.timeout ended it; KVF_ERR_INTERNAL. */
 int kvf_agent_run(struct kvf_agent *agent);
 
-/* Begin to drain: no new clients or puts, write what is queued, then run returns. Any thread, signal
- * handlers included. */
+/* Begin to drain: no new clients or puts, write what is queued, then run returns. Any thread,
+ * signal handlers included. */
 void kvf_agent_stop(struct kvf_agent *agent);
 
 /* True while requests are served. Any thread. */

@@ -124,7 +124,8 @@ struct kvf_control {
 
 struct kvf_agent;
 
-/* Post a question. Any thread. KVF_OK: done will be called; KVF_ERR_BUSY: too many questions waiting. */
+/* Post a question. Any thread. KVF_OK: done will be called; KVF_ERR_BUSY: too many questions
+ * waiting. */
 int kvf_agent_post(struct kvf_agent *agent, struct kvf_control *control);
 
 #endif /* KVF_AGENT_CONTROL_H */

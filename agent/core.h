@@ -410,8 +410,8 @@ bool kvf_quota_allows(struct kvf_agent *agent, uint16_t tenant, uint32_t namespa
 
 /* session.c */
 void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener);
-/* Serve a connected socket. KVF_OK; KVF_ERR_BUSY: no room; the descriptor is closed in either case of
- * failure. */
+/* Serve a connected socket. KVF_OK; KVF_ERR_BUSY: no room; the descriptor is closed in either case
+ * of failure. */
 int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd);
 void kvf_session_socket_ready(struct kvf_session *session, uint32_t events);
 /* Disconnect: give up leases, end requests. why: NULL for an ordinary hang-up. */
@@ -540,8 +540,8 @@ struct kvf_tier_host kvf_place_drive_host(struct kvf_drive *drive);
 
 /* admit.c */
 void kvf_admit_init(struct kvf_drive *drive, uint64_t rate_bytes_s, uint64_t credit_bytes);
-/* Shall this block go to a drive, seen now (put or hit)? Sets is_admitted and drive. has_parent: the
- * chunk before it, by key_id. */
+/* Shall this block go to a drive, seen now (put or hit)? Sets is_admitted and drive. has_parent:
+ * the chunk before it, by key_id. */
 void kvf_admit_decide(struct kvf_agent *agent, struct kvf_entry *entry, bool has_parent,
                       const uint8_t parent_key_id[32]);
 /* Write an admitted READY block. */

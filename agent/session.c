@@ -392,8 +392,8 @@ static void prepare_run(struct kvf_work *work)
 
 static void prepare_done(struct kvf_work *work);
 
-/* Clients beyond clients.max are refused here and not when they connect: a HELLO that was never read
- * would reset the connection, and the client would not see why. */
+/* Clients beyond clients.max are refused here and not when they connect: a HELLO that was never
+ * read would reset the connection, and the client would not see why. */
 static uint32_t attached_count(const struct kvf_agent *agent)
 {
     uint32_t n = 0;

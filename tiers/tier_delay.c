@@ -84,11 +84,10 @@ static int parse_spec(struct delay_tier *self, const char *spec, char *error_out
     char text[SPEC_BYTES];
     char *rest = text, *rule;
 
-    if (strlen(spec) >= sizeof(text)) {
+    if (snprintf(text, sizeof(text), "%s", spec) >= (int)sizeof(text)) {
         snprintf(error_out, error_bytes, "delays: at most %d bytes", SPEC_BYTES - 1);
         return KVF_ERR_INVALID;
     }
-    strcpy(text, spec);
     while ((rule = strsep(&rest, ",")) != NULL) {
         if (parse_rule(self, rule, error_out, error_bytes) != KVF_OK) {
             return KVF_ERR_INVALID;

@@ -40,7 +40,8 @@ int kvf_segment_map(int fd, uint64_t bytes, bool writable, void **base_out, char
 void kvf_segment_unmap(void *base, uint64_t bytes);
 
 /* Put private zero pages in the place of a mapping: pointers into it stay readable (and writable,
- * if it was), the shared memory is given up. KVF_OK; KVF_ERR_NO_MEMORY: the mapping is as it was. */
+ * if it was), the shared memory is given up. KVF_OK; KVF_ERR_NO_MEMORY: the mapping is as it
+ * was. */
 int kvf_segment_blank(void *base, uint64_t bytes, bool writable);
 
 #endif /* KVF_TRANSPORT_SEGMENT_H */

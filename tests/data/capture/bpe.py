@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Byte-level BPE with the vocabulary and merges of a GGUF file.
 
 Covers the two pre-tokenizers that the captured models name, `smollm` and

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Captures K, V, query norms and layer inputs of a real model over real text.
 
     capture_kv.py capture MODEL --gguf FILE --text FILE --source WORDS --out DIR

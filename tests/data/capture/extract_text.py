@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Takes a passage of a public-domain novel out of a Debian R data package.
 
     apt-get download r-cran-tokenizers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plain fp32 forward pass of Llama and Qwen2 models from a GGUF file.
 
 Written for capture, not for speed: one sequence, no cache, every weight

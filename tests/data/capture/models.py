@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where each captured model comes from. Standard library only."""
 
 from __future__ import annotations

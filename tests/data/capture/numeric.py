@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Number formats and statistics of captured tensors. Needs numpy only."""
 
 from __future__ import annotations

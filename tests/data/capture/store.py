@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The committed form of a capture: zstd files, manifest.json and index.txt.
 
 Reading and verifying use the standard library, and the zstandard module or the

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_client_bounds.c: what is bounded in time (kept memory, a silent heart) under a clock that the
- * test moves, and that puts and hits allocate nothing.
+ * test_client_bounds.c: what is bounded in time (kept memory, a silent heart) under a clock that
+ * the test moves, and that puts and hits allocate nothing.
  */
 #include "tests/unit/client/fixture.h"
 
