@@ -17,7 +17,7 @@
 #include "base/hash.h"
 
 #define EVENTS_MAX     64
-#define SPIN_NS        (30 * KVF_NS_PER_US) /* look once more before sleeping: a wake-up costs more */
+#define SPIN_NS        (30 * KVF_NS_PER_US)  /* look again before sleeping: a wake-up costs more */
 #define SLEEP_NS_MAX   (100 * KVF_NS_PER_MS) /* timers need no more than this */
 #define DRAIN_GRACE_NS (200 * KVF_NS_PER_MS)
 
