@@ -9,7 +9,7 @@ kvf_add_test(NAME nvme LABEL unit SOURCES test_nvme.c LIBS kvf_test_nvme)
 add_executable(test_io_forms test_io_forms.c)
 target_link_libraries(test_io_forms PRIVATE kvf_test_nvme kvf_test_support)
 foreach(form io_uring-fixed io_uring threads sim)
-    kvf_add_test_command(NAME io_${form} LABEL conformance COMMAND test_io_forms ${form})
+    kvf_add_test_command(NAME io_form_${form} LABEL conformance COMMAND test_io_forms ${form})
 endforeach()
 kvf_add_test(NAME nvme_file LABEL unit SOURCES test_nvme_file.c LIBS kvf_test_nvme
              kvf_test_support)
@@ -17,3 +17,4 @@ kvf_add_test(NAME nvme_golden LABEL unit SOURCES test_nvme_golden.c LIBS kvf_tes
              kvf_test_support PkgConfig::ZSTD)
 target_compile_definitions(test_nvme_golden PRIVATE
                            KVF_GOLDEN_DIR="${PROJECT_SOURCE_DIR}/tests/data/nvme")
+kvf_add_test(NAME io_sim LABEL unit SOURCES test_io_sim.c LIBS kvf_tiers_sim)
