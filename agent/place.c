@@ -130,6 +130,38 @@ static void name_of(const struct kvf_agent *agent, const struct kvf_entry *entry
     name_out->shard_count = ns->shard_count;
 }
 
+static void uncharge(struct kvf_agent *agent, const struct kvf_entry *entry)
+{
+    kvf_room_uncharge(agent, agent->namespaces[entry->namespace_index].tenant,
+                      entry->namespace_index, entry->record_bytes);
+}
+
+/* Memory for a record of this entry, counted against its owner. KVF_OK; KVF_ERR_BUSY, _TOO_LARGE. */
+static int reserve(struct kvf_agent *agent, const struct kvf_entry *entry, uint16_t tenant,
+                   kvf_location *slot_out)
+{
+    int status;
+
+    kvf_room_before_reserve(agent);
+    status = kvf_room_charge(agent, tenant, entry->namespace_index, entry->record_bytes);
+    if (status != KVF_OK) {
+        return status;
+    }
+    status = agent->dram->ops->reserve(agent->dram, tenant, entry->record_bytes,
+                                       kvf_index_cookie(&agent->index, entry), slot_out);
+    if (status != KVF_OK) {
+        kvf_room_uncharge(agent, tenant, entry->namespace_index, entry->record_bytes);
+    }
+    return status;
+}
+
+/* Give back what reserve gave, for a record that never became READY. */
+static void unreserve(struct kvf_agent *agent, const struct kvf_entry *entry, kvf_location slot)
+{
+    uncharge(agent, entry);
+    agent->dram->ops->drop(agent->dram, slot);
+}
+
 /* The block is READY in this slot from now on. */
 static void become_resident(struct kvf_agent *agent, struct kvf_entry *entry, kvf_location slot,
                             uint32_t ttl_s, uint8_t priority)
@@ -142,12 +174,15 @@ static void become_resident(struct kvf_agent *agent, struct kvf_entry *entry, kv
     side->generation = (uint32_t)(slot >> 32);
     side->writer = KVF_INDEX_NONE;
     side->cookie = kvf_index_cookie(&agent->index, entry);
-    side->expires_s = ttl_s == 0 ? 0 : kvf_agent_second(agent) + ttl_s;
+    side->expires_s = 0;
+    if (ttl_s != 0) {
+        side->expires_s = ttl_s > UINT32_MAX - kvf_agent_second(agent)
+                              ? UINT32_MAX
+                              : kvf_agent_second(agent) + ttl_s;
+    }
     agent->ttl_slots += side->expires_s != 0;
     kvf_dram_publish(agent->dram_store, slot, priority);
-    agent->namespaces[entry->namespace_index].dram_bytes += entry->record_bytes;
-    agent->tenants[agent->namespaces[entry->namespace_index].tenant].dram_bytes +=
-        entry->record_bytes;
+    kvf_room_watch_set(agent, entry);
 }
 
 /* The entry gives its slot up; pinned memory lives on as long as it is pinned. */
@@ -160,9 +195,7 @@ void kvf_place_leave_dram(struct kvf_agent *agent, struct kvf_entry *entry)
     side->expires_s = 0;
     side->writer = KVF_INDEX_NONE;
     entry->dram_slot = KVF_INDEX_NONE;
-    agent->namespaces[entry->namespace_index].dram_bytes -= entry->record_bytes;
-    agent->tenants[agent->namespaces[entry->namespace_index].tenant].dram_bytes -=
-        entry->record_bytes;
+    uncharge(agent, entry);
     agent->dram->ops->drop(agent->dram, slot);
 }
 
@@ -196,20 +229,6 @@ bool kvf_place_set_is_whole(const struct kvf_agent *agent, const struct kvf_entr
                        : set->state == KVF_ENTRY_READY || set->state == KVF_ENTRY_LOADING;
 }
 
-static void watch_incomplete(struct kvf_agent *agent, struct kvf_entry *set)
-{
-    uint32_t at = agent->incomplete_tail & (KVF_INCOMPLETE_MAX - 1);
-    struct kvf_incomplete *watch = &agent->incomplete[at];
-
-    if (agent->incomplete_tail - agent->incomplete_head == KVF_INCOMPLETE_MAX) {
-        kvf_place_drop_incomplete(agent); /* the oldest one makes room */
-    }
-    watch->cookie = kvf_index_cookie(&agent->index, set);
-    watch->created_s = kvf_agent_second(agent);
-    memcpy(watch->key_id, set->key_id, sizeof(watch->key_id));
-    agent->incomplete_tail++;
-}
-
 /* One more shard is READY. KVF_OK; KVF_ERR_BUSY: no room for the set's entry. */
 int kvf_place_set_add(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t shard_count)
 {
@@ -229,7 +248,6 @@ int kvf_place_set_add(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t
         }
         set->is_set = 1;
         set->state = KVF_ENTRY_READY;
-        watch_incomplete(agent, set);
     }
     set->payload_crc32c++;
     set->is_complete = set->payload_crc32c == shard_count;
@@ -261,7 +279,8 @@ static void abandon_flight(struct kvf_agent *agent, struct kvf_entry *entry)
     struct kvf_flight *flight = kvf_place_flight(agent, entry);
 
     flight->is_abandoned = true;
-    flight_settle(flight, flight->kind == KVF_FLIGHT_FILL ? KVF_ERR_CANCELED : KVF_MISS, NULL);
+    /* a put is told to try again: the block was evicted while it came */
+    flight_settle(flight, flight->kind == KVF_FLIGHT_FILL ? KVF_ERR_BUSY : KVF_MISS, NULL);
 }
 
 void kvf_place_forget_block(struct kvf_agent *agent, struct kvf_entry *entry)
@@ -278,7 +297,7 @@ void kvf_place_forget_block(struct kvf_agent *agent, struct kvf_entry *entry)
     }
     if (writer != NULL) {
         writer->is_abandoned = true;
-        flight_settle(writer, KVF_ERR_CANCELED, NULL);
+        flight_settle(writer, KVF_ERR_BUSY, NULL);
         keep_number = true;
     }
     if (entry->nvme == KVF_NVME_STORED) {
@@ -311,20 +330,6 @@ void kvf_place_forget_set(struct kvf_agent *agent, struct kvf_entry *entry)
         if (block != NULL) {
             kvf_place_forget_block(agent, block);
         }
-    }
-}
-
-void kvf_place_drop_incomplete(struct kvf_agent *agent)
-{
-    struct kvf_incomplete *watch =
-        &agent->incomplete[agent->incomplete_head & (KVF_INCOMPLETE_MAX - 1)];
-    struct kvf_entry *set = kvf_index_at(&agent->index, watch->cookie);
-
-    agent->incomplete_head++;
-    if (set->state == KVF_ENTRY_READY && set->is_set && !set->is_complete &&
-        memcmp(set->key_id, watch->key_id, sizeof(set->key_id)) == 0) {
-        agent->metrics.evicted_sets_incomplete++;
-        kvf_place_forget_set(agent, set);
     }
 }
 
@@ -478,6 +483,8 @@ static void load_fail(struct kvf_flight *flight, int status)
 {
     struct kvf_agent *agent = flight->agent;
     struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
+    /* What cannot be read is not here: kept, it would answer EXISTS to the put that replaces it. */
+    bool is_unreadable = status == KVF_MISS || status == KVF_ERR_IO || status == KVF_ERR_TIER_OFF;
 
     if (flight->slot != KVF_LOCATION_NONE) {
         agent->dram->ops->drop(agent->dram, flight->slot);
@@ -487,7 +494,7 @@ static void load_fail(struct kvf_flight *flight, int status)
     } else {
         entry->state = KVF_ENTRY_READY;
         entry->dram_slot = KVF_INDEX_NONE;
-        if (status == KVF_MISS && entry->nvme == KVF_NVME_STORED &&
+        if (is_unreadable && entry->nvme == KVF_NVME_STORED &&
             kvf_entry_nvme_location(entry) == flight->io.location) { /* it has not moved */
             kvf_place_leave_drive(agent, entry, true);
         }
@@ -770,39 +777,4 @@ uint64_t kvf_place_deadline_ns(const struct kvf_agent *agent)
 bool kvf_place_is_quiet(const struct kvf_agent *agent)
 {
     return kvf_pool_taken_count(&agent->flights) == 0 && agent->verify == NULL;
-}
-
-/* A bounded piece of the slot table a second: a time to live is kept to within a few seconds. */
-static void expire_slots(struct kvf_agent *agent)
-{
-    uint32_t second = kvf_agent_second(agent);
-    uint64_t steps = agent->n_sides / 4 + 1;
-
-    while (agent->ttl_slots > 0 && steps-- > 0) {
-        struct kvf_slot_side *side = &agent->sides[agent->expiry_cursor];
-
-        if (side->expires_s != 0 && side->expires_s <= second) {
-            kvf_cookie cookie = side->cookie;
-
-            agent->metrics.expired_blocks++;
-            kvf_place_forget_set(agent, kvf_index_at(&agent->index, cookie));
-        }
-        agent->expiry_cursor = (agent->expiry_cursor + 1) % agent->n_sides;
-    }
-}
-
-void kvf_place_tick(struct kvf_agent *agent)
-{
-    uint32_t second = kvf_agent_second(agent);
-
-    expire_slots(agent);
-    while (agent->incomplete_head != agent->incomplete_tail) {
-        struct kvf_incomplete *watch =
-            &agent->incomplete[agent->incomplete_head & (KVF_INCOMPLETE_MAX - 1)];
-
-        if (second - watch->created_s < agent->config->put_set_timeout) {
-            break;
-        }
-        kvf_place_drop_incomplete(agent);
-    }
 }
