@@ -15,4 +15,15 @@ if(TARGET kvf_test_daemon)
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_hostile_client.c
                 ${CMAKE_CURRENT_LIST_DIR}/raw_client.c
         LIBS kvf_test_daemon)
+    foreach(name many_clients leases lifecycle faults)
+        kvf_add_test(NAME ${name} LABEL fault TIMEOUT 120
+            SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c LIBS kvf_test_daemon)
+    endforeach()
+    if(TARGET kvf_malloc_count)
+        kvf_add_test(NAME no_malloc LABEL fault SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_no_malloc.c
+                     LIBS kvf_test_daemon)
+        target_compile_definitions(test_no_malloc
+            PRIVATE KVF_TEST_MALLOC_COUNT="$<TARGET_FILE:kvf_malloc_count>")
+        add_dependencies(test_no_malloc kvf_malloc_count)
+    endif()
 endif()

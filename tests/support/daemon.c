@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/parse.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
 #include <signal.h>
@@ -14,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -41,7 +43,6 @@ void kvf_test_daemon_create(struct kvf_test_daemon *daemon, const char *const *s
     kvf_test_dir_path(&daemon->dir, "store", daemon->store_path);
     kvf_test_dir_path(&daemon->dir, "log", daemon->log_path);
     kvf_test_daemon_set(daemon, "dram.bytes=64MiB");
-    kvf_test_daemon_set(daemon, "dram.piece_bytes=16MiB");
     kvf_test_daemon_set(daemon, "dram.area_bytes=1MiB");
     kvf_test_daemon_set(daemon, "nvme.0.bytes=64MiB");
     kvf_test_daemon_set(daemon, "nvme.0.segment_bytes=4MiB");
@@ -144,11 +145,44 @@ bool kvf_test_daemon_wait_ready(struct kvf_test_daemon *daemon, int *wait_status
     return false;
 }
 
+/* Has the daemon all memory of its arena? It serves before that, and evicts for lack of room. */
+static bool is_populated(void *arg)
+{
+    const struct kvf_test_daemon *daemon = arg;
+    char path[64], target[256];
+    uint32_t n_pieces = 0;
+    bool all = true;
+    struct dirent *entry;
+    DIR *folder;
+
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)daemon->process.pid);
+    folder = opendir(path);
+    if (folder == NULL) {
+        die(daemon, path);
+    }
+    while ((entry = readdir(folder)) != NULL) {
+        ssize_t length = readlinkat(dirfd(folder), entry->d_name, target, sizeof(target) - 1);
+        struct stat st;
+
+        target[length > 0 ? length : 0] = '\0';
+        if (strstr(target, "memfd:kvferry-arena") != NULL &&
+            fstatat(dirfd(folder), entry->d_name, &st, 0) == 0) {
+            n_pieces++;
+            all = all && (uint64_t)st.st_blocks * 512 >= (uint64_t)st.st_size;
+        }
+    }
+    closedir(folder);
+    return all && n_pieces > 0;
+}
+
 void kvf_test_daemon_start(struct kvf_test_daemon *daemon)
 {
     kvf_test_daemon_spawn(daemon);
     if (!kvf_test_daemon_wait_ready(daemon, NULL)) {
         die(daemon, "ended instead of becoming ready");
+    }
+    if (!kvf_test_wait_until(is_populated, daemon, READY_MS)) {
+        die(daemon, "never has all of its memory");
     }
 }
 
@@ -204,7 +238,7 @@ bool kvf_test_daemon_log_has(const struct kvf_test_daemon *daemon, const char *t
  */
 
 /* HTTP/1.0, so that the answer ends with the connection and is not cut into chunks. */
-static char *http_get(const struct kvf_test_daemon *daemon, const char *path)
+static char *http_ask(const struct kvf_test_daemon *daemon, const char *method, const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -215,7 +249,8 @@ static char *http_get(const struct kvf_test_daemon *daemon, const char *path)
     ssize_t got;
 
     snprintf(address.sun_path, sizeof(address.sun_path), "%.100s", daemon->admin_path);
-    snprintf(question, sizeof(question), "GET %s HTTP/1.0\r\nHost: kvferryd\r\n\r\n", path);
+    snprintf(question, sizeof(question),
+             "%s %s HTTP/1.0\r\nHost: kvferryd\r\nContent-Length: 0\r\n\r\n", method, path);
     if (fd < 0 || answer == NULL ||
         connect(fd, (const struct sockaddr *)&address, sizeof(address)) != 0 ||
         send(fd, question, strlen(question), MSG_NOSIGNAL) != (ssize_t)strlen(question)) {
@@ -229,13 +264,14 @@ static char *http_get(const struct kvf_test_daemon *daemon, const char *path)
     return answer;
 }
 
-uint64_t kvf_test_daemon_number(const struct kvf_test_daemon *daemon, const char *path)
+/* A member of an answer's JSON by its path; fails if it is not there. */
+static uint64_t number_at(const struct kvf_test_daemon *daemon, const char *answer,
+                          const char *path)
 {
-    char *answer = http_get(daemon, "/v1/stat");
     const char *body = strstr(answer, "\r\n\r\n");
     json_t *root = body != NULL ? json_loads(body, 0, NULL) : NULL;
     const json_t *value = root;
-    char part[64];
+    char part[64] = "";
     uint64_t number;
 
     while (value != NULL && *path != '\0') {
@@ -252,6 +288,24 @@ uint64_t kvf_test_daemon_number(const struct kvf_test_daemon *daemon, const char
     }
     number = (uint64_t)json_integer_value(value);
     json_decref(root);
+    return number;
+}
+
+uint64_t kvf_test_daemon_number(const struct kvf_test_daemon *daemon, const char *path)
+{
+    char *answer = http_ask(daemon, "GET", "/v1/stat");
+    uint64_t number = number_at(daemon, answer, path);
+
+    free(answer);
+    return number;
+}
+
+uint64_t kvf_test_daemon_command(const struct kvf_test_daemon *daemon, const char *path,
+                                 const char *member)
+{
+    char *answer = http_ask(daemon, "POST", path);
+    uint64_t number = number_at(daemon, answer, member);
+
     free(answer);
     return number;
 }

@@ -9,4 +9,11 @@ if(TARGET kvferryd)
     target_link_libraries(kvf_test_daemon PUBLIC kvf_test_support kvf_client
                           PRIVATE PkgConfig::JANSSON)
     add_dependencies(kvf_test_daemon kvferryd)
+
+    # Sanitizers bring an allocator of their own.
+    if(NOT KVF_SANITIZE)
+        add_library(kvf_malloc_count MODULE ${CMAKE_CURRENT_LIST_DIR}/malloc_count.c)
+        target_link_libraries(kvf_malloc_count PRIVATE kvf_flags)
+        target_compile_options(kvf_malloc_count PRIVATE -fno-builtin)
+    endif()
 endif()

@@ -47,7 +47,7 @@ void kvf_test_daemon_spawn(struct kvf_test_daemon *daemon);
  * (may be NULL) as waitpid gives it. */
 bool kvf_test_daemon_wait_ready(struct kvf_test_daemon *daemon, int *wait_status_out);
 
-/* Spawn and wait until it is ready; aborts if it ends instead. */
+/* Spawn and wait until it is ready and has all memory of its arena; aborts if it ends instead. */
 void kvf_test_daemon_start(struct kvf_test_daemon *daemon);
 
 /* Spawn one that must end by itself, wait, return its exit code (128 + signal if killed). */
@@ -74,6 +74,10 @@ bool kvf_test_daemon_log_has(const struct kvf_test_daemon *daemon, const char *t
 
 /* A number of GET /v1/stat by its path in the JSON, "metrics.protocol_errors" or "clients". */
 uint64_t kvf_test_daemon_number(const struct kvf_test_daemon *daemon, const char *path);
+
+/* POST a command, "/v1/evict?namespace=12ab", and return a number of its answer. */
+uint64_t kvf_test_daemon_command(const struct kvf_test_daemon *daemon, const char *path,
+                                 const char *member);
 
 /* Wait until that number is `wanted`. False: it still is not after timeout_ms. */
 bool kvf_test_daemon_wait_number(const struct kvf_test_daemon *daemon, const char *path,
