@@ -146,7 +146,7 @@ bool raw_is_hung_up(struct raw_client *raw, uint32_t timeout_ms)
     while (kvf_now_ns() < deadline_ns) {
         int status;
 
-        if (!wait_readable(raw, 50)) {
+        if (!wait_readable(raw, timeout_ms < 50 ? timeout_ms : 50)) {
             continue;
         }
         status = kvf_seqpacket_recv(raw->fd, data, sizeof(data), &message);

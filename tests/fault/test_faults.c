@@ -78,8 +78,8 @@ static void test_drive_fails(void **state)
     struct tally puts, gets;
 
     (void)state;
-    kvf_test_daemon_set(&the_daemon, "test.fault_nvme=store:error%10,store:busy%20,load:error%10,"
-                                     "load:busy%20,seed=3");
+    kvf_test_daemon_set(&the_daemon, "test.fault_nvme=store:error%10,store:busy%2,load:error%10,"
+                                     "load:busy%2,seed=3");
     kvf_test_daemon_start(&the_daemon);
     client = kvf_test_client_open(&the_daemon, NULL);
     put_all(client, KVF_PUT_DURABLE, &puts);
@@ -142,7 +142,7 @@ static void test_failpoints(void **state)
         "nvme.record_done=error@4", "nvme.record_read=error@4", "nvme.segment_header=error@2",
         "nvme.footer=error@1",      "nvme.seal=error@1",        "nvme.reuse_before=error@2",
         "nvme.reuse_after=error@2", "io.read=error@9",          "io.write=error@9",
-        "io.sync=error@3",          "io.write=delay:30ms@7+",
+        "io.sync=error@3",          "io.write=delay:2ms@7+",
     };
     uint32_t n_points = sizeof(points) / sizeof(points[0]);
 
