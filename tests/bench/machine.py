@@ -90,7 +90,6 @@ def facts(drive_folder):
             "anonymous": chosen(read("/sys/kernel/mm/transparent_hugepage/enabled")),
             "shared": chosen(read("/sys/kernel/mm/transparent_hugepage/shmem_enabled")),
         },
-        "load": round(os.getloadavg()[0], 2),
     }
     if drive_folder is not None:
         result.update(drive_facts(drive_folder))

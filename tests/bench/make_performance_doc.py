@@ -31,22 +31,22 @@ redis-server and libhiredis-dev, or fio.
 
 - **ours** and **limit** are medians over at least nine pairs. The two sides of a pair are measured
   one right after the other; who is first alternates.
-- **ratio** is the median over the pairs of ours divided by the limit, with a bootstrap 95 % interval.
-  Figures without a limit have the interval of the value.
+- **ratio** is the median over the pairs of ours divided by the limit, with a bootstrap 95 %
+  interval. Figures without a limit have the interval of the value.
 - **bar** is what we hold the ratio to (the value, where there is no limit). A figure whose interval
   reaches further than 10 % from the median is inconclusive, whatever the median says.
 
 How the two sides are kept alike:
 
 - local: blocks of 1 MiB in random order, the working set 8 times as large as the last-level cache.
-  The reader sums 64-bit words and compares the sum on both sides. Every put has a new key and pushes
-  an old block out of a full arena. For round trips, client and daemon have a CPU each, and so have
-  the two ends of the limit; before a round trip from sleep, 200 us pass.
-- nvme: one preallocated, fully written file, O_DIRECT, blocks of 1 MiB. Reads and appends go through
-  the drive tier (records, checksums, footers, syncs); fio moves bare bytes. CPU is that of all
-  threads; checksums are shown apart.
-- codec: chunks of 256 tokens, 8 KV heads, bf16, out of memory rather than a cache, one core. Encoding
-  includes the checksum. memcpy moves the same bf16 bytes.
+  The reader sums 64-bit words and compares the sum on both sides. Every put has a new key and
+  pushes an old block out of a full arena. For round trips, client and daemon have a CPU each, and
+  so have the two ends of the limit; before a round trip from sleep, 200 us pass.
+- nvme: one preallocated, fully written file, O_DIRECT, blocks of 1 MiB. Reads and appends go
+  through the drive tier (records, checksums, footers, syncs); fio moves bare bytes. CPU is that of
+  all threads; checksums are shown apart.
+- codec: chunks of 256 tokens, 8 KV heads, bf16, out of memory rather than a cache, one core.
+  Encoding includes the checksum. memcpy moves the same bf16 bytes.
 """
 
 TITLES = {
@@ -95,8 +95,9 @@ def newest(reports):
 
 def machine_text(report):
     machine = report["machine"]
-    parts = [f"{machine['cpu']} ({machine['cpu_model']}{', virtual' if machine['virtual'] else ''})",
-             f"{machine['cores']} cores", f"last-level cache {machine['llc_bytes'] >> 20} MiB",
+    virtual = ", virtual" if machine["virtual"] else ""
+    parts = [f"{machine['cpu']} ({machine['cpu_model']}{virtual})", f"{machine['cores']} cores",
+             f"last-level cache {machine['llc_bytes'] >> 20} MiB",
              f"memory {machine['memory'] / (1 << 30):.0f} GiB", f"Linux {machine['kernel']}"]
     if "drive" in machine:
         parts.append(f"drive {machine['drive']} with {machine['fs']}")

@@ -115,6 +115,9 @@ class Arguments(unittest.TestCase):
         self.assertIn("--seconds", self.refused("codec", "--build", HERE, "--seconds", "0"))
         self.assertIn("--seconds", self.refused("codec", "--build", HERE, "--seconds", "soon"))
 
+    def test_unknown_figure(self):
+        self.assertIn("codec has no figure 'speed'", self.refused("codec", "--only", "speed"))
+
     def test_missing_folder(self):
         self.assertIn("is not a folder", self.refused("nvme", "--dir", os.path.join(HERE, "none")))
 
