@@ -30,7 +30,8 @@
 /* Vectors are rotated side by side: element i of lane l is tile[i][l]. 32 of them, because loops of
  * up to 16 are unrolled by gcc before it would vectorize them. */
 enum {
-    KVF_ROTATE_LANES = 32
+    KVF_ROTATE_LANES = 32,
+    KVF_ROTATE_FACTOR_MAX = 28, /* the largest m */
 };
 
 /* Row r, bit a set: minus. Row 0 of order 28 is not all ones; only the columns are normalized. */
@@ -63,6 +64,10 @@ uint16_t kvf_rotate_order(uint32_t dim);
 
 /* Is order m 2^n with m > 1? */
 bool kvf_rotate_is_kronecker(uint32_t order);
+
+/* m, and its matrix row by row: +1 or -1; transposed for the inverse. Nothing if m is 1. */
+uint32_t kvf_rotate_factor_order(uint32_t order);
+void kvf_rotate_factor(uint32_t order, bool transposed, float *signs_out);
 
 /* sqrt(order) and 1 / sqrt(order), correctly rounded; order from kvf_rotate_order. */
 float kvf_rotate_sqrt(uint32_t order);

@@ -5,12 +5,14 @@
 #include "tests/unit/codec/codec_fixture.h"
 
 #include "codec/codec_fp.h"
+#include "codec/simd.h"
 
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -129,6 +131,15 @@ void fixture_decode(struct fixture_codec *codec, struct fixture_kv *kv)
     int status = kvf_block_decode(&codec->plan, codec->page, codec->record_bytes, 0, 0, 0, 0,
                                   &kv->view, codec->workspace);
     assert_int_equal(status, KVF_OK);
+}
+
+bool fixture_use_level(int level)
+{
+    if (level >= KVF_SIMD_LEVELS || kvf_codec_simd_set((enum kvf_simd_level)level) != KVF_OK) {
+        return false;
+    }
+    printf("level: %s\n", kvf_codec_simd_name((enum kvf_simd_level)level));
+    return true;
 }
 
 float fixture_load(int dtype, const uint8_t *vector, uint32_t i)

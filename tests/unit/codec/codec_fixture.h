@@ -54,6 +54,10 @@ void fixture_encode(struct fixture_codec *codec, const struct fixture_kv *kv, ui
 /* Decode the whole record; asserts KVF_OK. */
 void fixture_decode(struct fixture_codec *codec, struct fixture_kv *kv);
 
+/* Use a level of instructions (codec/simd.h) from now on and say so; false if this machine has no
+ * such level. For programs that run all their tests at each level. */
+bool fixture_use_level(int level);
+
 /* An element to and from fp32, by the conversions of codec_fp.h. */
 float fixture_load(int dtype, const uint8_t *vector, uint32_t i);
 void fixture_store(int dtype, uint8_t *vector, uint32_t i, float value);

@@ -208,5 +208,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(every_codec_dim_and_width_is_there),
     };
     write_files = argc == 2 && strcmp(argv[1], "--write") == 0;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failures = 0;
+    for (int level = 0; fixture_use_level(level); level++) {
+        failures += cmocka_run_group_tests(tests, NULL, NULL);
+    }
+    return failures;
 }

@@ -211,5 +211,9 @@ int main(void)
         cmocka_unit_test(damaged_strips_are_survived),
     };
     kvf_random_seeded_init(&random_bits, kvf_test_seed());
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failures = 0;
+    for (int level = 0; fixture_use_level(level); level++) {
+        failures += cmocka_run_group_tests(tests, NULL, NULL);
+    }
+    return failures;
 }

@@ -297,5 +297,9 @@ int main(void)
         cmocka_unit_test(centring_saves_the_hard_heads),
     };
 
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failures = 0;
+    for (int level = 0; fixture_use_level(level); level++) {
+        failures += cmocka_run_group_tests(tests, NULL, NULL);
+    }
+    return failures;
 }

@@ -276,5 +276,9 @@ int main(void)
         cmocka_unit_test(records_decode_from_odd_addresses),
     };
     kvf_random_seeded_init(&random_bits, kvf_test_seed());
-    return cmocka_run_group_tests(tests, setup, teardown);
+    int failures = 0;
+    for (int level = 0; fixture_use_level(level); level++) {
+        failures += cmocka_run_group_tests(tests, setup, teardown);
+    }
+    return failures;
 }

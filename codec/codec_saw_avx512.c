@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_saw_avx512.c: the saw codec with AVX-512; see codec_saw_tile.h.
+ */
+#include "codec/codec_saw_tile.h"
+
+const struct kvf_saw_kernels kvf_saw_kernels_avx512 = {
+    .workspace_bytes = sizeof(struct tile_work),
+    .encode_row = encode_row,
+    .decode_row = decode_row,
+};

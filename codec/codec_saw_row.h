@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_saw_row.h: between codec_saw.c and the implementations of the saw codec: a row at a time.
+ */
+#ifndef KVF_CODEC_CODEC_SAW_ROW_H
+#define KVF_CODEC_CODEC_SAW_ROW_H
+
+#include "codec/codec_pages.h"
+#include "codec/codec_saw.h"
+
+/* One row at work. */
+struct kvf_saw_row {
+    const struct kvf_codec_tensor *tensor;
+    const struct kvf_codec_job *job;
+    void *work; /* aligned to KVF_CODEC_WORKSPACE_ALIGN */
+    uint32_t row;
+};
+
+/* mean is NULL if the row is not centred; mean, meta and codes are those of the row, or, to decode,
+ * meta and codes those of the first token that is wanted. */
+struct kvf_saw_kernels {
+    size_t workspace_bytes;
+    /* KVF_OK; KVF_ERR_NO_SPACE: too many escapes. */
+    int (*encode_row)(const struct kvf_saw_row *row, uint8_t *mean, uint8_t *meta, uint8_t *codes,
+                      struct kvf_codec_escapes *escapes);
+    void (*decode_row)(const struct kvf_saw_row *row, const uint8_t *mean, const uint8_t *meta,
+                       const uint8_t *codes);
+};
+
+extern const struct kvf_saw_kernels kvf_saw_kernels_scalar;
+#if defined(__x86_64__)
+extern const struct kvf_saw_kernels kvf_saw_kernels_avx2;
+extern const struct kvf_saw_kernels kvf_saw_kernels_avx512;
+#endif
+
+/* Is channel i of the row flipped? */
+static inline bool kvf_saw_is_flipped(const struct kvf_saw_row *row, uint32_t i)
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    uint32_t channel = row->row % (tensor->dim / tensor->group) * tensor->group + i;
+    return (tensor->sign_bits[channel / 8] >> (channel % 8) & 1) != 0;
+}
+
+static inline bool kvf_saw_escape(const struct kvf_saw_row *row, uint32_t token,
+                                  struct kvf_codec_escapes *escapes)
+{
+    if (escapes->n == escapes->max) {
+        return false;
+    }
+    escapes->index[escapes->n++] = row->row * row->job->n_tokens + token;
+    return true;
+}
+
+#endif /* KVF_CODEC_CODEC_SAW_ROW_H */

@@ -1,0 +1,502 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_saw_scalar.c: reference of the saw codec's arithmetic. The format, step by step, is
+ * codec_saw.h; numbers in comments here are its steps.
+ *
+ * Vectors are worked on 32 at a time, side by side in the lanes of a tile: element i of lane l is
+ * tile[i][l]. All arithmetic then runs along the lanes, so that compilers vectorize it on every
+ * machine.
+ */
+#include "codec/codec_fp.h"
+#include "codec/codec_saw_row.h"
+#include "codec/rotate.h"
+
+enum {
+    LANES = KVF_ROTATE_LANES,
+    GROUP_MAX = KVF_CODEC_GROUP_MAX
+};
+
+struct saw_workspace {
+    _Alignas(64) float tile[GROUP_MAX][LANES];
+    int32_t sums[GROUP_MAX][LANES];
+    uint8_t codes[GROUP_MAX][LANES];
+    uint8_t packed[GROUP_MAX][LANES];
+    float mean_tile[GROUP_MAX][LANES]; /* lane 0 only */
+    float partial[KVF_SAW_PARTIAL_SUMS][GROUP_MAX];
+    float vector[GROUP_MAX];
+    float mean[GROUP_MAX];  /* of the row, as stored */
+    float signs[GROUP_MAX]; /* of the row: g, -1 where a channel is flipped */
+    uint8_t input[GROUP_MAX * sizeof(float)];
+};
+
+/* A row, as kvf_saw_row has it, and what is known about it here. */
+struct saw_row {
+    struct kvf_saw_row at;
+    const struct kvf_codec_tensor *tensor;
+    const struct kvf_codec_job *job;
+    struct saw_workspace *work;
+    bool centred;
+};
+
+/* What a tile's vectors are coded with, by lane. Escapes have offset and factor 0. */
+struct saw_lanes {
+    float offset[LANES]; /* lo d */
+    float factor[LANES]; /* c (1 / scale) */
+    uint32_t meta[LANES];
+    bool escaped[LANES];
+};
+
+/* g of each channel of the row. */
+static void fill_row_signs(const struct saw_row *row)
+{
+    for (uint32_t i = 0; i < row->tensor->group; i++) {
+        row->work->signs[i] = kvf_saw_is_flipped(&row->at, i) ? -1.0f : 1.0f;
+    }
+}
+
+static struct saw_row row_of(const struct kvf_saw_row *at, const uint8_t *mean)
+{
+    struct saw_row row = {
+        .at = *at,
+        .tensor = at->tensor,
+        .job = at->job,
+        .work = at->work,
+        .centred = mean != NULL,
+    };
+    fill_row_signs(&row);
+    return row;
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Encode
+ */
+
+/* n elements to fp32, from memory of any alignment. */
+static void widen(uint8_t dtype, const uint8_t *from, uint32_t n, uint8_t *aligned, float *to)
+{
+    memcpy(aligned, from, n * kvf_dtype_bytes(dtype));
+    const uint16_t *halves = (const uint16_t *)(const void *)aligned;
+    switch (dtype) {
+    case KVF_DTYPE_BF16:
+        for (uint32_t i = 0; i < n; i++) {
+            to[i] = kvf_f32_from_bf16(halves[i]);
+        }
+        break;
+    case KVF_DTYPE_F16:
+        for (uint32_t i = 0; i < n; i++) {
+            to[i] = kvf_f32_from_f16(halves[i]);
+        }
+        break;
+    case KVF_DTYPE_F8E4M3:
+        for (uint32_t i = 0; i < n; i++) {
+            to[i] = kvf_f32_from_f8e4m3(aligned[i]);
+        }
+        break;
+    case KVF_DTYPE_F8E5M2:
+        for (uint32_t i = 0; i < n; i++) {
+            to[i] = kvf_f32_from_f8e5m2(aligned[i]);
+        }
+        break;
+    default:
+        memcpy(to, aligned, n * sizeof(float));
+        break;
+    }
+}
+
+/* Load one vector as fp32 into work->vector. False if it is an escape (1). peak_out: bits of the
+ * largest magnitude. */
+static bool load_vector(const struct saw_row *row, uint32_t token, uint32_t *peak_out)
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    float *vector = row->work->vector;
+    if (token < row->job->n_sinks) {
+        return false;
+    }
+    widen(tensor->dtype, kvf_pages_vector(tensor, row->job, row->at.row, token), tensor->group,
+          row->work->input, vector);
+    uint32_t peak = 0;
+    for (uint32_t i = 0; i < tensor->group; i++) {
+        uint32_t magnitude = kvf_f32_bits(vector[i]) & 0x7fffffff;
+        peak = magnitude > peak ? magnitude : peak;
+    }
+    *peak_out = peak;
+    return peak < (uint32_t)KVF_SAW_ESCAPE_EXPONENT << 23;
+}
+
+/* (2) The mean of each channel: fp16 to mean_out, the same as fp32 to work->mean, and rotated to
+ * lane 0 of work->mean_tile. */
+static void make_mean(const struct saw_row *row, uint8_t *mean_out)
+{
+    struct saw_workspace *work = row->work;
+    uint32_t n = row->tensor->group;
+    uint32_t count = 0;
+    memset(work->partial, 0, sizeof(work->partial));
+    for (uint32_t token = 0; token < row->job->n_tokens; token++) {
+        uint32_t peak;
+        if (load_vector(row, token, &peak)) {
+            float *restrict sum = work->partial[token % KVF_SAW_PARTIAL_SUMS];
+            for (uint32_t i = 0; i < n; i++) {
+                sum[i] += work->vector[i];
+            }
+            count++;
+        }
+    }
+    for (uint32_t half = KVF_SAW_PARTIAL_SUMS / 2; half > 0; half /= 2) {
+        for (uint32_t s = 0; s < half; s++) {
+            for (uint32_t i = 0; i < n; i++) {
+                work->partial[s][i] += work->partial[s + half][i];
+            }
+        }
+    }
+    memset(work->mean_tile, 0, sizeof(work->mean_tile));
+    for (uint32_t i = 0; i < n; i++) {
+        float mean = count != 0 ? work->partial[0][i] / (float)count : 0.0f;
+        bool fits = mean > -65520.0f && mean < 65520.0f; /* what rounds to a finite fp16 */
+        uint16_t half = fits ? kvf_f16_from_f32(mean) : 0;
+        memcpy(mean_out + i * sizeof(half), &half, sizeof(half));
+        work->mean[i] = kvf_f32_from_f16(half);
+        work->mean_tile[i][0] = work->mean[i] * work->signs[i];
+    }
+    kvf_rotate_forward(work->mean_tile, n, row->tensor->rot_order);
+}
+
+/* (1, 3) Flipped input of up to LANES vectors, side by side; zero where there is none to code. */
+static void load_tile(const struct saw_row *row, uint32_t token_first, uint32_t n_lanes,
+                      struct saw_lanes *lanes)
+{
+    struct saw_workspace *work = row->work;
+    uint32_t n = row->tensor->group;
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        uint32_t peak = 0;
+        lanes->escaped[lane] = lane >= n_lanes || !load_vector(row, token_first + lane, &peak);
+        if (lanes->escaped[lane]) {
+            for (uint32_t i = 0; i < n; i++) {
+                work->tile[i][lane] = 0.0f;
+            }
+            continue;
+        }
+        uint32_t exponent = peak >> 23;
+        uint32_t smallest = 0; /* magnitude bits that are kept */
+        if (row->tensor->dtype == KVF_DTYPE_BF16 && exponent > KVF_SAW_DROP_BINADES) {
+            smallest = (exponent - KVF_SAW_DROP_BINADES) << 23;
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t bits = kvf_f32_bits(work->vector[i]);
+            bits = (bits & 0x7fffffff) >= smallest ? bits : 0;
+            work->vector[i] = kvf_f32_from_bits(bits) * work->signs[i];
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            work->tile[i][lane] = work->vector[i];
+        }
+    }
+}
+
+/* (4) */
+static void transform_tile(const struct saw_row *row)
+{
+    struct saw_workspace *work = row->work;
+    uint32_t n = row->tensor->group;
+    kvf_rotate_forward(work->tile, n, row->tensor->rot_order);
+    if (!row->centred) {
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        float mean = work->mean_tile[i][0];
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            work->tile[i][lane] -= mean;
+        }
+    }
+}
+
+/* The smallest fp16 scale with levels * scale >= range. The estimate may be one step off on either
+ * side; the products that decide are exact. */
+static uint16_t smallest_scale(float range, float levels)
+{
+    uint16_t scale = kvf_f16_from_f32_directed(range * (1.0f / levels), 1);
+    if (scale > 0 && levels * kvf_f32_from_f16((uint16_t)(scale - 1)) >= range) {
+        scale--;
+    } else if (levels * kvf_f32_from_f16(scale) < range) {
+        scale++;
+    }
+    return scale;
+}
+
+/* (6) */
+static void choose_scale(const struct kvf_codec_tensor *tensor, float min, float max, uint32_t lane,
+                         struct saw_lanes *lanes)
+{
+    float levels = (float)((1 << tensor->descriptor.bits) - 1);
+    uint16_t lo = kvf_f16_from_f32_directed(min * tensor->rsqrt_order + 0.0f, 0);
+    uint16_t hi = kvf_f16_from_f32_directed(max * tensor->rsqrt_order + 0.0f, 1);
+    float lo_value = kvf_f32_from_f16(lo);
+    uint16_t scale = smallest_scale(kvf_f32_from_f16(hi) - lo_value, levels);
+    float scale_value = kvf_f32_from_f16(scale);
+    bool finite = (lo & 0x7c00) != 0x7c00 && (hi & 0x7c00) != 0x7c00;
+    if (lanes->escaped[lane] || !finite || (scale != 0 && scale_value < KVF_SAW_SCALE_MIN)) {
+        lanes->escaped[lane] = true;
+        lanes->offset[lane] = 0.0f;
+        lanes->factor[lane] = 0.0f;
+        lanes->meta[lane] = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
+        return;
+    }
+    lanes->offset[lane] = lo_value * tensor->sqrt_order;
+    lanes->factor[lane] = scale != 0 ? tensor->rsqrt_order * (1.0f / scale_value) : 0.0f;
+    lanes->meta[lane] = lo | (uint32_t)scale << 16;
+}
+
+/* (5) */
+static void measure_tile(const struct saw_row *row, struct saw_lanes *lanes)
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    float min[LANES];
+    float max[LANES];
+    memcpy(min, row->work->tile[0], sizeof(min));
+    memcpy(max, row->work->tile[0], sizeof(max));
+    for (uint32_t i = 1; i < tensor->group; i++) {
+        const float *y = row->work->tile[i];
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            min[lane] = y[lane] < min[lane] ? y[lane] : min[lane];
+            max[lane] = y[lane] > max[lane] ? y[lane] : max[lane];
+        }
+    }
+    if (tensor->descriptor.clip_q15 != KVF_BLOCK_CLIP_ONE) {
+        float ratio = (float)tensor->descriptor.clip_q15 * 0x1p-15f;
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            float middle = 0.5f * (min[lane] + max[lane]);
+            float half = 0.5f * (max[lane] - min[lane]) * ratio;
+            min[lane] = middle - half;
+            max[lane] = middle + half;
+        }
+    }
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        choose_scale(tensor, min[lane], max[lane], lane, lanes);
+    }
+}
+
+/* (7) In double the product of two floats is exact, and adding 1.5 2^52 rounds it to an integer in
+ * the low bits, ties to even. */
+static void quantize_tile(const struct saw_row *row, const struct saw_lanes *lanes)
+{
+    struct saw_workspace *work = row->work;
+    double top = (double)((1 << row->tensor->descriptor.bits) - 1);
+    for (uint32_t i = 0; i < row->tensor->group; i++) {
+        const float *y = work->tile[i];
+        uint8_t *codes = work->codes[i];
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            double q = (double)(y[lane] - lanes->offset[lane]) * (double)lanes->factor[lane];
+            q = q > 0.0 ? q : 0.0;
+            q = q < top ? q : top;
+            q += 0x1.8p52;
+            uint64_t bits;
+            memcpy(&bits, &q, sizeof(bits));
+            codes[lane] = (uint8_t)bits;
+        }
+    }
+}
+
+/* Codes of n_lanes vectors to the strip, code_bytes each. */
+static void pack_tile(const struct saw_row *row, uint32_t n_lanes, uint8_t *to)
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    struct saw_workspace *work = row->work;
+    const uint8_t *order = tensor->order;
+    uint32_t n = tensor->group;
+    for (uint32_t byte = 0; byte < tensor->code_bytes; byte++) {
+        uint8_t *packed = work->packed[byte];
+        if (tensor->descriptor.bits == 8) {
+            memcpy(packed, work->codes[order[byte]], LANES);
+            continue;
+        }
+        static const uint8_t none[LANES];
+        const uint8_t *low = work->codes[order[2 * byte]];
+        const uint8_t *high = 2 * byte + 1 < n ? work->codes[order[2 * byte + 1]] : none;
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            packed[lane] = (uint8_t)(low[lane] | high[lane] << 4);
+        }
+    }
+    for (uint32_t lane = 0; lane < n_lanes; lane++) {
+        for (uint32_t byte = 0; byte < tensor->code_bytes; byte++) {
+            to[byte] = work->packed[byte][lane];
+        }
+        to += tensor->code_bytes;
+    }
+}
+
+/* One row; meta and codes are those of the row. */
+static int encode_tiles(const struct saw_row *row, uint8_t *meta, uint8_t *codes,
+                        struct kvf_codec_escapes *escapes)
+{
+    uint32_t n_tokens = row->job->n_tokens;
+    for (uint32_t token = 0; token < n_tokens; token += LANES) {
+        uint32_t n_lanes = n_tokens - token < LANES ? n_tokens - token : LANES;
+        struct saw_lanes lanes;
+        load_tile(row, token, n_lanes, &lanes);
+        transform_tile(row);
+        measure_tile(row, &lanes);
+        quantize_tile(row, &lanes);
+        pack_tile(row, n_lanes, codes + (size_t)token * row->tensor->code_bytes);
+        memcpy(meta + (size_t)token * KVF_SAW_META_BYTES, lanes.meta, n_lanes * KVF_SAW_META_BYTES);
+        for (uint32_t lane = 0; lane < n_lanes; lane++) {
+            if (lanes.escaped[lane] && !kvf_saw_escape(&row->at, token + lane, escapes)) {
+                return KVF_ERR_NO_SPACE;
+            }
+        }
+    }
+    return KVF_OK;
+}
+
+static int scalar_encode_row(const struct kvf_saw_row *at, uint8_t *mean, uint8_t *meta,
+                             uint8_t *codes, struct kvf_codec_escapes *escapes)
+{
+    struct saw_row row = row_of(at, mean);
+    if (mean != NULL) {
+        make_mean(&row, mean);
+    }
+    return encode_tiles(&row, meta, codes, escapes);
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Decode
+ */
+
+/* Codes of n_lanes vectors, as integers in coefficient order. */
+static void unpack_tile(const struct saw_row *row, uint32_t n_lanes, const uint8_t *from)
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    struct saw_workspace *work = row->work;
+    uint32_t n = tensor->group;
+    for (uint32_t lane = 0; lane < n_lanes; lane++) {
+        for (uint32_t byte = 0; byte < tensor->code_bytes; byte++) {
+            work->packed[byte][lane] = from[byte];
+        }
+        from += tensor->code_bytes;
+    }
+    for (uint32_t position = 0; position < n; position++) {
+        int32_t *sums = work->sums[tensor->order[position]];
+        if (tensor->descriptor.bits == 8) {
+            for (uint32_t lane = 0; lane < LANES; lane++) {
+                sums[lane] = work->packed[position][lane];
+            }
+            continue;
+        }
+        const uint8_t *packed = work->packed[position / 2];
+        uint32_t shift = position % 2 * 4;
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            sums[lane] = packed[lane] >> shift & 15;
+        }
+    }
+}
+
+/* The values of a tile, not yet rounded. Where nothing is added the product alone is the fused
+ * result: it cannot underflow, and adding 0 turns -0 into +0 as the fused operation does. */
+static void value_tile(const struct saw_row *row, const struct saw_lanes *lanes)
+{
+    struct saw_workspace *work = row->work;
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    for (uint32_t i = 0; i < tensor->group; i++) {
+        const int32_t *sums = work->sums[i];
+        float *x = work->tile[i];
+        float sign = work->signs[i];
+        float mean = row->centred ? work->mean[i] : 0.0f;
+        if (i % tensor->rot_order == 0) {
+            for (uint32_t lane = 0; lane < LANES; lane++) {
+                x[lane] = kvf_fma_f32(lanes->factor[lane] * sign, (float)sums[lane],
+                                      mean + lanes->offset[lane] * sign);
+            }
+        } else if (row->centred) {
+            for (uint32_t lane = 0; lane < LANES; lane++) {
+                x[lane] = kvf_fma_f32(lanes->factor[lane] * sign, (float)sums[lane], mean);
+            }
+        } else {
+            for (uint32_t lane = 0; lane < LANES; lane++) {
+                x[lane] = lanes->factor[lane] * sign * (float)sums[lane] + 0.0f;
+            }
+        }
+    }
+}
+
+/* n elements from fp32 to memory of any alignment. */
+static void narrow(uint8_t dtype, const float *from, uint32_t n, uint8_t *aligned, uint8_t *to)
+{
+    uint16_t *halves = (uint16_t *)(void *)aligned;
+    switch (dtype) {
+    case KVF_DTYPE_BF16:
+        for (uint32_t i = 0; i < n; i++) {
+            halves[i] = kvf_bf16_from_f32(from[i]);
+        }
+        break;
+    case KVF_DTYPE_F16:
+        for (uint32_t i = 0; i < n; i++) {
+            halves[i] = kvf_f16_from_f32(from[i]);
+        }
+        break;
+    case KVF_DTYPE_F8E4M3:
+        for (uint32_t i = 0; i < n; i++) {
+            aligned[i] = kvf_f8e4m3_from_f32(from[i]);
+        }
+        break;
+    case KVF_DTYPE_F8E5M2:
+        for (uint32_t i = 0; i < n; i++) {
+            aligned[i] = kvf_f8e5m2_from_f32(from[i]);
+        }
+        break;
+    default:
+        memcpy(aligned, from, n * sizeof(float));
+        break;
+    }
+    memcpy(to, aligned, n * kvf_dtype_bytes(dtype));
+}
+
+static void store_tile(const struct saw_row *row, uint32_t token_first, uint32_t n_lanes)
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    struct saw_workspace *work = row->work;
+    for (uint32_t lane = 0; lane < n_lanes; lane++) {
+        for (uint32_t i = 0; i < tensor->group; i++) {
+            work->vector[i] = work->tile[i][lane];
+        }
+        narrow(tensor->dtype, work->vector, tensor->group, work->input,
+               kvf_pages_vector(tensor, row->job, row->at.row, token_first + lane));
+    }
+}
+
+/* The wanted tokens of one row; meta and codes are those of the first of them. */
+static void decode_tiles(const struct saw_row *row, const uint8_t *meta, const uint8_t *codes)
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    uint32_t n_tokens = row->job->n_wanted;
+    for (uint32_t token = 0; token < n_tokens; token += LANES) {
+        uint32_t n_lanes = n_tokens - token < LANES ? n_tokens - token : LANES;
+        struct saw_lanes lanes = {.meta = {0}};
+        for (uint32_t lane = 0; lane < n_lanes; lane++) {
+            uint32_t word = kvf_load_u32(meta + (size_t)(token + lane) * KVF_SAW_META_BYTES);
+            lanes.offset[lane] = kvf_f32_from_f16((uint16_t)word) * tensor->sqrt_order;
+            lanes.factor[lane] = kvf_f32_from_f16((uint16_t)(word >> 16)) * tensor->rsqrt_order;
+        }
+        unpack_tile(row, n_lanes, codes + (size_t)token * tensor->code_bytes);
+        kvf_rotate_inverse(row->work->sums, tensor->group, tensor->rot_order);
+        value_tile(row, &lanes);
+        store_tile(row, token, n_lanes);
+    }
+}
+
+static void scalar_decode_row(const struct kvf_saw_row *at, const uint8_t *mean,
+                              const uint8_t *meta, const uint8_t *codes)
+{
+    struct saw_row row = row_of(at, mean);
+    if (mean != NULL) {
+        for (uint32_t i = 0; i < row.tensor->group; i++) {
+            uint16_t half;
+            memcpy(&half, mean + i * sizeof(half), sizeof(half));
+            row.work->mean[i] = kvf_f32_from_f16(half);
+        }
+    }
+    memset(row.work->packed, 0, sizeof(row.work->packed)); /* lanes without a vector */
+    decode_tiles(&row, meta, codes);
+}
+
+const struct kvf_saw_kernels kvf_saw_kernels_scalar = {
+    .workspace_bytes = sizeof(struct saw_workspace),
+    .encode_row = scalar_encode_row,
+    .decode_row = scalar_decode_row,
+};
