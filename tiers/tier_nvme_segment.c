@@ -201,9 +201,21 @@ static void copy_give_up(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op)
     }
 }
 
+/* Each buffer stays in the table once, the free ones first: close finds them all. */
+static void bounce_release(struct kvf_nvme_tier *tier, void *bounce)
+{
+    uint32_t at = tier->bounces_free;
+
+    while (tier->bounces[at] != bounce) {
+        at++;
+    }
+    tier->bounces[at] = tier->bounces[tier->bounces_free];
+    tier->bounces[tier->bounces_free++] = bounce;
+}
+
 static void copy_release(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op)
 {
-    tier->bounces[tier->bounces_free++] = op->bounce;
+    bounce_release(tier, op->bounce);
     kvf_pool_put(&tier->copy_ops, op);
     keep_finished(tier);
 }
