@@ -205,24 +205,20 @@ static int hit_locate(struct kvf_client *client, const struct kvf_shm_cqe *cqe,
                       struct kvf_client_piece **piece_out)
 {
     struct kvf_session *session = client->session;
-    struct kvf_client_piece *piece;
+    struct kvf_client_piece *piece = kvf_session_piece(session, cqe->piece);
 
-    if ((cqe->piece >= session->pieces_size || session->pieces[cqe->piece] == NULL) &&
-        session->state == KVF_SESSION_LIVE) {
+    if (piece == NULL && session->state == KVF_SESSION_LIVE) {
         /* its announcement may still wait in the socket: it was sent first */
         kvf_session_tend(client, true);
         session = client->session;
         if (session == NULL || session->state != KVF_SESSION_LIVE) {
             return KVF_ERR_DISCONNECTED;
         }
+        piece = kvf_session_piece(session, cqe->piece);
     }
-    if (cqe->piece >= session->pieces_size || session->pieces[cqe->piece] == NULL) {
-        return KVF_ERR_PROTOCOL;
-    }
-    piece = session->pieces[cqe->piece];
-    if (cqe->offset % KVF_PROTO_PAGE_BYTES != 0 || cqe->record_bytes <= KVF_RECORD_PAGE_BYTES ||
-        cqe->record_bytes > KVF_PROTO_RECORD_MAX || cqe->offset >= piece->bytes ||
-        cqe->record_bytes > piece->bytes - cqe->offset) {
+    if (piece == NULL || cqe->offset % KVF_PROTO_PAGE_BYTES != 0 ||
+        cqe->record_bytes <= KVF_RECORD_PAGE_BYTES || cqe->record_bytes > KVF_PROTO_RECORD_MAX ||
+        cqe->offset >= piece->bytes || cqe->record_bytes > piece->bytes - cqe->offset) {
         return KVF_ERR_PROTOCOL;
     }
     *piece_out = piece;

@@ -66,6 +66,7 @@ struct kvf_client_piece {
     void *base;
     uint64_t bytes;
     uint64_t drop_ns;  /* when it was dropped */
+    uint32_t id;       /* the daemon's number, of this memfd only */
     uint32_t n_leases; /* hits that point into it */
     bool is_dropped;
     bool is_blank; /* zero pages by now */
@@ -107,7 +108,7 @@ struct kvf_session {
     bool is_staging_blank;
     struct kvf_stage_area area;
     uint32_t n_slots;                 /* that the caller holds */
-    struct kvf_client_piece **pieces; /* by index, NULL where there is none */
+    struct kvf_client_piece **pieces; /* by number modulo KVF_PROTO_PIECES_MAX */
     uint32_t pieces_size;
     uint32_t n_pieces;
     uint64_t arena_bytes;
@@ -258,6 +259,9 @@ void kvf_session_arm(const struct kvf_client *client);
 
 /* The session of this epoch, live or lost; NULL. */
 struct kvf_session *kvf_session_find(const struct kvf_client *client, uint16_t epoch);
+
+/* The mapped piece of this number, or NULL. */
+struct kvf_client_piece *kvf_session_piece(const struct kvf_session *session, uint32_t id);
 
 /* After a lease or slot of a lost session or a dropped piece has gone: free what that frees. */
 void kvf_session_trim(struct kvf_client *client, struct kvf_session *session);

@@ -45,6 +45,14 @@ static void piece_free(struct kvf_client_piece *piece)
     }
 }
 
+struct kvf_client_piece *kvf_session_piece(const struct kvf_session *session, uint32_t id)
+{
+    uint32_t index = id % KVF_PROTO_PIECES_MAX;
+    struct kvf_client_piece *piece = index < session->pieces_size ? session->pieces[index] : NULL;
+
+    return piece != NULL && piece->id == id ? piece : NULL;
+}
+
 /* The piece at an index is no longer the daemon's: unmap it, or keep it for those who read it. */
 static void piece_drop(struct kvf_session *session, uint32_t index)
 {
@@ -67,7 +75,7 @@ static int piece_add(struct kvf_session *session, const struct kvf_wire_piece *m
                      char *text, size_t text_bytes)
 {
     struct kvf_client_piece *piece;
-    uint32_t index = message->piece;
+    uint32_t index = message->piece % KVF_PROTO_PIECES_MAX;
     int status;
 
     if (index >= session->pieces_size) {
@@ -82,7 +90,8 @@ static int piece_add(struct kvf_session *session, const struct kvf_wire_piece *m
         session->pieces_size = size;
     }
     if (session->pieces[index] != NULL) {
-        snprintf(text, text_bytes, "the daemon announced arena piece %u twice", index);
+        snprintf(text, text_bytes, "the daemon announced arena piece %u before it dropped %u",
+                 message->piece, session->pieces[index]->id);
         return KVF_ERR_PROTOCOL;
     }
     status = kvf_segment_check(fd, message->bytes, true, text, text_bytes);
@@ -93,6 +102,7 @@ static int piece_add(struct kvf_session *session, const struct kvf_wire_piece *m
     if (piece == NULL) {
         return KVF_ERR_NO_MEMORY;
     }
+    piece->id = message->piece;
     piece->bytes = message->bytes;
     status = kvf_segment_map(fd, message->bytes, false, &piece->base, text, text_bytes);
     if (status != KVF_OK) {
@@ -482,12 +492,11 @@ static int on_message(struct kvf_client *client, struct kvf_session *session,
     case KVF_WIRE_PIECE:
         return on_piece(session, &message->piece, fds[0], text, text_bytes);
     case KVF_WIRE_PIECE_DROP:
-        if (message->piece.piece >= session->pieces_size ||
-            session->pieces[message->piece.piece] == NULL) {
+        if (kvf_session_piece(session, message->piece.piece) == NULL) {
             snprintf(text, text_bytes, "the daemon dropped a piece that it had not announced");
             return KVF_ERR_PROTOCOL;
         }
-        piece_drop(session, message->piece.piece);
+        piece_drop(session, message->piece.piece % KVF_PROTO_PIECES_MAX);
         return KVF_OK;
     case KVF_WIRE_READY:
         return on_ready(client, session, &message->note, text, text_bytes);

@@ -234,8 +234,8 @@ static int welcome_check(const struct kvf_wire_welcome *welcome, const char **wh
 
 static int piece_check(const struct kvf_wire_piece *piece, const char **why_out)
 {
-    if (piece->piece >= KVF_PROTO_PIECES_MAX || piece->reserved != 0) {
-        return kvf_proto_bad(why_out, "piece: index or reserved is out of range");
+    if (piece->piece > KVF_PROTO_PIECE_ID_MAX || piece->reserved != 0) {
+        return kvf_proto_bad(why_out, "piece: number or reserved is out of range");
     }
     if (piece->head.type == KVF_WIRE_PIECE_DROP) {
         return piece->bytes == 0 ? KVF_OK : kvf_proto_bad(why_out, "piece drop: bytes is not 0");

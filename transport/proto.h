@@ -20,11 +20,12 @@
 #include "transport/proto_shm.h"
 #include "transport/proto_wire.h"
 
-#define KVF_PROTO_PAGE_BYTES  4096
-#define KVF_PROTO_RECORD_MAX  ((uint64_t)KVF_RECORD_PAGE_BYTES + KVF_PAYLOAD_BYTES_MAX)
-#define KVF_PROTO_PIECE_MAX   (UINT64_C(1) << 30) /* bytes of one arena piece */
-#define KVF_PROTO_PIECES_MAX  16384               /* arena pieces of one tenant */
-#define KVF_PROTO_STAGING_MAX (UINT64_C(1) << 36) /* bytes of one connection's staging */
+#define KVF_PROTO_PAGE_BYTES   4096
+#define KVF_PROTO_RECORD_MAX   ((uint64_t)KVF_RECORD_PAGE_BYTES + KVF_PAYLOAD_BYTES_MAX)
+#define KVF_PROTO_PIECE_MAX    (UINT64_C(1) << 30) /* bytes of one arena piece */
+#define KVF_PROTO_PIECES_MAX   16384               /* arena pieces of one tenant; a power of two */
+#define KVF_PROTO_PIECE_ID_MAX 0x7fffffffu /* numbers of pieces: each names one memfd for good */
+#define KVF_PROTO_STAGING_MAX  (UINT64_C(1) << 36) /* bytes of one connection's staging */
 
 #define KVF_SHM_RING_ENTRIES_MAX  32768 /* of the submission ring; completions twice as many */
 #define KVF_SHM_KEY_ENTRIES_MIN   4096  /* the largest request (below) always fits */

@@ -113,7 +113,7 @@ static_assert(sizeof(struct kvf_wire_welcome) == 360, "no hidden padding");
 
 struct kvf_wire_piece { /* PIECE (with one fd) and PIECE_DROP */
     struct kvf_wire_head head;
-    uint32_t piece; /* index used by completions */
+    uint32_t piece; /* number used by completions: names one memfd, is never used again */
     uint32_t reserved;
     uint64_t bytes;
 };

@@ -196,14 +196,14 @@ static void welcome_is_checked(void **state)
 static void pieces_are_checked(void **state)
 {
     static const struct change changes[] = {
-        CHANGE(kvf_wire_piece, piece, KVF_PROTO_PIECES_MAX),
+        CHANGE(kvf_wire_piece, piece, KVF_PROTO_PIECE_ID_MAX + 1),
         CHANGE(kvf_wire_piece, reserved, 1),
         CHANGE(kvf_wire_piece, bytes, 0),
         CHANGE(kvf_wire_piece, bytes, 4097),
         CHANGE(kvf_wire_piece, bytes, KVF_PROTO_PIECE_MAX + 4096),
     };
     static const struct change drop_changes[] = {
-        CHANGE(kvf_wire_piece, piece, KVF_PROTO_PIECES_MAX),
+        CHANGE(kvf_wire_piece, piece, KVF_PROTO_PIECE_ID_MAX + 1),
         CHANGE(kvf_wire_piece, bytes, 4096),
     };
     struct kvf_wire_piece piece = sample_piece(KVF_WIRE_PIECE);
