@@ -187,6 +187,7 @@ static int adopt(struct recovery *recovery, uint32_t segment_index, uint8_t *ind
     struct kvf_nvme_tier *tier = recovery->tier;
     struct kvf_nvme_segment_info *segment = &tier->segments[segment_index];
     struct kvf_nvme_record *records = calloc(n_entries == 0 ? 1 : n_entries, sizeof(*records));
+    struct kvf_nvme_record *shrunk;
     uint32_t at = n_entries;
 
     if (records == NULL) {
@@ -220,9 +221,10 @@ static int adopt(struct recovery *recovery, uint32_t segment_index, uint8_t *ind
     }
     segment->n_records = n_entries - at;
     memmove(records, records + at, segment->n_records * sizeof(*records));
-    segment->records = realloc(records, (segment->n_records + 1) * sizeof(*records));
-    if (segment->records == NULL) {
-        segment->records = records;
+    segment->records = records;
+    shrunk = realloc(records, (segment->n_records + 1) * sizeof(*records));
+    if (shrunk != NULL) {
+        segment->records = shrunk;
     }
     segment->state = KVF_NVME_SEGMENT_SEALED;
     tier->stat.area_bytes += recovery->identity.segment_bytes;
