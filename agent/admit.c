@@ -103,20 +103,18 @@ static bool head_is_admitted(struct kvf_drive *drive, const struct kvf_entry *en
     return again && bucket->tokens_bytes > 0;
 }
 
-/* The drive for a block of this chain. False: none now. */
+/* Shall the next block of this chain be written, and where? *drive_out comes with the place of heads,
+ * and is changed to the parent's. */
 static bool choose_drive(struct kvf_agent *agent, const struct kvf_entry *entry, bool has_parent,
                          const uint8_t parent_key_id[32], uint32_t *drive_out)
 {
     const struct kvf_entry *parent;
-    uint32_t word;
 
     if (!has_parent) {
         /* a reader that begins in the middle of a chain does not say what is before */
         if (!entry->is_head) {
             return false;
         }
-        memcpy(&word, entry->key_id + 16, sizeof(word));
-        *drive_out = word % agent->n_drives;
         return head_is_admitted(&agent->drives[*drive_out], entry);
     }
     parent = kvf_index_find(&agent->index, parent_key_id, entry->shard);
@@ -124,19 +122,23 @@ static bool choose_drive(struct kvf_agent *agent, const struct kvf_entry *entry,
         return false;
     }
     *drive_out = parent->drive; /* a chain lives and dies with one drive */
+    refill(&agent->drives[parent->drive]);
     return agent->drives[parent->drive].bucket.rate_bytes_s == 0 ||
            agent->drives[parent->drive].bucket.tokens_bytes > 0;
 }
 
 void kvf_admit_decide(struct kvf_agent *agent, struct kvf_entry *entry, bool has_parent,
-                      const uint8_t parent_key_id[32])
+                      const uint8_t parent_key_id[32], bool is_durable)
 {
-    uint32_t drive = 0;
+    uint32_t drive;
+    uint32_t word;
 
     if (agent->n_drives == 0 || entry->is_no_write || agent->is_draining) {
         return;
     }
-    if (choose_drive(agent, entry, has_parent, parent_key_id, &drive)) {
+    memcpy(&word, entry->key_id + 16, sizeof(word));
+    drive = word % agent->n_drives;
+    if (choose_drive(agent, entry, has_parent, parent_key_id, &drive) || is_durable) {
         entry->is_admitted = 1;
         entry->drive = drive & 7u;
     } else {
@@ -158,7 +160,7 @@ void kvf_admit_consider(struct kvf_agent *agent, struct kvf_entry *entry, bool h
     if (entry->nvme != KVF_NVME_NONE || !kvf_entry_in_dram(entry)) {
         return;
     }
-    kvf_admit_decide(agent, entry, has_parent, parent_key_id);
+    kvf_admit_decide(agent, entry, has_parent, parent_key_id, false);
     if (entry->is_admitted) {
         kvf_admit_write(agent, entry);
     }

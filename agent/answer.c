@@ -9,6 +9,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
+/* Entries that one turn looks at for one question; longer ones go on in the next turn or call. */
+#define SWEEP_STEPS 4096
+#define LIST_STEPS  65536
+
 /* ----------------------------------------------------------------------------------------------
  * The mailbox
  */
@@ -176,12 +180,12 @@ static void answer_blocks(struct kvf_agent *agent, struct kvf_control *control)
     for (uint64_t i = control->cursor; i < agent->index.fresh; i++) {
         const struct kvf_entry *entry = &agent->index.entries[i];
 
-        if (!is_block_of(agent, entry, control->namespace_id)) {
-            continue;
-        }
-        if (control->n_rows == control->max_rows) {
+        if (i - control->cursor == LIST_STEPS || control->n_rows == control->max_rows) {
             control->next_cursor = i;
             break;
+        }
+        if (!is_block_of(agent, entry, control->namespace_id)) {
+            continue;
         }
         block_row(agent, entry, &rows[control->n_rows++]);
     }
@@ -225,35 +229,84 @@ static void answer_namespaces(struct kvf_agent *agent, struct kvf_control *contr
 /* ----------------------------------------------------------------------------------------------
  * Evict and purge
  */
+/* Does a client hold this block? A write to a drive pins it too, once. */
 static bool is_leased(struct kvf_agent *agent, const struct kvf_entry *entry)
 {
     return kvf_entry_in_dram(entry) &&
-           kvf_dram_pins(agent->dram_store, kvf_place_slot(agent, entry)) > 0;
+           kvf_dram_pins(agent->dram_store, kvf_place_slot(agent, entry)) >
+               (kvf_place_writer(agent, entry) != NULL ? 1u : 0u);
 }
 
-/* Drop all blocks of a namespace (0: of all). Those in use stay, or are taken from their
- * readers. */
-static uint64_t forget_namespace(struct kvf_agent *agent, uint64_t namespace_id, bool in_use_too)
+/* Does a client hold any block of this set? lose: take them from it. */
+static bool is_set_leased(struct kvf_agent *agent, const struct kvf_entry *entry, bool lose)
 {
-    uint64_t n = 0;
+    uint16_t shard_count = agent->namespaces[entry->namespace_index].shard_count;
+    bool leased = false;
 
-    for (uint32_t i = 0; i < agent->index.fresh; i++) {
-        struct kvf_entry *entry = &agent->index.entries[i];
+    for (uint32_t shard = 0; shard < shard_count; shard++) {
+        const struct kvf_entry *block = shard_count <= 1
+                                            ? entry
+                                            : kvf_index_find(&agent->index, entry->key_id, shard);
 
-        if (!is_block_of(agent, entry, namespace_id)) {
+        if (block != NULL && is_leased(agent, block)) {
+            leased = true;
+            if (lose) {
+                kvf_lease_lose_slot(agent, kvf_place_slot(agent, block));
+            }
+        }
+    }
+    return leased;
+}
+
+static void purge_persist(struct kvf_agent *agent);
+
+static void sweep_finish(struct kvf_agent *agent)
+{
+    struct kvf_control *control = agent->sweep.control;
+
+    if (control->op == KVF_CONTROL_PURGE) {
+        purge_persist(agent);
+        return;
+    }
+    agent->sweep.control = NULL;
+    finish(control, KVF_OK);
+}
+
+/* Some entries of the running evict or purge; the rest in later turns. */
+static void sweep_step(struct kvf_agent *agent)
+{
+    struct kvf_sweep *sweep = &agent->sweep;
+    bool is_purge = sweep->control->op == KVF_CONTROL_PURGE;
+
+    for (uint32_t i = 0; i < SWEEP_STEPS && sweep->cursor < sweep->end; i++) {
+        struct kvf_entry *entry = &agent->index.entries[sweep->cursor++];
+
+        if (!is_block_of(agent, entry, sweep->control->namespace_id) ||
+            (is_set_leased(agent, entry, is_purge) && !is_purge)) {
             continue;
         }
-        if (is_leased(agent, entry)) {
-            if (!in_use_too) {
-                continue;
-            }
-            kvf_lease_lose_slot(agent, kvf_place_slot(agent, entry));
-        }
-        n++;
+        sweep->control->evicted++;
+        agent->metrics.purged_blocks++;
         kvf_place_forget_set(agent, entry);
     }
-    agent->metrics.purged_blocks += n;
-    return n;
+    if (sweep->cursor == sweep->end) {
+        sweep->end = 0;
+        sweep_finish(agent);
+    }
+}
+
+static void sweep_begin(struct kvf_agent *agent, struct kvf_control *control)
+{
+    if (agent->sweep.control != NULL) {
+        (void)snprintf(control->text, sizeof(control->text),
+                       "another evict or purge is running, ask again");
+        finish(control, KVF_ERR_BUSY);
+        return;
+    }
+    agent->sweep.control = control;
+    agent->sweep.cursor = 0;
+    agent->sweep.end = agent->index.fresh;
+    sweep_step(agent);
 }
 
 static void answer_evict(struct kvf_agent *agent, struct kvf_control *control)
@@ -261,8 +314,7 @@ static void answer_evict(struct kvf_agent *agent, struct kvf_control *control)
     struct kvf_entry *entry = NULL;
 
     if (!control->has_key_id) {
-        control->evicted = forget_namespace(agent, control->namespace_id, false);
-        finish(control, KVF_OK);
+        sweep_begin(agent, control);
         return;
     }
     for (uint32_t shard = 0; entry == NULL && shard < KVF_SHARDS_MAX; shard++) {
@@ -279,48 +331,54 @@ static void answer_evict(struct kvf_agent *agent, struct kvf_control *control)
 static void purge_confirmed(void *ctx, uint64_t namespace_id, int status)
 {
     struct kvf_agent *agent = ctx;
-    struct kvf_control *control = agent->purge;
+    struct kvf_sweep *sweep = &agent->sweep;
+    struct kvf_control *control = sweep->control;
 
     (void)namespace_id;
     if (status != KVF_OK) {
-        agent->purge_status = status;
+        sweep->status = status;
     }
-    if (--agent->purge_waiting == 0) {
-        agent->purge = NULL;
-        if (agent->purge_status != KVF_OK) {
+    if (--sweep->waiting == 0) {
+        sweep->control = NULL;
+        if (sweep->status != KVF_OK) {
             (void)snprintf(control->text, sizeof(control->text),
                            "forgotten here, but a drive could not record it (%s): ask again, or "
                            "the blocks may come back after a restart",
-                           kvf_status_text(agent->purge_status));
+                           kvf_status_text(sweep->status));
         }
-        finish(control, agent->purge_status);
+        finish(control, sweep->status);
     }
+}
+
+/* After everything has been forgotten: what a write still brings to a drive is under the old epoch. */
+static void purge_persist(struct kvf_agent *agent)
+{
+    struct kvf_sweep *sweep = &agent->sweep;
+    uint64_t namespace_id = sweep->control->namespace_id;
+
+    sweep->status = KVF_OK;
+    sweep->waiting = 1; /* this function itself */
+    for (uint32_t i = 0; i < agent->n_drives; i++) {
+        int status = kvf_nvme_namespace_purge(agent->drives[i].store, namespace_id, purge_confirmed,
+                                              agent);
+
+        if (status == KVF_OK) {
+            sweep->waiting++;
+        } else {
+            sweep->status = status;
+        }
+    }
+    purge_confirmed(agent, namespace_id, KVF_OK);
 }
 
 static void answer_purge(struct kvf_agent *agent, struct kvf_control *control)
 {
-    if (agent->purge != NULL || control->namespace_id == 0) {
-        (void)snprintf(control->text, sizeof(control->text), "%s",
-                       control->namespace_id == 0 ? "name the namespace to purge"
-                                                  : "another purge is running, ask again");
-        finish(control, control->namespace_id == 0 ? KVF_ERR_INVALID : KVF_ERR_BUSY);
+    if (control->namespace_id == 0) {
+        (void)snprintf(control->text, sizeof(control->text), "name the namespace to purge");
+        finish(control, KVF_ERR_INVALID);
         return;
     }
-    control->evicted = forget_namespace(agent, control->namespace_id, true);
-    agent->purge = control;
-    agent->purge_status = KVF_OK;
-    agent->purge_waiting = 1; /* this function itself */
-    for (uint32_t i = 0; i < agent->n_drives; i++) {
-        int status = kvf_nvme_namespace_purge(agent->drives[i].store, control->namespace_id,
-                                              purge_confirmed, agent);
-
-        if (status == KVF_OK) {
-            agent->purge_waiting++;
-        } else {
-            agent->purge_status = status;
-        }
-    }
-    purge_confirmed(agent, control->namespace_id, KVF_OK);
+    sweep_begin(agent, control);
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -338,6 +396,7 @@ struct kvf_verify {
     const struct kvf_record_page *record;
     uint64_t record_bytes;
     int32_t status;
+    bool is_stalled;
 };
 
 #define SCRATCH_BYTES ((size_t)KVF_PROTO_RECORD_MAX + KVF_RECORD_PAGE_BYTES)
@@ -370,9 +429,12 @@ static void verify_loaded(struct kvf_tier_io *io)
     verify_next(verify);
 }
 
-/* The drive's copy of the block at cursor. False: it has none. */
+/* The drive's copy of the block at cursor. False: it has none, or the drive is busy: then the same block
+ * is tried again in the next turn. */
 static bool verify_drive(struct kvf_verify *verify, const struct kvf_entry *entry)
 {
+    int status;
+
     struct kvf_agent *agent = verify->agent;
     struct kvf_drive *drive = &agent->drives[entry->drive];
     const struct kvf_namespace *ns = &agent->namespaces[entry->namespace_index];
@@ -392,7 +454,9 @@ static bool verify_drive(struct kvf_verify *verify, const struct kvf_entry *entr
     verify->io.location = kvf_entry_nvme_location(entry);
     verify->io.done = verify_loaded;
     verify->io.owner = verify;
-    return drive->tier->ops->load(drive->tier, &verify->io) == KVF_OK;
+    status = drive->tier->ops->load(drive->tier, &verify->io);
+    verify->is_stalled = status == KVF_ERR_BUSY;
+    return status == KVF_OK || verify->is_stalled;
 }
 
 static void verify_sum(struct kvf_work *work)
@@ -462,6 +526,15 @@ static void verify_next(struct kvf_verify *verify)
     }
     control->next_cursor = verify->cursor < agent->index.fresh ? verify->cursor : 0;
     verify_finish(verify, KVF_OK);
+}
+
+/* Try the drive's copy of the same block again. */
+static void verify_resume(struct kvf_verify *verify)
+{
+    verify->is_stalled = false;
+    if (!verify_drive(verify, kvf_index_at(&verify->agent->index, verify->cookie))) {
+        verify_next(verify);
+    }
 }
 
 static void answer_verify(struct kvf_agent *agent, struct kvf_control *control)
@@ -549,6 +622,12 @@ void kvf_answer_poll(struct kvf_agent *agent)
     for (uint32_t i = 0; i < n; i++) {
         answer(agent, controls[i]);
     }
+    if (agent->sweep.control != NULL && agent->sweep.end != 0) {
+        sweep_step(agent);
+    }
+    if (agent->verify != NULL && agent->verify->is_stalled) {
+        verify_resume(agent->verify);
+    }
 }
 
 void kvf_answer_fail_all(struct kvf_agent *agent)
@@ -563,9 +642,9 @@ void kvf_answer_fail_all(struct kvf_agent *agent)
     for (uint32_t i = 0; i < n; i++) {
         finish(controls[i], KVF_ERR_TIER_OFF);
     }
-    if (agent->purge != NULL) {
-        finish(agent->purge, KVF_ERR_TIER_OFF);
-        agent->purge = NULL;
+    if (agent->sweep.control != NULL) {
+        finish(agent->sweep.control, KVF_ERR_TIER_OFF);
+        agent->sweep.control = NULL;
     }
     if (agent->verify != NULL) {
         /* only after a drain that timed out: the drive may still write to the scratch memory, so it

@@ -8,6 +8,7 @@
  *   request*.c   submissions to completions                     > the reactor; nobody else
  *   place*.c     tiers: fill, load, write, evict, recover      /  reads or writes it
  *   admit.c      which chains go to the drives                /
+ *   room.c       what is forgotten to make room              /
  *   namespace.c  names, tenants, quotas                      /
  *   answer.c     the admin thread's questions               /
  *
@@ -39,10 +40,13 @@
 #include "transport/shm_ring.h"
 
 enum kvf_core_limits {
-    KVF_REQUESTS_A_CLIENT = 64, /* request objects reserved for each client that may attach */
-    KVF_OPS_A_CLIENT = 512,     /* blocks that may wait, likewise */
-    KVF_FLIGHTS_MAX = 8192,
-    KVF_PINS_A_CLIENT = 2048,    /* blocks that may be leased, likewise */
+    /* Reserved for each client that may attach, and the most that it can have: nobody lives on what is
+     * another's. A request whose next key finds no op or flight waits for one. */
+    KVF_REQUESTS_A_CLIENT = 256,
+    KVF_OPS_A_CLIENT = 512,      /* blocks that wait */
+    KVF_FLIGHTS_A_CLIENT = 512,  /* blocks on their way */
+    KVF_PINS_A_CLIENT = 2048,    /* blocks that are leased */
+    KVF_WRITES_MAX = 8192,       /* blocks on their way to drives */
     KVF_TURN_ENTRIES = 16,       /* submissions of one client a turn */
     KVF_TURN_KEYS = 64,          /* keys of one client a turn */
     KVF_TURN_BYTES = 4 << 20,    /* bytes put by one client a turn */
@@ -138,6 +142,7 @@ struct kvf_request {
     uint32_t first_failed_index;
     bool is_started; /* all keys have been started */
     bool is_canceled;
+    bool is_expired;
     bool run_ended;  /* lookup: a key was not there */
     uint32_t cut_at; /* lookup: first chunk that is not in memory and not waited for */
     uint32_t run, ready, coming;
@@ -173,7 +178,11 @@ struct kvf_flight {
     uint32_t payload_crc32c;
     uint32_t ttl_s;
     int32_t status;
-    uint64_t started_ns;
+    uint64_t created_ns;
+    uint64_t started_ns;       /* handed to its tier or worker */
+    uint64_t ahead_bytes;      /* LOAD: that were being read when it started */
+    struct kvf_session *payer; /* whose share it counts against, or NULL */
+    uint64_t payer_id;         /* connection_id of the payer */
     struct kvf_op *waiters;
     struct kvf_flight *next; /* in the queue of loads or writes */
     struct kvf_work work;
@@ -229,7 +238,8 @@ struct kvf_session {
     uint8_t state; /* enum kvf_session_state */
     bool wants_wake;
     bool is_draining;
-    bool is_broken; /* to be ended at the next safe place */
+    bool is_broken;  /* to be ended at the next safe place */
+    bool is_writing; /* the socket is full: watched for room */
     int fd;
     int eventfd;
     int ring_fd;
@@ -258,6 +268,9 @@ struct kvf_session {
     uint32_t lease_oldest, lease_newest;
     uint64_t leased_bytes;
     uint32_t jobs; /* flights and work that read this session's memory */
+    uint32_t requests_count, ops_count, flights, pins_count; /* of its shares */
+    uint32_t *announce; /* ring of piece ids not sent yet; with the top bit: dropped */
+    uint32_t announce_head, announce_tail;
     struct kvf_work work;
     int32_t work_status;
     uint64_t attached_ns;
@@ -289,9 +302,14 @@ struct kvf_drive {
     const struct kvf_config_nvme *config;
     struct kvf_agent *agent;
     struct kvf_bucket bucket;
+    struct kvf_flight_queue loads;  /* waiting for a slot or prefetch.inflight */
     struct kvf_flight_queue writes; /* waiting for the tier */
+    uint32_t loads_inflight;
+    bool is_off;              /* the tier has said so: what only it holds is gone */
     bool is_full;             /* the tier answered busy; ask again when something has completed */
-    uint64_t read_ns_per_mib; /* moving average, for estimates */
+    uint64_t read_ns_per_mib; /* moving averages, for estimates */
+    uint64_t read_latency_ns;
+    uint64_t last_read_ns;
     uint64_t reading_bytes;
     char why[192];
 };
@@ -299,10 +317,18 @@ struct kvf_drive {
 struct kvf_incomplete {
     kvf_cookie cookie; /* of the set entry */
     uint32_t created_s;
-    uint8_t key_id[32];
+    uint32_t serial; /* as in the set entry's nvme_low */
 };
 
 struct kvf_verify; /* in answer.c */
+
+/* The running evict or purge of a namespace, one at a time. */
+struct kvf_sweep {
+    struct kvf_control *control; /* NULL: none */
+    uint32_t cursor, end;        /* entries; end 0: all have been looked at */
+    uint32_t waiting;            /* purge: drives that have not confirmed */
+    int32_t status;
+};
 
 /* ----------------------------------------------------------------------------------------------
  * The agent. Owner of everything: the reactor, but for what is marked otherwise.
@@ -351,20 +377,22 @@ struct kvf_agent {
     struct kvf_pool ops;
     struct kvf_pool flights;
     struct kvf_pool pins;
-    struct kvf_flight_queue loads; /* waiting for a slot or prefetch.inflight */
-    uint32_t loads_inflight;
-    uint32_t writes_inflight;
+    uint32_t writes; /* flights to drives, waiting ones included */
     uint64_t writeback_bytes;
     uint64_t writeback_max_bytes;
 
     uint64_t *ghosts;                  /* KVF_GHOST_ENTRIES tags */
     struct kvf_incomplete *incomplete; /* ring */
     uint32_t incomplete_head, incomplete_tail;
+    uint32_t watch_serial;
+    uint32_t hand;        /* of the clock over the index, room.c */
+    uint64_t pressure_ns; /* when memory was last taken from a block */
 
     struct kvf_session *sessions; /* sessions_capacity of them */
     uint32_t sessions_capacity;
     uint32_t sessions_count;
-    uint32_t session_turn; /* where the next round robin begins */
+    uint32_t sessions_high; /* no session in use from here on */
+    uint32_t session_turn;  /* where the next round robin begins */
     uint64_t staging_used_bytes;
     uint64_t next_connection_id;
     uint64_t arena_bytes;
@@ -375,16 +403,14 @@ struct kvf_agent {
     uint64_t heartbeat_ns;
     uint64_t second_ns;
     struct kvf_log_limit protocol_log;
-    struct kvf_log_limit busy_log;
+    struct kvf_log_limit session_log;
 
     pthread_mutex_t control_lock; /* protects controls; nothing else is taken under it */
     struct kvf_control *controls[KVF_CONTROLS_MAX];
     _Atomic uint32_t n_controls;
     bool is_closed;            /* under control_lock: no more questions */
     struct kvf_verify *verify; /* the running verify, one at a time */
-    struct kvf_control *purge; /* the running purge, one at a time */
-    uint32_t purge_waiting;    /* drives that have not confirmed */
-    int32_t purge_status;
+    struct kvf_sweep sweep;
 };
 
 /* Seconds since create, from 1. */
@@ -396,6 +422,8 @@ static inline uint32_t kvf_agent_second(const struct kvf_agent *agent)
 /* loop.c */
 void kvf_agent_wake(void *agent); /* any thread: the reactor looks at its queues again */
 int kvf_loop_add(struct kvf_agent *agent, int fd, uint32_t events, struct kvf_fd_source *source);
+void kvf_loop_change(struct kvf_agent *agent, int fd, uint32_t events,
+                     struct kvf_fd_source *source);
 void kvf_loop_remove(struct kvf_agent *agent, int fd);
 
 /* namespace.c */
@@ -404,9 +432,6 @@ uint64_t kvf_namespace_id(const struct kvf_agent *agent, uint16_t tenant,
 /* The slot of this namespace, made if it is new. KVF_OK; KVF_ERR_BUSY: the table is full. */
 int kvf_namespace_get(struct kvf_agent *agent, uint64_t id, uint16_t shard_count,
                       uint16_t *index_out);
-/* Room for bytes more under the quotas? */
-bool kvf_quota_allows(struct kvf_agent *agent, uint16_t tenant, uint32_t namespace_index,
-                      uint64_t bytes);
 
 /* session.c */
 void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener);
@@ -422,7 +447,11 @@ void kvf_session_destroy(struct kvf_session *session);
 void kvf_session_job_done(struct kvf_session *session);
 void kvf_session_piece_added(struct kvf_agent *agent, uint32_t piece_id);
 void kvf_session_piece_dropped(struct kvf_agent *agent, uint32_t piece_id);
-/* Once a second. */
+/* Private memory of an attached client whose ring has so many entries, beside its struct. */
+uint64_t kvf_session_table_bytes(uint32_t ring_entries);
+/* Send what a full socket has kept back. */
+void kvf_session_flush(struct kvf_session *session);
+/* Twice a second. */
 void kvf_session_tick(struct kvf_session *session);
 void kvf_session_wake(struct kvf_session *session);
 void kvf_session_say_bye(struct kvf_session *session, int status);
@@ -432,13 +461,14 @@ int kvf_lease_table_init(struct kvf_session *session, uint32_t capacity);
 void kvf_lease_table_fini(struct kvf_session *session);
 /* A new lease without pins. KVF_OK; KVF_ERR_BUSY. */
 int kvf_lease_begin(struct kvf_session *session, uint64_t *lease_out);
-/* Pin one slot under a lease. KVF_OK; KVF_ERR_BUSY: a share of the arena is used up. */
+/* Pin one slot under a lease. KVF_OK; KVF_ERR_BUSY: a share of the arena is used up;
+ * KVF_ERR_LOST: the lease is. */
 int kvf_lease_add(struct kvf_session *session, uint64_t lease, kvf_location slot,
                   uint64_t record_bytes, uint32_t order);
 /* Drop the pins of chunks from `order` on. */
 void kvf_lease_trim(struct kvf_session *session, uint64_t lease, uint32_t order);
-/* Make the word say LIVE; before this the client knows nothing of the lease. */
-void kvf_lease_publish(struct kvf_session *session, uint64_t lease);
+/* Make the word say LIVE; before this the client knows nothing of the lease. False: it is lost. */
+bool kvf_lease_publish(struct kvf_session *session, uint64_t lease);
 /* The client's release. False: no such lease. */
 bool kvf_lease_end(struct kvf_session *session, uint64_t lease);
 /* Free all leases of a session that is gone. */
@@ -505,8 +535,6 @@ bool kvf_place_set_is_whole(const struct kvf_agent *agent, const struct kvf_entr
 /* One more shard of a set is READY. KVF_OK; KVF_ERR_BUSY: the index has no room for the set's
  * entry. */
 int kvf_place_set_add(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t shard_count);
-/* Forget the oldest set that is watched, if it is still incomplete. */
-void kvf_place_drop_incomplete(struct kvf_agent *agent);
 /* A READY entry gives up its slot, or its record; the entry itself stays. */
 void kvf_place_leave_dram(struct kvf_agent *agent, struct kvf_entry *entry);
 void kvf_place_leave_drive(struct kvf_agent *agent, struct kvf_entry *entry, bool drop);
@@ -519,7 +547,7 @@ void kvf_place_forget_block(struct kvf_agent *agent, struct kvf_entry *entry);
 int kvf_place_fill(struct kvf_request *request, const struct kvf_shm_key *key,
                    const uint8_t key_id[32], struct kvf_flight **flight_out);
 /* Begin to bring a READY entry that is only on a drive into memory. KVF_OK; KVF_ERR_BUSY. */
-int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t tenant,
+int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, struct kvf_session *session,
                    struct kvf_flight **flight_out);
 /* Begin to write a READY entry in memory to a drive. KVF_OK; KVF_ERR_BUSY: the backlog is full;
  * KVF_ERR_TIER_OFF: no drive. */
@@ -529,21 +557,43 @@ uint64_t kvf_place_load_estimate_ns(const struct kvf_agent *agent, const struct 
 /* Take completions and start what waits. True: something was done. */
 bool kvf_place_poll(struct kvf_agent *agent);
 uint64_t kvf_place_deadline_ns(const struct kvf_agent *agent);
-/* Once a second: expiry, incomplete sets. */
-void kvf_place_tick(struct kvf_agent *agent);
 /* Is nothing on its way to a drive? For draining. */
 bool kvf_place_is_quiet(const struct kvf_agent *agent);
 
+/* room.c */
+/* A new entry as kvf_index_insert, with room made in a full index. NULL: everything is in use. */
+struct kvf_entry *kvf_room_insert(struct kvf_agent *agent, const uint8_t key_id[32], uint32_t shard,
+                                  uint32_t namespace_index);
+/* Count bytes of memory against the quotas, evicting blocks of the same owner. KVF_OK; KVF_ERR_BUSY:
+ * all of its blocks are in use. */
+int kvf_room_charge(struct kvf_agent *agent, uint16_t tenant, uint32_t namespace_index,
+                    uint64_t bytes);
+void kvf_room_uncharge(struct kvf_agent *agent, uint16_t tenant, uint32_t namespace_index,
+                       uint64_t bytes);
+/* Watch the set of a READY block until it is whole. */
+void kvf_room_watch_set(struct kvf_agent *agent, const struct kvf_entry *entry);
+/* Forget the oldest set that is watched, if it is still incomplete. */
+void kvf_room_drop_incomplete(struct kvf_agent *agent);
+/* To be called before memory is reserved. */
+void kvf_room_before_reserve(struct kvf_agent *agent);
+bool kvf_room_is_expired(const struct kvf_agent *agent, const struct kvf_entry *entry);
+/* The entry of a name as kvf_index_find, forgetting it if its time to live is over. */
+struct kvf_entry *kvf_room_find(struct kvf_agent *agent, const uint8_t key_id[32], uint32_t shard);
+/* Twice a second. */
+void kvf_room_tick(struct kvf_agent *agent);
+
 /* place_host.c: what tiers ask. */
+/* May this block's set be forgotten: nothing of it is pinned or on its way? */
+bool kvf_place_may_leave(struct kvf_agent *agent, const struct kvf_entry *entry);
 struct kvf_tier_host kvf_place_dram_host(struct kvf_agent *agent);
 struct kvf_tier_host kvf_place_drive_host(struct kvf_drive *drive);
 
 /* admit.c */
 void kvf_admit_init(struct kvf_drive *drive, uint64_t rate_bytes_s, uint64_t credit_bytes);
 /* Shall this block go to a drive, seen now (put or hit)? Sets is_admitted and drive. has_parent:
- * the chunk before it, by key_id. */
+ * the chunk before it, by key_id. is_durable: it goes there in any case. */
 void kvf_admit_decide(struct kvf_agent *agent, struct kvf_entry *entry, bool has_parent,
-                      const uint8_t parent_key_id[32]);
+                      const uint8_t parent_key_id[32], bool is_durable);
 /* Write an admitted READY block. */
 void kvf_admit_write(struct kvf_agent *agent, struct kvf_entry *entry);
 /* Both, for a READY block in memory that has been used again. */

@@ -48,12 +48,12 @@ struct kvf_entry {
     uint32_t is_complete : 1; /* set entry: all shards are READY */
     uint32_t namespace_index : 10;
     uint32_t shard : 12;
-    uint32_t state : 2;       /* enum kvf_entry_state */
-    uint32_t nvme : 2;        /* enum kvf_entry_nvme */
-    uint32_t is_hit : 1;      /* used since it was written: a segment's reuse keeps it once */
-    uint32_t is_no_write : 1; /* never goes to a drive */
-    uint32_t is_head : 1;     /* begins a chain */
-    uint32_t reserved : 1;
+    uint32_t state : 2;          /* enum kvf_entry_state */
+    uint32_t nvme : 2;           /* enum kvf_entry_nvme */
+    uint32_t is_hit : 1;         /* used since it was written: a segment's reuse keeps it once */
+    uint32_t is_no_write : 1;    /* never goes to a drive */
+    uint32_t is_head : 1;        /* begins a chain */
+    uint32_t is_synced : 1;      /* its record on the drive outlives a loss of power */
     uint32_t is_crc_unknown : 1; /* recovered and not read yet: payload_crc32c is not known */
     uint32_t is_admitted : 1;    /* goes, or went, to its drive: the chain behind it may follow */
 };

@@ -87,7 +87,11 @@ int kvf_lease_add(struct kvf_session *session, uint64_t id, kvf_location slot,
     struct kvf_pin *pin;
 
     assert(lease != NULL);
-    if (session->leased_bytes + record_bytes > percent * agent->config->lease_client_share ||
+    if (lease->state != KVF_LEASE_LIVE) {
+        return KVF_ERR_LOST;
+    }
+    if (session->pins_count == KVF_PINS_A_CLIENT ||
+        session->leased_bytes + record_bytes > percent * agent->config->lease_client_share ||
         agent->tenants[session->tenant].leased_bytes + record_bytes >
             percent * agent->config->lease_tenant_share) {
         return KVF_ERR_BUSY;
@@ -97,6 +101,7 @@ int kvf_lease_add(struct kvf_session *session, uint64_t id, kvf_location slot,
         return KVF_ERR_BUSY;
     }
     kvf_dram_pin(agent->dram_store, slot);
+    session->pins_count++;
     pin->slot = slot;
     pin->bytes = record_bytes;
     pin->order = order;
@@ -118,6 +123,7 @@ static void unpin(struct kvf_session *session, struct kvf_lease *lease, struct k
     session->leased_bytes -= pin->bytes;
     agent->tenants[session->tenant].leased_bytes -= pin->bytes;
     agent->leased_bytes -= pin->bytes;
+    session->pins_count--;
     kvf_pool_put(&agent->pins, pin);
 }
 
@@ -138,12 +144,16 @@ void kvf_lease_trim(struct kvf_session *session, uint64_t id, uint32_t order)
     }
 }
 
-void kvf_lease_publish(struct kvf_session *session, uint64_t id)
+bool kvf_lease_publish(struct kvf_session *session, uint64_t id)
 {
     struct kvf_lease *lease = find(session, id);
 
+    if (lease->state != KVF_LEASE_LIVE) {
+        return false;
+    }
     kvf_lease_word_store(&session->ring.leases[kvf_lease_id_index(id)], lease->generation,
                          KVF_LEASE_LIVE);
+    return true;
 }
 
 static void end(struct kvf_session *session, struct kvf_lease *lease)

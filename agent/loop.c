@@ -47,6 +47,13 @@ int kvf_loop_add(struct kvf_agent *agent, int fd, uint32_t events, struct kvf_fd
                : kvf_status_from_errno(errno);
 }
 
+void kvf_loop_change(struct kvf_agent *agent, int fd, uint32_t events, struct kvf_fd_source *source)
+{
+    struct epoll_event event = {.events = events, .data.ptr = source};
+
+    (void)epoll_ctl(agent->epoll_fd, EPOLL_CTL_MOD, fd, &event);
+}
+
 void kvf_loop_remove(struct kvf_agent *agent, int fd)
 {
     (void)epoll_ctl(agent->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
@@ -90,8 +97,8 @@ static bool serve_rings(struct kvf_agent *agent)
 {
     bool any = false;
 
-    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
-        uint32_t at = (agent->session_turn + i) % agent->sessions_capacity;
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
+        uint32_t at = (agent->session_turn + i) % agent->sessions_high;
         struct kvf_session *session = &agent->sessions[at];
 
         if (session->is_broken) {
@@ -100,7 +107,7 @@ static bool serve_rings(struct kvf_agent *agent)
             any |= kvf_request_turn(session);
         }
     }
-    agent->session_turn = (agent->session_turn + 1) % agent->sessions_capacity;
+    agent->session_turn++;
     return any;
 }
 
@@ -108,7 +115,7 @@ static bool wake_clients(struct kvf_agent *agent)
 {
     bool any = false;
 
-    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
         if (agent->sessions[i].wants_wake) {
             kvf_session_wake(&agent->sessions[i]);
             any = true;
@@ -119,7 +126,7 @@ static bool wake_clients(struct kvf_agent *agent)
 
 static void run_timers(struct kvf_agent *agent)
 {
-    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
         struct kvf_session *session = &agent->sessions[i];
 
         if (session->state == KVF_SESSION_READY &&
@@ -131,10 +138,10 @@ static void run_timers(struct kvf_agent *agent)
         return;
     }
     agent->second_ns = agent->now_ns + KVF_NS_PER_S / 2;
-    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
         kvf_session_tick(&agent->sessions[i]);
     }
-    kvf_place_tick(agent);
+    kvf_room_tick(agent);
 }
 
 static uint64_t next_deadline_ns(struct kvf_agent *agent)
@@ -143,7 +150,7 @@ static uint64_t next_deadline_ns(struct kvf_agent *agent)
     uint64_t place_ns = kvf_place_deadline_ns(agent);
 
     deadline_ns = place_ns < deadline_ns ? place_ns : deadline_ns;
-    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
         const struct kvf_session *session = &agent->sessions[i];
 
         if (session->state == KVF_SESSION_READY) {
@@ -161,14 +168,15 @@ static bool prepare_sleep(struct kvf_agent *agent)
     bool may_sleep = true;
 
     (void)atomic_exchange(&agent->is_sleeping, true);
-    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
         struct kvf_session *session = &agent->sessions[i];
 
         if (session->state == KVF_SESSION_READY) {
-            may_sleep &= kvf_ring_daemon_sleep(&session->ring);
+            /* one that waits for its own flights takes no more submissions until they land */
+            may_sleep &= kvf_ring_daemon_sleep(&session->ring) || session->active != NULL;
         }
     }
-    if (kvf_place_poll(agent) || atomic_load(&agent->n_controls) > 0 ||
+    if (kvf_place_poll(agent) || agent->sweep.end != 0 || atomic_load(&agent->n_controls) > 0 ||
         atomic_load(&agent->stop_asked) != agent->is_draining) {
         may_sleep = false;
     }
@@ -178,7 +186,7 @@ static bool prepare_sleep(struct kvf_agent *agent)
 static void end_sleep(struct kvf_agent *agent)
 {
     atomic_store(&agent->is_sleeping, false);
-    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
         if (agent->sessions[i].state == KVF_SESSION_READY) {
             kvf_ring_daemon_awake(&agent->sessions[i].ring);
         }
@@ -231,7 +239,7 @@ static void begin_drain(struct kvf_agent *agent)
         kvf_loop_remove(agent, agent->listeners[i].listener.fd);
         kvf_seqpacket_listener_close(&agent->listeners[i].listener);
     }
-    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
         if (agent->sessions[i].state == KVF_SESSION_READY) {
             kvf_session_say_bye(&agent->sessions[i], KVF_ERR_TIER_OFF);
         }
@@ -251,21 +259,30 @@ static bool is_drained(struct kvf_agent *agent)
     return drained;
 }
 
+/* After a grace for what clients hold, they are ended, whatever they do; then only writes count. */
+static void end_sessions(struct kvf_agent *agent)
+{
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
+        kvf_session_end(&agent->sessions[i], NULL); /* leases are published as lost in here */
+    }
+}
+
 /* True: run returns *status_out. */
 static bool drain_step(struct kvf_agent *agent, int *status_out)
 {
-    uint64_t began_ns = agent->drain_deadline_ns - agent->config->drain_timeout * KVF_NS_PER_S;
-    bool late = agent->now_ns >= agent->drain_deadline_ns;
+    uint64_t timeout_ns = agent->config->drain_timeout * KVF_NS_PER_S;
+    uint64_t grace_ns = timeout_ns < DRAIN_GRACE_NS ? timeout_ns : DRAIN_GRACE_NS;
+    uint64_t began_ns = agent->drain_deadline_ns - timeout_ns;
 
-    if (!late && ((agent->sessions_count > 0 && agent->now_ns < began_ns + DRAIN_GRACE_NS) ||
-                  !is_drained(agent))) {
-        return false;
+    if (agent->now_ns >= began_ns + grace_ns) {
+        end_sessions(agent);
     }
-    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
-        kvf_session_end(&agent->sessions[i], NULL); /* leases are published as lost in here */
+    if (agent->sessions_count == 0 && is_drained(agent)) {
+        *status_out = KVF_OK;
+        return true;
     }
-    *status_out = late && !is_drained(agent) ? KVF_ERR_TIMEOUT : KVF_OK;
-    return true;
+    *status_out = KVF_ERR_TIMEOUT;
+    return agent->now_ns >= agent->drain_deadline_ns;
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -480,6 +497,8 @@ int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_ag
     agent->work = ports->work;
     agent->protocol_log.interval_ns = KVF_NS_PER_S;
     agent->protocol_log.burst_count = 5;
+    agent->session_log.interval_ns = KVF_NS_PER_S;
+    agent->session_log.burst_count = 20;
     (void)pthread_mutex_init(&agent->control_lock, NULL);
     agent->started_ns = kvf_env_now_ns(&agent->env);
     agent->now_ns = agent->started_ns;

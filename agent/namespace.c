@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * namespace.c: namespaces and quotas. A namespace is everything that must be equal for two clients
+ * namespace.c: namespaces. A namespace is everything that must be equal for two clients
  * to read each other's blocks: tenant, weights, adapter, geometry, shard count, codec, label. Its
  * id is a keyed hash over all of them, so that a block can never be found under another one.
  */
@@ -35,7 +35,7 @@ uint64_t kvf_namespace_id(const struct kvf_agent *agent, uint16_t tenant,
 /* Its place may be reused. */
 static bool is_idle(const struct kvf_namespace *ns)
 {
-    return ns->clients == 0 && ns->blocks == 0;
+    return ns->clients == 0 && ns->blocks == 0 && ns->dram_bytes == 0;
 }
 
 int kvf_namespace_get(struct kvf_agent *agent, uint64_t id, uint16_t shard_count,
@@ -62,17 +62,4 @@ int kvf_namespace_get(struct kvf_agent *agent, uint64_t id, uint16_t shard_count
     place->shard_count = shard_count;
     *index_out = (uint16_t)(place - agent->namespaces);
     return KVF_OK;
-}
-
-bool kvf_quota_allows(struct kvf_agent *agent, uint16_t tenant, uint32_t namespace_index,
-                      uint64_t bytes)
-{
-    uint64_t percent = agent->arena_bytes / 100;
-    const struct kvf_config *config = agent->config;
-
-    return (config->quota_tenant_share == 100 ||
-            agent->tenants[tenant].dram_bytes + bytes <= percent * config->quota_tenant_share) &&
-           (config->quota_namespace_share == 100 ||
-            agent->namespaces[namespace_index].dram_bytes + bytes <=
-                percent * config->quota_namespace_share);
 }

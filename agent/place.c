@@ -15,6 +15,11 @@
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 
+#define LOAD_TRIES       64 /* queued loads looked at in one turn */
+#define LOAD_PATIENCE_NS KVF_NS_PER_S
+#define RETRY_NS         (2 * KVF_NS_PER_MS)
+#define PROBE_NS         KVF_NS_PER_S
+
 /* ----------------------------------------------------------------------------------------------
  * Queues
  */
@@ -82,22 +87,42 @@ struct kvf_flight *kvf_place_writer(struct kvf_agent *agent, const struct kvf_en
     return kvf_pool_at(&agent->flights, agent->sides[entry->dram_slot].writer);
 }
 
+/* session: on whose behalf, counted against its share; NULL: the agent's own. NULL: none left. */
 static struct kvf_flight *flight_new(struct kvf_agent *agent, uint8_t kind,
-                                     const struct kvf_entry *entry)
+                                     const struct kvf_entry *entry, struct kvf_session *session)
 {
-    struct kvf_flight *flight = kvf_pool_get(&agent->flights);
+    struct kvf_flight *flight = NULL;
 
-    if (flight != NULL) {
-        flight->kind = kind;
-        flight->agent = agent;
-        flight->cookie = kvf_index_cookie(&agent->index, entry);
-        flight->slot = KVF_LOCATION_NONE;
-        flight->record_bytes = entry->record_bytes;
-        flight->started_ns = agent->now_ns;
-        flight->work.owner = flight;
-        flight->io.owner = flight;
+    if (session == NULL || session->flights < KVF_FLIGHTS_A_CLIENT) {
+        flight = kvf_pool_get(&agent->flights);
+    }
+    if (flight == NULL) {
+        return NULL;
+    }
+    flight->kind = kind;
+    flight->agent = agent;
+    flight->cookie = kvf_index_cookie(&agent->index, entry);
+    flight->slot = KVF_LOCATION_NONE;
+    flight->record_bytes = entry->record_bytes;
+    flight->created_ns = agent->now_ns;
+    flight->started_ns = agent->now_ns;
+    flight->work.owner = flight;
+    flight->io.owner = flight;
+    if (session != NULL) {
+        flight->payer = session;
+        flight->payer_id = session->connection_id;
+        session->flights++;
     }
     return flight;
+}
+
+static void flight_free(struct kvf_flight *flight)
+{
+    /* the payer's place may have another client by now */
+    if (flight->payer != NULL && flight->payer->connection_id == flight->payer_id) {
+        flight->payer->flights--;
+    }
+    kvf_pool_put(&flight->agent->flights, flight);
 }
 
 /* Tell everybody who waited; entry NULL for a failure. */
@@ -248,6 +273,7 @@ int kvf_place_set_add(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t
         }
         set->is_set = 1;
         set->state = KVF_ENTRY_READY;
+        kvf_entry_set_nvme(set, 0); /* not watched, see room.c */
     }
     set->payload_crc32c++;
     set->is_complete = set->payload_crc32c == shard_count;
@@ -354,29 +380,35 @@ static void fill_run(struct kvf_work *work)
     memset(payload + bytes, 0, padded - bytes);
 }
 
+static void fill_fail(struct kvf_flight *flight, int status)
+{
+    struct kvf_agent *agent = flight->agent;
+    struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
+
+    agent->metrics.put_corrupt += status == KVF_ERR_CORRUPT;
+    unreserve(agent, entry, flight->slot);
+    if (!flight->is_abandoned) {
+        kvf_index_unlink(&agent->index, entry);
+    }
+    kvf_index_free(&agent->index, entry);
+    flight_settle(flight, status, NULL);
+}
+
 static void fill_done(struct kvf_work *work)
 {
     struct kvf_flight *flight = work->owner;
     struct kvf_agent *agent = flight->agent;
     struct kvf_session *session = flight->session;
     struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
-    uint16_t shard_count = agent->namespaces[entry->namespace_index].shard_count;
+    kvf_cookie cookie = flight->cookie;
     int status = flight->status;
 
-    if (flight->is_abandoned) {
-        agent->dram->ops->drop(agent->dram, flight->slot);
-        kvf_index_free(&agent->index, entry);
-        goto out;
+    if (status == KVF_OK && !flight->is_abandoned) {
+        status = kvf_place_set_add(agent, entry,
+                                   agent->namespaces[entry->namespace_index].shard_count);
     }
-    if (status == KVF_OK) {
-        status = kvf_place_set_add(agent, entry, shard_count);
-    }
-    if (status != KVF_OK) {
-        agent->metrics.put_corrupt += status == KVF_ERR_CORRUPT;
-        agent->dram->ops->drop(agent->dram, flight->slot);
-        kvf_index_unlink(&agent->index, entry);
-        kvf_index_free(&agent->index, entry);
-        flight_settle(flight, status, NULL);
+    if (status != KVF_OK || flight->is_abandoned) {
+        fill_fail(flight, status);
         goto out;
     }
     agent->metrics.put_blocks++;
@@ -387,8 +419,13 @@ static void fill_done(struct kvf_work *work)
         kvf_admit_write(agent, entry);
     }
     flight_settle(flight, KVF_OK, entry);
+    /* a durable put that was canceled has begun no write: the chain behind it is closed */
+    entry = kvf_index_at(&agent->index, cookie);
+    if (entry->state == KVF_ENTRY_READY && entry->nvme == KVF_NVME_NONE) {
+        entry->is_admitted = 0;
+    }
 out:
-    kvf_pool_put(&agent->flights, flight);
+    flight_free(flight);
     kvf_session_job_done(session);
 }
 
@@ -400,38 +437,31 @@ static int fill_reserve(struct kvf_request *request, const struct kvf_shm_key *k
     struct kvf_agent *agent = session->agent;
     struct kvf_flight *flight = NULL;
     struct kvf_entry *entry;
-    kvf_location slot;
     int status;
 
-    if (!kvf_quota_allows(agent, session->tenant, session->namespace_index, key->record_bytes)) {
-        return KVF_ERR_REFUSED;
-    }
-    entry = kvf_index_insert(&agent->index, key_id, session->shard, session->namespace_index);
+    entry = kvf_room_insert(agent, key_id, session->shard, session->namespace_index);
     if (entry == NULL) {
         return KVF_ERR_BUSY;
     }
     entry->record_bytes = (uint32_t)key->record_bytes & 0x7ffffffu;
-    flight = flight_new(agent, KVF_FLIGHT_FILL, entry);
+    flight = flight_new(agent, KVF_FLIGHT_FILL, entry, session);
     if (flight == NULL) {
         status = KVF_ERR_BUSY;
         goto undo_entry;
     }
     entry->dram_slot = kvf_pool_index(&agent->flights, flight);
-    status = agent->dram->ops->reserve(agent->dram, session->tenant, key->record_bytes,
-                                       flight->cookie, &slot);
+    status = reserve(agent, entry, session->tenant, &flight->slot);
     if (status != KVF_OK) {
         goto undo_flight;
     }
-    flight->slot = slot;
-    flight->record = agent->dram->ops->address(agent->dram, slot);
+    flight->record = agent->dram->ops->address(agent->dram, flight->slot);
     *flight_out = flight;
     return KVF_OK;
 
 undo_flight:
-    kvf_pool_put(&agent->flights, flight);
+    flight_free(flight);
 undo_entry:
-    kvf_index_unlink(&agent->index, entry);
-    kvf_index_free(&agent->index, entry);
+    kvf_index_remove(&agent->index, entry);
     return status;
 }
 
@@ -450,25 +480,24 @@ int kvf_place_fill(struct kvf_request *request, const struct kvf_shm_key *key,
     entry = kvf_index_at(&agent->index, flight->cookie);
     entry->payload_crc32c = agent->page.header.payload_crc32c;
     entry->is_no_write = (request->sqe.flags & KVF_SQE_NO_WRITE) != 0 || request->sqe.ttl_s != 0;
-    entry->is_head = !request->has_chain_key;
+    entry->is_head = !request->has_chain_key && request->sqe.depth == 0;
+    flight->is_durable = (request->sqe.flags & KVF_SQE_DURABLE) != 0;
     /* decided now, in the order of the chain: workers finish in any order */
-    kvf_admit_decide(agent, entry, request->has_chain_key, request->chain_key_id);
-    entry->is_admitted |= (request->sqe.flags & KVF_SQE_DURABLE) != 0;
+    kvf_admit_decide(agent, entry, request->has_chain_key, request->chain_key_id,
+                     flight->is_durable);
     flight->payload_crc32c = entry->payload_crc32c;
     flight->session = session;
     flight->source = session->staging_map + key->stage_offset + KVF_RECORD_PAGE_BYTES;
     flight->ttl_s = request->sqe.ttl_s;
     flight->priority = request->sqe.priority;
-    flight->is_durable = (request->sqe.flags & KVF_SQE_DURABLE) != 0;
     memcpy(flight->record, &agent->page, sizeof(agent->page));
     flight->work.run = fill_run;
     flight->work.done = fill_done;
     status = agent->work->ops->submit(agent->work, &flight->work);
     if (status != KVF_OK) {
-        agent->dram->ops->drop(agent->dram, flight->slot);
-        kvf_pool_put(&agent->flights, flight);
-        kvf_index_unlink(&agent->index, entry);
-        kvf_index_free(&agent->index, entry);
+        unreserve(agent, entry, flight->slot);
+        flight_free(flight);
+        kvf_index_remove(&agent->index, entry);
         return status;
     }
     session->jobs++;
@@ -483,19 +512,18 @@ static void load_fail(struct kvf_flight *flight, int status)
 {
     struct kvf_agent *agent = flight->agent;
     struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
-    /* What cannot be read is not here: kept, it would answer EXISTS to the put that replaces it. */
-    bool is_unreadable = status == KVF_MISS || status == KVF_ERR_IO || status == KVF_ERR_TIER_OFF;
 
     if (flight->slot != KVF_LOCATION_NONE) {
-        agent->dram->ops->drop(agent->dram, flight->slot);
+        unreserve(agent, entry, flight->slot);
     }
     if (flight->is_abandoned) {
         kvf_index_free(&agent->index, entry);
     } else {
         entry->state = KVF_ENTRY_READY;
         entry->dram_slot = KVF_INDEX_NONE;
-        if (is_unreadable && entry->nvme == KVF_NVME_STORED &&
-            kvf_entry_nvme_location(entry) == flight->io.location) { /* it has not moved */
+        if (entry->nvme == KVF_NVME_STORED &&
+            (status == KVF_ERR_TIER_OFF || /* nothing comes back from there */
+             (status == KVF_MISS && kvf_entry_nvme_location(entry) == flight->io.location))) {
             kvf_place_leave_drive(agent, entry, true);
         }
         if (entry->nvme == KVF_NVME_NONE) {
@@ -503,7 +531,30 @@ static void load_fail(struct kvf_flight *flight, int status)
         }
         flight_settle(flight, status, NULL);
     }
-    kvf_pool_put(&agent->flights, flight);
+    flight_free(flight);
+}
+
+static uint64_t transfer_ns(const struct kvf_drive *drive, uint64_t bytes)
+{
+    return bytes / 1024 * drive->read_ns_per_mib / 1024;
+}
+
+/* Two moving averages: what the drive needs for each MiB while it is busy (many reads in flight share the
+ * time between completions), and how much longer a read takes than the bytes before it explain. */
+static void learn_speed(struct kvf_drive *drive, const struct kvf_flight *flight)
+{
+    uint64_t now_ns = drive->agent->now_ns;
+    uint64_t busy_from_ns = flight->started_ns > drive->last_read_ns ? flight->started_ns
+                                                                     : drive->last_read_ns;
+    uint64_t took_ns = now_ns - flight->started_ns;
+    uint64_t explained_ns = transfer_ns(drive, flight->ahead_bytes);
+
+    drive->read_ns_per_mib = (drive->read_ns_per_mib * 7 +
+                              (now_ns - busy_from_ns) * 1024 / (flight->record_bytes / 1024)) /
+                             8;
+    drive->read_latency_ns =
+        (drive->read_latency_ns * 7 + (took_ns > explained_ns ? took_ns - explained_ns : 0)) / 8;
+    drive->last_read_ns = now_ns;
 }
 
 static void load_done(struct kvf_tier_io *io)
@@ -512,13 +563,11 @@ static void load_done(struct kvf_tier_io *io)
     struct kvf_agent *agent = flight->agent;
     struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
     struct kvf_drive *drive = &agent->drives[entry->drive];
-    uint64_t took_ns = agent->now_ns - flight->started_ns;
-    uint64_t mib = (flight->record_bytes >> 20) + 1;
 
-    agent->loads_inflight--;
+    drive->loads_inflight--;
     drive->reading_bytes -= flight->record_bytes;
-    kvf_histogram_add(&agent->metrics.nvme_read_ns, took_ns);
-    drive->read_ns_per_mib = (drive->read_ns_per_mib * 7 + took_ns / mib) / 8;
+    kvf_histogram_add(&agent->metrics.nvme_read_ns, agent->now_ns - flight->started_ns);
+    learn_speed(drive, flight);
     agent->metrics.nvme_corrupt_blocks += io->status == KVF_ERR_CORRUPT;
     agent->metrics.nvme_io_errors += io->status == KVF_ERR_IO;
     if (io->status != KVF_OK || flight->is_abandoned) {
@@ -529,24 +578,32 @@ static void load_done(struct kvf_tier_io *io)
     entry->payload_crc32c = ((const struct kvf_record_page *)flight->record)->header.payload_crc32c;
     entry->is_crc_unknown = 0;
     flight_settle(flight, KVF_OK, entry);
-    kvf_pool_put(&agent->flights, flight);
+    flight_free(flight);
 }
 
-/* KVF_OK: the tier has it; KVF_ERR_BUSY: later; else the load has failed and is gone. */
-static int load_start(struct kvf_flight *flight)
+/* What became of an attempt to start a load. */
+enum load_outcome {
+    LOAD_STARTED,
+    LOAD_OVER,       /* it has failed and is gone */
+    LOAD_NO_MEMORY,  /* no slot now; another one may find one */
+    LOAD_DRIVE_FULL, /* the drive takes no more now */
+};
+
+static enum load_outcome load_start(struct kvf_drive *drive, struct kvf_flight *flight)
 {
     struct kvf_agent *agent = flight->agent;
     struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
-    struct kvf_drive *drive = &agent->drives[entry->drive];
     int status = KVF_OK;
 
     if (flight->is_abandoned || entry->nvme != KVF_NVME_STORED) {
         load_fail(flight, KVF_MISS);
-        return KVF_MISS;
+        return LOAD_OVER;
     }
     if (flight->slot == KVF_LOCATION_NONE) {
-        status = agent->dram->ops->reserve(agent->dram, flight->tenant, flight->record_bytes,
-                                           flight->cookie, &flight->slot);
+        status = reserve(agent, entry, flight->tenant, &flight->slot);
+        if (status == KVF_ERR_BUSY) {
+            return LOAD_NO_MEMORY;
+        }
     }
     if (status == KVF_OK) {
         flight->record = agent->dram->ops->address(agent->dram, flight->slot);
@@ -556,56 +613,71 @@ static int load_start(struct kvf_flight *flight)
         flight->io.location = kvf_entry_nvme_location(entry);
         flight->io.done = load_done;
         name_of(agent, entry, &flight->io.name);
+        flight->started_ns = agent->now_ns;
         status = drive->tier->ops->load(drive->tier, &flight->io);
     }
     if (status == KVF_OK) {
         flight->is_started = true;
-        agent->loads_inflight++;
+        drive->loads_inflight++;
+        flight->ahead_bytes = drive->reading_bytes;
         drive->reading_bytes += flight->record_bytes;
-    } else if (status != KVF_ERR_BUSY) {
-        load_fail(flight, status);
+        return LOAD_STARTED;
     }
-    return status;
+    if (status == KVF_ERR_BUSY) {
+        return LOAD_DRIVE_FULL;
+    }
+    drive->is_off |= status == KVF_ERR_TIER_OFF;
+    load_fail(flight, status);
+    return LOAD_OVER;
 }
 
-int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t tenant,
+int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, struct kvf_session *session,
                    struct kvf_flight **flight_out)
 {
     struct kvf_flight *flight;
 
     assert(entry->state == KVF_ENTRY_READY && entry->nvme == KVF_NVME_STORED);
-    flight = flight_new(agent, KVF_FLIGHT_LOAD, entry);
+    flight = flight_new(agent, KVF_FLIGHT_LOAD, entry, session);
     if (flight == NULL) {
         return KVF_ERR_BUSY;
     }
-    flight->tenant = tenant;
+    flight->tenant = session->tenant;
     entry->state = KVF_ENTRY_LOADING;
     entry->dram_slot = kvf_pool_index(&agent->flights, flight);
-    queue_push(&agent->loads, flight);
+    queue_push(&agent->drives[entry->drive].loads, flight);
     agent->metrics.prefetch_blocks++;
     *flight_out = flight;
     return KVF_OK;
 }
 
-static bool loads_pump(struct kvf_agent *agent)
+/* Start what can be started. A load without memory goes to the back, so that one tenant whose memory is
+ * all leased does not hold up the others, and fails when it has waited long enough. */
+static bool loads_pump(struct kvf_drive *drive)
 {
+    struct kvf_agent *agent = drive->agent;
+    uint32_t tries = drive->loads.count < LOAD_TRIES ? drive->loads.count : LOAD_TRIES;
     bool any = false;
 
-    while (agent->loads.head != NULL && agent->loads_inflight < agent->config->prefetch_inflight) {
-        struct kvf_flight *flight = queue_pop(&agent->loads);
-        int status = load_start(flight);
+    while (tries-- > 0 && drive->loads_inflight < agent->config->prefetch_inflight) {
+        struct kvf_flight *flight = queue_pop(&drive->loads);
 
-        if (status == KVF_ERR_BUSY) {
-            if (kvf_pool_taken_count(&agent->flights) == agent->loads.count + 1) {
-                /* nothing else on its way will free a slot: leases hold them all */
+        switch (load_start(drive, flight)) {
+        case LOAD_STARTED:
+        case LOAD_OVER:
+            any = true;
+            break;
+        case LOAD_NO_MEMORY:
+            if (agent->now_ns - flight->created_ns > LOAD_PATIENCE_NS) {
                 load_fail(flight, KVF_ERR_BUSY);
                 any = true;
-                continue;
+            } else {
+                queue_push(&drive->loads, flight);
             }
-            queue_unpop(&agent->loads, flight);
             break;
+        case LOAD_DRIVE_FULL:
+            queue_unpop(&drive->loads, flight);
+            return any;
         }
-        any = true;
     }
     return any;
 }
@@ -613,9 +685,12 @@ static bool loads_pump(struct kvf_agent *agent)
 uint64_t kvf_place_load_estimate_ns(const struct kvf_agent *agent, const struct kvf_entry *entry)
 {
     const struct kvf_drive *drive = &agent->drives[entry->drive];
-    uint64_t bytes = entry->record_bytes + drive->reading_bytes + agent->loads.bytes;
+    uint64_t ahead_bytes = drive->reading_bytes + drive->loads.bytes;
 
-    return (bytes >> 20) * drive->read_ns_per_mib + drive->read_ns_per_mib;
+    if (ahead_bytes == 0 && agent->now_ns - drive->last_read_ns > PROBE_NS) {
+        return 0; /* tried from time to time: else a bad estimate would never be corrected */
+    }
+    return drive->read_latency_ns + transfer_ns(drive, ahead_bytes + entry->record_bytes);
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -627,6 +702,7 @@ static void write_finish(struct kvf_flight *flight, int status)
     struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
 
     agent->writeback_bytes -= flight->record_bytes;
+    agent->writes--;
     kvf_dram_unpin(agent->dram_store, flight->slot);
     if (flight->is_abandoned) {
         kvf_index_free(&agent->index, entry);
@@ -634,7 +710,7 @@ static void write_finish(struct kvf_flight *flight, int status)
         agent->sides[(uint32_t)flight->slot].writer = KVF_INDEX_NONE;
         flight_settle(flight, status, status == KVF_OK ? entry : NULL);
     }
-    kvf_pool_put(&agent->flights, flight);
+    flight_free(flight);
 }
 
 static void write_done(struct kvf_tier_io *io)
@@ -644,7 +720,6 @@ static void write_done(struct kvf_tier_io *io)
     struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
     struct kvf_drive *drive = &agent->drives[entry->drive];
 
-    agent->writes_inflight--;
     kvf_histogram_add(&agent->metrics.nvme_write_ns, agent->now_ns - flight->started_ns);
     agent->metrics.nvme_io_errors += io->status == KVF_ERR_IO;
     if (io->status == KVF_OK && flight->is_abandoned) {
@@ -652,6 +727,7 @@ static void write_done(struct kvf_tier_io *io)
     } else if (!flight->is_abandoned) {
         entry->nvme = io->status == KVF_OK ? KVF_NVME_STORED : KVF_NVME_NONE;
         entry->is_admitted = io->status == KVF_OK;
+        entry->is_synced = io->status == KVF_OK && flight->io.durable;
         if (io->status == KVF_OK) {
             kvf_entry_set_nvme(entry, io->location);
             agent->namespaces[entry->namespace_index].nvme_bytes += entry->record_bytes;
@@ -668,8 +744,8 @@ static int write_start(struct kvf_flight *flight)
     int status;
 
     if (flight->is_abandoned) {
-        write_finish(flight, KVF_ERR_CANCELED);
-        return KVF_ERR_CANCELED;
+        write_finish(flight, KVF_ERR_BUSY);
+        return KVF_OK;
     }
     flight->io.record = flight->record;
     flight->io.record_bytes = flight->record_bytes;
@@ -681,8 +757,8 @@ static int write_start(struct kvf_flight *flight)
     if (status == KVF_OK) {
         flight->is_started = true;
         flight->started_ns = agent->now_ns;
-        agent->writes_inflight++;
     } else if (status != KVF_ERR_BUSY) {
+        drive->is_off |= status == KVF_ERR_TIER_OFF;
         entry->nvme = KVF_NVME_NONE;
         entry->is_admitted = 0;
         write_finish(flight, status);
@@ -700,10 +776,11 @@ int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t d
     if (drive_index >= agent->n_drives) {
         return KVF_ERR_TIER_OFF;
     }
-    if (agent->writeback_bytes + entry->record_bytes > agent->writeback_max_bytes) {
+    if (agent->writeback_bytes + entry->record_bytes > agent->writeback_max_bytes ||
+        agent->writes == KVF_WRITES_MAX) {
         return KVF_ERR_BUSY;
     }
-    flight = flight_new(agent, KVF_FLIGHT_WRITE, entry);
+    flight = flight_new(agent, KVF_FLIGHT_WRITE, entry, NULL);
     if (flight == NULL) {
         return KVF_ERR_BUSY;
     }
@@ -712,6 +789,7 @@ int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t d
     flight->is_durable = durable;
     kvf_dram_pin(agent->dram_store, flight->slot);
     agent->writeback_bytes += flight->record_bytes;
+    agent->writes++;
     agent->sides[entry->dram_slot].writer = kvf_pool_index(&agent->flights, flight);
     entry->nvme = KVF_NVME_QUEUED;
     entry->drive = drive_index & 7u;
@@ -750,13 +828,13 @@ bool kvf_place_poll(struct kvf_agent *agent)
     events += agent->dram->ops->poll(agent->dram, agent->now_ns);
     for (uint32_t i = 0; i < agent->n_drives; i++) {
         events += agent->drives[i].tier->ops->poll(agent->drives[i].tier, agent->now_ns);
-        if (events > 0 || agent->now_ns >= agent->second_ns) {
-            agent->drives[i].is_full = false;
-        }
     }
     any = events != 0;
-    any |= loads_pump(agent);
     for (uint32_t i = 0; i < agent->n_drives; i++) {
+        if (any || agent->now_ns >= agent->second_ns) {
+            agent->drives[i].is_full = false;
+        }
+        any |= loads_pump(&agent->drives[i]);
         any |= writes_pump(&agent->drives[i]);
     }
     return any;
@@ -767,8 +845,12 @@ uint64_t kvf_place_deadline_ns(const struct kvf_agent *agent)
     uint64_t deadline_ns = agent->dram->ops->deadline_ns(agent->dram);
 
     for (uint32_t i = 0; i < agent->n_drives; i++) {
-        uint64_t drive_ns = agent->drives[i].tier->ops->deadline_ns(agent->drives[i].tier);
+        const struct kvf_drive *drive = &agent->drives[i];
+        uint64_t drive_ns = drive->tier->ops->deadline_ns(drive->tier);
 
+        if (drive->loads.head != NULL || drive->is_full) {
+            drive_ns = agent->now_ns + RETRY_NS; /* memory may be freed by a release */
+        }
         deadline_ns = drive_ns < deadline_ns ? drive_ns : deadline_ns;
     }
     return deadline_ns;

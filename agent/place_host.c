@@ -21,13 +21,10 @@ static bool block_may_leave(struct kvf_agent *agent, const struct kvf_entry *blo
            kvf_dram_pins(agent->dram_store, kvf_place_slot(agent, block)) == 0;
 }
 
-static bool may_evict(void *ctx, kvf_location location, kvf_cookie cookie)
+bool kvf_place_may_leave(struct kvf_agent *agent, const struct kvf_entry *entry)
 {
-    struct kvf_agent *agent = ctx;
-    const struct kvf_entry *entry = kvf_index_at(&agent->index, cookie);
     uint16_t shard_count = agent->namespaces[entry->namespace_index].shard_count;
 
-    (void)location;
     if (shard_count <= 1) {
         return block_may_leave(agent, entry);
     }
@@ -41,6 +38,14 @@ static bool may_evict(void *ctx, kvf_location location, kvf_cookie cookie)
     return true;
 }
 
+static bool may_evict(void *ctx, kvf_location location, kvf_cookie cookie)
+{
+    struct kvf_agent *agent = ctx;
+
+    (void)location;
+    return kvf_place_may_leave(agent, kvf_index_at(&agent->index, cookie));
+}
+
 static void evict(void *ctx, kvf_location location, kvf_cookie cookie)
 {
     struct kvf_agent *agent = ctx;
@@ -50,6 +55,7 @@ static void evict(void *ctx, kvf_location location, kvf_cookie cookie)
     bool all_stored = true;
 
     (void)location;
+    agent->pressure_ns = agent->now_ns;
     for (uint32_t shard = 0; shard < shard_count; shard++) {
         block = shard_count <= 1 ? entry : kvf_index_find(&agent->index, entry->key_id, shard);
         if (block != NULL) {
@@ -173,7 +179,12 @@ static kvf_cookie recovered(void *ctx, const struct kvf_block_name *name, kvf_lo
     entry->drive = (uint32_t)(drive - agent->drives) & 7u;
     entry->record_bytes = (uint32_t)record_bytes & 0x7ffffffu;
     entry->is_crc_unknown = 1;
+    entry->is_admitted = 1;
+    entry->is_synced = 1; /* recovery has sealed what was open */
     kvf_entry_set_nvme(entry, location);
+    if (agent->incomplete_tail - agent->incomplete_head < KVF_INCOMPLETE_MAX) {
+        kvf_room_watch_set(agent, entry); /* without room for it: until its segment is reused */
+    }
     agent->namespaces[ns].nvme_bytes += record_bytes;
     agent->metrics.nvme_recovered_blocks++;
     return kvf_index_cookie(&agent->index, entry);

@@ -11,6 +11,8 @@
 #include "tiers/tier_delay.h"
 #include "tiers/tier_fault.h"
 
+#define WORK_ENTRIES 16384 /* jobs that wait for a worker; more are answered busy */
+
 static uint64_t index_entries(const struct kvf_config *config)
 {
     /* One entry for 32 KiB of memory and of the first 32 GiB of drives, one for 1 MiB beyond: small
@@ -35,6 +37,11 @@ static uint64_t clients_limit(const struct kvf_config *config, uint64_t each)
     return (config->clients_max + 1) * each;
 }
 
+static uint64_t flights_limit(const struct kvf_config *config)
+{
+    return clients_limit(config, KVF_FLIGHTS_A_CLIENT) + KVF_WRITES_MAX;
+}
+
 void kvf_agent_memory(const struct kvf_config *config, struct kvf_agent_memory *memory_out)
 {
     memory_out->index_entries = index_entries(config);
@@ -43,9 +50,10 @@ void kvf_agent_memory(const struct kvf_config *config, struct kvf_agent_memory *
                                     sizeof(struct kvf_request) +
                                 clients_limit(config, KVF_OPS_A_CLIENT) * sizeof(struct kvf_op) +
                                 clients_limit(config, KVF_PINS_A_CLIENT) * sizeof(struct kvf_pin) +
-                                KVF_FLIGHTS_MAX * sizeof(struct kvf_flight);
-    memory_out->session_bytes = (config->clients_max + KVF_SESSIONS_TO_REFUSE) *
-                                sizeof(struct kvf_session);
+                                flights_limit(config) * sizeof(struct kvf_flight);
+    memory_out->session_bytes =
+        (config->clients_max + KVF_SESSIONS_TO_REFUSE) * sizeof(struct kvf_session) +
+        config->clients_max * kvf_session_table_bytes((uint32_t)config->clients_ring_entries);
     memory_out->slot_bytes = config->dram_bytes / KVF_DRAM_SLOT_BYTES_MIN *
                              sizeof(struct kvf_slot_side);
     memory_out->ghost_bytes = KVF_GHOST_ENTRIES * sizeof(uint64_t) +
@@ -71,7 +79,7 @@ static int open_tables(struct kvf_agent *agent)
     }
     if (status == KVF_OK) {
         status = kvf_pool_init(&agent->flights, "flights", sizeof(struct kvf_flight),
-                               KVF_FLIGHTS_MAX);
+                               (uint32_t)flights_limit(config));
     }
     if (status != KVF_OK) {
         return status;
@@ -309,8 +317,7 @@ int kvf_place_open(struct kvf_agent *agent)
     int status = open_tables(agent);
 
     if (status == KVF_OK && agent->work == NULL) {
-        status = kvf_work_open((uint32_t)agent->config->workers, KVF_FLIGHTS_MAX, waker,
-                               &agent->work);
+        status = kvf_work_open((uint32_t)agent->config->workers, WORK_ENTRIES, waker, &agent->work);
     }
     if (status != KVF_OK) {
         kvf_log(KVF_LOG_ERROR, "tables: %s; lower index.entries or clients.max",

@@ -50,8 +50,11 @@ void kvf_request_block_hit(struct kvf_request *request, uint32_t index, uint8_t 
                               .status = KVF_OK,
                               .index = index,
                               .record_bytes = entry->record_bytes};
-    int status = kvf_lease_begin(session, &cqe.lease);
+    int status = KVF_ERR_BUSY;
 
+    if (session->announce_head == session->announce_tail) { /* it knows all pieces */
+        status = kvf_lease_begin(session, &cqe.lease);
+    }
     if (status == KVF_OK) {
         status = kvf_lease_add(session, cqe.lease, slot, entry->record_bytes, 0);
         if (status != KVF_OK) {
@@ -62,7 +65,7 @@ void kvf_request_block_hit(struct kvf_request *request, uint32_t index, uint8_t 
         kvf_request_block(request, index, status, tier);
         return;
     }
-    kvf_lease_publish(session, cqe.lease);
+    (void)kvf_lease_publish(session, cqe.lease);
     kvf_dram_locate(agent->dram_store, slot, &cqe.piece, &cqe.offset);
     entry->is_hit = 1;
     request->succeeded++;
@@ -104,6 +107,7 @@ static void free_request(struct kvf_request *request)
     if (session->active == request) {
         session->active = NULL;
     }
+    session->requests_count--;
     kvf_pool_put(&session->agent->requests, request);
 }
 
@@ -140,11 +144,15 @@ static void finish_if_over(struct kvf_request *request)
 int kvf_request_wait(struct kvf_request *request, uint32_t index, enum kvf_op_want want,
                      uint8_t tier, struct kvf_flight *flight, struct kvf_op **op_out)
 {
-    struct kvf_op *op = kvf_pool_get(&request->session->agent->ops);
+    struct kvf_op *op = NULL;
 
+    if (request->session->ops_count < KVF_OPS_A_CLIENT) {
+        op = kvf_pool_get(&request->session->agent->ops);
+    }
     if (op == NULL) {
         return KVF_ERR_BUSY;
     }
+    request->session->ops_count++;
     op->request = request;
     op->index = index;
     op->want = (uint8_t)want;
@@ -175,6 +183,7 @@ static void free_op(struct kvf_op *op)
         op->request_next->request_link = op->request_link;
     }
     request->waiting--;
+    request->session->ops_count--;
     kvf_pool_put(&request->session->agent->ops, op);
 }
 
@@ -303,6 +312,7 @@ void kvf_request_expire(struct kvf_session *session)
 
         if (request->deadline_ns <= session->agent->now_ns) {
             request->deadline_ns = UINT64_MAX;
+            request->is_expired = true;
             end_blocks(request, request->sqe.opcode == KVF_OP_PUT ? KVF_ERR_TIMEOUT : KVF_MISS);
             finish_if_over(request);
         }
@@ -459,11 +469,13 @@ static void accept_sqe(struct kvf_session *session, const struct kvf_shm_sqe *sq
         return;
     }
     agent->metrics.requests++;
-    request = kvf_pool_get(&agent->requests);
+    request = session->requests_count < KVF_REQUESTS_A_CLIENT ? kvf_pool_get(&agent->requests)
+                                                              : NULL;
     if (request == NULL) {
         refuse(session, sqe);
         return;
     }
+    session->requests_count++;
     request->session = session;
     request->sqe = *sqe;
     request->accepted_ns = agent->now_ns;
@@ -498,17 +510,39 @@ static void touch_tail_first(struct kvf_session *session)
     }
 }
 
+/* What a key costs of a turn: whole sets are looked at shard by shard. */
+static uint32_t key_cost(const struct kvf_request *request)
+{
+    uint8_t op = request->sqe.opcode;
+
+    return op == KVF_OP_PUT || op == KVF_OP_GET ? 1 : 1 + request->session->shard_count / 4u;
+}
+
+/* Can a key start, or must it wait until one of the client's own has landed? */
+static bool has_share(const struct kvf_session *session)
+{
+    return session->ops_count < KVF_OPS_A_CLIENT && session->flights < KVF_FLIGHTS_A_CLIENT;
+}
+
+static bool may_start_key(const struct kvf_request *request, int32_t keys_left, int64_t bytes_left)
+{
+    uint16_t n_keys = request->sqe.opcode == KVF_OP_STAT ? 0 : request->sqe.n_keys;
+
+    return request->next_key < n_keys && keys_left > 0 && bytes_left > 0 &&
+           has_share(request->session);
+}
+
 /* Start keys of the active request within what is left of the turn. */
-static void continue_active(struct kvf_session *session, uint32_t *keys_left, int64_t *bytes_left)
+static void continue_active(struct kvf_session *session, int32_t *keys_left, int64_t *bytes_left)
 {
     struct kvf_request *request = session->active;
     uint16_t n_keys = request->sqe.opcode == KVF_OP_STAT ? 0 : request->sqe.n_keys;
 
-    while (request->next_key<n_keys && * keys_left> 0 && *bytes_left > 0) {
+    while (may_start_key(request, *keys_left, *bytes_left)) {
         if (request->sqe.opcode == KVF_OP_PUT) {
             *bytes_left -= (int64_t)session->keys[request->next_key].record_bytes;
         }
-        --*keys_left;
+        *keys_left -= (int32_t)key_cost(request);
         start_key(request);
     }
     if (request->next_key == n_keys) {
@@ -527,7 +561,7 @@ bool kvf_request_turn(struct kvf_session *session)
     struct kvf_shm_limits limits = {.staging_bytes = session->staging_bytes,
                                     .scheduler = session->shard == KVF_SHARD_NONE};
     uint32_t entries_left = KVF_TURN_ENTRIES;
-    uint32_t keys_left = KVF_TURN_KEYS;
+    int32_t keys_left = KVF_TURN_KEYS;
     int64_t bytes_left = KVF_TURN_BYTES;
 
     while (entries_left > 0 && keys_left > 0 && bytes_left > 0) {
@@ -536,6 +570,9 @@ bool kvf_request_turn(struct kvf_session *session)
         int status;
 
         if (session->active != NULL) {
+            if (!has_share(session)) {
+                return false; /* what it waits for will wake the loop */
+            }
             continue_active(session, &keys_left, &bytes_left);
             continue;
         }

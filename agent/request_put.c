@@ -48,59 +48,91 @@ static int compare(struct kvf_agent *agent, const struct kvf_entry *entry)
 }
 
 /* Make a READY block in memory durable. KVF_OK: *flight_out is its write, to be waited for;
- * KVF_EXISTS: it is on a drive. */
+ * KVF_EXISTS: it is on stable storage. */
 static int make_durable(struct kvf_agent *agent, struct kvf_entry *entry,
                         struct kvf_flight **flight_out)
 {
-    struct kvf_flight *writer;
+    struct kvf_flight *writer = kvf_place_writer(agent, entry);
+    uint32_t drive = entry->drive;
     uint32_t word;
     int status;
 
-    if (entry->nvme == KVF_NVME_STORED) {
+    if (entry->nvme == KVF_NVME_STORED && entry->is_synced) {
         return KVF_EXISTS;
     }
     if (agent->n_drives == 0) {
         return KVF_ERR_TIER_OFF;
     }
-    writer = kvf_place_writer(agent, entry);
-    if (writer == NULL) {
+    if (entry->nvme == KVF_NVME_STORED) {
+        kvf_place_leave_drive(agent, entry, true); /* written once more, with a sync behind it */
+    } else if (!entry->is_admitted) {
         memcpy(&word, entry->key_id + 16, sizeof(word));
-        status = kvf_place_write(agent, entry,
-                                 entry->is_admitted ? entry->drive : word % agent->n_drives, true);
+        drive = word % agent->n_drives;
+    }
+    if (writer == NULL) {
+        status = kvf_place_write(agent, entry, drive, true);
         if (status != KVF_OK) {
             return status;
         }
         writer = kvf_place_writer(agent, entry);
-    } else if (writer->is_started && !writer->is_durable) {
-        /* written without a sync to follow: durable only once it is sealed, which nobody reports */
-        return KVF_ERR_BUSY;
+    } else if (!writer->is_started) {
+        writer->is_durable = true; /* one that has started is waited for, and then done again */
     }
-    writer->is_durable = true;
     *flight_out = writer;
     return KVF_OK;
 }
 
-static void put_existing(struct kvf_request *request, struct kvf_entry *entry)
+/* A block that this put finds READY. False: it is not worth keeping, put it anew. */
+static bool put_existing(struct kvf_request *request, struct kvf_entry *entry)
 {
     struct kvf_agent *agent = request->session->agent;
     bool durable = (request->sqe.flags & KVF_SQE_DURABLE) != 0;
+    bool in_dram = kvf_entry_in_dram(entry);
     uint32_t index = request->next_key;
-    uint8_t tier = kvf_entry_in_dram(entry) ? KVF_TIER_DRAM : KVF_TIER_NVME;
+    uint8_t tier = in_dram ? KVF_TIER_DRAM : KVF_TIER_NVME;
     struct kvf_flight *writer = NULL;
-    int status = compare(agent, entry);
+    int status;
 
-    if (status == KVF_EXISTS && durable && entry->nvme != KVF_NVME_STORED) {
-        status = make_durable(agent, entry, &writer);
+    if (!in_dram && (agent->drives[entry->drive].is_off || (durable && !entry->is_synced))) {
+        kvf_place_forget_set(agent, entry);
+        return false;
+    }
+    status = compare(agent, entry);
+    if (!request->has_chain_key && request->sqe.depth == 0) {
+        entry->is_head = 1; /* recovery does not know */
+    }
+    if (status == KVF_EXISTS && durable) {
+        status = entry->is_no_write ? KVF_ERR_REFUSED : make_durable(agent, entry, &writer);
         if (status == KVF_OK) {
             status = kvf_request_wait(request, index, KVF_WANT_DURABLE, tier, writer, NULL);
             if (status == KVF_OK) {
-                return;
+                return true;
             }
         }
     } else if (status == KVF_EXISTS) {
         kvf_admit_consider(agent, entry, request->has_chain_key, request->chain_key_id);
     }
     kvf_request_block(request, index, status, tier);
+    return true;
+}
+
+/* Another put of the same block is being copied: share its fate. */
+static void put_joining(struct kvf_request *request, struct kvf_entry *entry)
+{
+    struct kvf_agent *agent = request->session->agent;
+    bool durable = (request->sqe.flags & KVF_SQE_DURABLE) != 0;
+    int status = compare(agent, entry);
+
+    if (status == KVF_EXISTS && durable && entry->is_no_write) {
+        status = KVF_ERR_REFUSED;
+    } else if (status == KVF_EXISTS) {
+        status = kvf_request_wait(request, request->next_key,
+                                  durable ? KVF_WANT_DURABLE : KVF_WANT_STORED, KVF_TIER_DRAM,
+                                  kvf_place_flight(agent, entry), NULL);
+    }
+    if (status != KVF_OK) {
+        kvf_request_block(request, request->next_key, status, KVF_TIER_DRAM);
+    }
 }
 
 static void put_new(struct kvf_request *request, const struct kvf_shm_key *key,
@@ -158,50 +190,53 @@ void kvf_request_start_put(struct kvf_request *request, const struct kvf_shm_key
         kvf_request_block(request, request->next_key, status, KVF_TIER_NONE);
         goto out;
     }
-    entry = kvf_index_find(&agent->index, key_id, session->shard);
-    if (entry == NULL) {
-        put_new(request, key, key_id);
-    } else if (entry->state == KVF_ENTRY_READY) {
-        put_existing(request, entry);
-    } else if (entry->state == KVF_ENTRY_LOADING) {
+    entry = kvf_room_find(agent, key_id, session->shard);
+    if (entry != NULL && entry->state == KVF_ENTRY_FILLING) {
+        put_joining(request, entry);
+    } else if (entry != NULL && entry->state == KVF_ENTRY_LOADING) {
         kvf_request_block(request, request->next_key, compare(agent, entry), KVF_TIER_NVME);
-    } else {
-        /* another put of the same block is being copied: share its fate */
-        status = compare(agent, entry);
-        if (status == KVF_EXISTS) {
-            status = kvf_request_wait(request, request->next_key,
-                                      (request->sqe.flags & KVF_SQE_DURABLE) != 0 ? KVF_WANT_DURABLE
-                                                                                  : KVF_WANT_STORED,
-                                      KVF_TIER_DRAM, kvf_place_flight(agent, entry), NULL);
-        }
-        if (status != KVF_OK) {
-            kvf_request_block(request, request->next_key, status, KVF_TIER_DRAM);
-        }
+    } else if (entry == NULL || !put_existing(request, entry)) {
+        put_new(request, key, key_id);
     }
 out:
     memcpy(request->chain_key_id, key_id, sizeof(request->chain_key_id));
     request->has_chain_key = true;
 }
 
+/* The old chunk goes when the new one is whole: not before all of its shards are READY. */
+static void supersede(struct kvf_op *op, struct kvf_entry *entry)
+{
+    struct kvf_session *session = op->request->session;
+    struct kvf_agent *agent = session->agent;
+    const struct kvf_entry *set = kvf_place_set(agent, entry->key_id, session->shard_count);
+    struct kvf_entry *old;
+
+    op->supersedes = false;
+    if (set == NULL || !kvf_place_set_is_whole(agent, set)) {
+        return;
+    }
+    old = kvf_index_find(&agent->index, op->superseded_key_id, session->shard);
+    if (old != NULL && old != entry) {
+        kvf_place_forget_set(agent, old);
+    }
+}
+
 bool kvf_request_put_done(struct kvf_op *op, int status, struct kvf_entry *entry)
 {
     struct kvf_request *request = op->request;
-    struct kvf_session *session = request->session;
-    struct kvf_agent *agent = session->agent;
+    struct kvf_agent *agent = request->session->agent;
     struct kvf_flight *writer = NULL;
-    struct kvf_entry *old;
 
     if (status == KVF_OK && op->supersedes) {
-        old = kvf_index_find(&agent->index, op->superseded_key_id, session->shard);
-        op->supersedes = false;
-        if (old != NULL && old != entry) {
-            kvf_place_forget_set(agent, old);
-        }
+        supersede(op, entry);
     }
-    if (status == KVF_OK && op->want == KVF_WANT_DURABLE && entry->nvme != KVF_NVME_STORED &&
-        !request->is_canceled) {
-        status = make_durable(agent, entry, &writer);
-        if (status == KVF_OK) {
+    if (status == KVF_OK && op->want == KVF_WANT_DURABLE) {
+        if (request->is_canceled || request->is_expired) {
+            status = request->is_canceled ? KVF_ERR_CANCELED : KVF_ERR_TIMEOUT;
+        } else {
+            status = make_durable(agent, entry, &writer);
+        }
+        if (writer != NULL) {
             op->flight = writer;
             op->next = writer->waiters;
             writer->waiters = op;

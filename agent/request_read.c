@@ -6,11 +6,6 @@
 
 #include <string.h>
 
-static struct kvf_entry *find(struct kvf_session *session, const uint8_t key_id[32])
-{
-    return kvf_index_find(&session->agent->index, key_id, session->shard);
-}
-
 /* ----------------------------------------------------------------------------------------------
  * Get
  */
@@ -31,7 +26,7 @@ static int get_from_drive(struct kvf_request *request, struct kvf_entry *entry)
     if (agent->ops.free_count == 0) {
         return KVF_ERR_BUSY;
     }
-    status = kvf_place_load(agent, entry, session->tenant, &flight);
+    status = kvf_place_load(agent, entry, session, &flight);
     if (status == KVF_OK) {
         status = kvf_request_wait(request, request->next_key, KVF_WANT_LEASE, KVF_TIER_NVME, flight,
                                   NULL);
@@ -51,7 +46,7 @@ void kvf_request_start_get(struct kvf_request *request, const struct kvf_shm_key
 
     session->gets++;
     kvf_request_key_id(session, key, key_id);
-    entry = find(session, key_id);
+    entry = kvf_room_find(agent, key_id, session->shard);
     if (entry != NULL && kvf_entry_in_dram(entry)) {
         kvf_admit_consider(agent, entry, request->has_chain_key, request->chain_key_id);
         session->touched[session->n_touched++] = kvf_place_slot(agent, entry);
@@ -99,7 +94,7 @@ static bool lookup_block(struct kvf_request *request, struct kvf_entry *entry, u
         if (entry->state == KVF_ENTRY_LOADING) {
             flight = kvf_place_flight(agent, entry);
         } else {
-            (void)kvf_place_load(agent, entry, session->tenant, &flight);
+            (void)kvf_place_load(agent, entry, session, &flight);
         }
     }
     if (flight == NULL ||
@@ -107,6 +102,13 @@ static bool lookup_block(struct kvf_request *request, struct kvf_entry *entry, u
         request->cut_at = chunk < request->cut_at ? chunk : request->cut_at;
     }
     return true;
+}
+
+/* Only a drive that is off has it. */
+static bool is_gone(const struct kvf_agent *agent, const struct kvf_entry *entry)
+{
+    return entry->state == KVF_ENTRY_READY && entry->dram_slot == KVF_INDEX_NONE &&
+           agent->drives[entry->drive].is_off;
 }
 
 /* The chunk's whole set. False: not here, or not whole. */
@@ -123,9 +125,9 @@ static bool lookup_chunk(struct kvf_request *request, const struct kvf_shm_key *
         return false;
     }
     for (uint32_t shard = 0; shard < session->shard_count; shard++) {
-        struct kvf_entry *entry = kvf_index_find(&agent->index, key_id, shard);
+        struct kvf_entry *entry = kvf_room_find(agent, key_id, shard);
 
-        if (entry == NULL || entry->state == KVF_ENTRY_FILLING ||
+        if (entry == NULL || entry->state == KVF_ENTRY_FILLING || is_gone(agent, entry) ||
             !lookup_block(request, entry, chunk)) {
             return false;
         }
@@ -168,12 +170,13 @@ void kvf_request_settle_lookup(struct kvf_request *request)
         return;
     }
     kvf_lease_trim(session, request->lease, request->ready);
-    if (request->ready == 0 || request->is_canceled) {
-        (void)kvf_lease_end(session, request->lease);
-        request->lease = 0;
+    if (request->ready > 0 && !request->is_canceled && kvf_lease_publish(session, request->lease)) {
         return;
     }
-    kvf_lease_publish(session, request->lease);
+    /* lost to a purge while it waited: nothing is promised */
+    (void)kvf_lease_end(session, request->lease);
+    request->lease = 0;
+    request->ready = 0;
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -204,7 +207,7 @@ void kvf_request_start_prefetch(struct kvf_request *request, const struct kvf_sh
         }
         status = KVF_COMING;
         if (entry->state == KVF_ENTRY_READY &&
-            kvf_place_load(agent, entry, session->tenant, &flight) != KVF_OK) {
+            kvf_place_load(agent, entry, session, &flight) != KVF_OK) {
             status = KVF_ERR_BUSY;
             break;
         }

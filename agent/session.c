@@ -19,6 +19,17 @@
 #include "transport/seqpacket.h"
 
 #define HELLO_TIMEOUT_NS (5 * KVF_NS_PER_S)
+#define ANNOUNCE_MAX     8192u /* pieces that may wait for the socket, twice what an arena has */
+#define ANNOUNCE_DROPPED 0x80000000u
+
+static_assert(ANNOUNCE_MAX >= 2 * KVF_DRAM_PIECES_MAX, "an arena can be replaced");
+
+uint64_t kvf_session_table_bytes(uint32_t ring_entries)
+{
+    return KVF_SHM_REQUEST_ENTRIES_MAX * sizeof(struct kvf_shm_key) +
+           KVF_REQUEST_KEYS_MAX * sizeof(kvf_location) + ANNOUNCE_MAX * sizeof(uint32_t) +
+           2ull * ring_entries * sizeof(struct kvf_lease);
+}
 
 /* ----------------------------------------------------------------------------------------------
  * Messages
@@ -33,24 +44,45 @@ static void send_welcome_refusal(int fd, int status, const char *text)
     (void)kvf_seqpacket_send(fd, &welcome, sizeof(welcome), NULL, 0);
 }
 
+/* Clients that come and go in a loop must not fill the log. */
+static bool may_log(struct kvf_agent *agent)
+{
+    uint64_t suppressed = 0;
+
+    if (!kvf_log_limit_allow(&agent->session_log, agent->now_ns, &suppressed)) {
+        return false;
+    }
+    if (suppressed > 0) {
+        kvf_log(KVF_LOG_INFO, "%llu more lines about clients were left out",
+                (unsigned long long)suppressed);
+    }
+    return true;
+}
+
 static void refuse(struct kvf_session *session, int status, const char *text)
 {
-    kvf_log(KVF_LOG_WARNING, "client %s (pid %d) refused: %s", session->name, session->pid, text);
+    if (may_log(session->agent)) {
+        kvf_log(KVF_LOG_WARNING, "client %s (pid %d) refused: %s", session->name, session->pid,
+                text);
+    }
     session->agent->metrics.attach_refused++;
     send_welcome_refusal(session->fd, status, text);
     kvf_session_end(session, NULL);
 }
 
-static int send_piece(struct kvf_session *session, uint32_t piece_id)
+/* Say that a piece came or went. KVF_OK; KVF_ERR_BUSY: the socket is full. */
+static int send_piece(struct kvf_session *session, uint32_t piece_id, bool is_dropped)
 {
-    struct kvf_wire_piece message = {0};
+    struct kvf_wire_piece message = {.piece = piece_id};
     struct kvf_dram_piece piece;
 
-    if (kvf_dram_piece_get(session->agent->dram_store, piece_id, &piece) != KVF_OK) {
-        return KVF_OK;
+    kvf_proto_head_init(&message.head, is_dropped ? KVF_WIRE_PIECE_DROP : KVF_WIRE_PIECE);
+    if (is_dropped) {
+        return kvf_seqpacket_send(session->fd, &message, sizeof(message), NULL, 0);
     }
-    kvf_proto_head_init(&message.head, KVF_WIRE_PIECE);
-    message.piece = piece.id;
+    if (kvf_dram_piece_get(session->agent->dram_store, piece_id, &piece) != KVF_OK) {
+        return KVF_OK; /* cannot be: its drop has taken it out of the queue */
+    }
     message.bytes = piece.bytes;
     return kvf_seqpacket_send(session->fd, &message, sizeof(message), &piece.fd, 1);
 }
@@ -70,7 +102,54 @@ static bool knows_pieces(const struct kvf_session *session)
     return session->state == KVF_SESSION_MAPPING || session->state == KVF_SESSION_READY;
 }
 
-void kvf_session_piece_added(struct kvf_agent *agent, uint32_t piece_id)
+/* Pieces go through a queue, because a socket holds only some hundred messages. */
+static void announce(struct kvf_session *session, uint32_t word)
+{
+    uint32_t at = session->announce_tail & (ANNOUNCE_MAX - 1);
+
+    for (uint32_t i = session->announce_head;
+         (word & ANNOUNCE_DROPPED) != 0 && i != session->announce_tail; i++) {
+        uint32_t *waiting = &session->announce[i & (ANNOUNCE_MAX - 1)];
+
+        if (*waiting == (word & ~ANNOUNCE_DROPPED)) {
+            *waiting = 0; /* it never knew of it */
+            return;
+        }
+    }
+    if (session->announce_tail - session->announce_head == ANNOUNCE_MAX) {
+        session->is_broken = true; /* it has not read its socket for a whole arena's worth */
+        return;
+    }
+    session->announce[at] = word;
+    session->announce_tail++;
+}
+
+void kvf_session_flush(struct kvf_session *session)
+{
+    bool was_waiting = session->is_writing;
+    int status = KVF_OK;
+
+    while (status == KVF_OK && session->announce_head != session->announce_tail) {
+        uint32_t word = session->announce[session->announce_head & (ANNOUNCE_MAX - 1)];
+
+        if (word != 0) {
+            status = send_piece(session, word & ~ANNOUNCE_DROPPED, (word & ANNOUNCE_DROPPED) != 0);
+        }
+        session->announce_head += status == KVF_OK;
+    }
+    if (status != KVF_OK && status != KVF_ERR_BUSY) {
+        session->is_broken = true;
+        return;
+    }
+    session->is_writing = session->announce_head != session->announce_tail;
+    if (session->is_writing != was_waiting) {
+        kvf_loop_change(session->agent, session->fd,
+                        EPOLLIN | EPOLLRDHUP | (session->is_writing ? EPOLLOUT : 0u),
+                        &session->socket_source);
+    }
+}
+
+static void announce_all(struct kvf_agent *agent, uint32_t piece_id, uint32_t flag)
 {
     struct kvf_dram_piece piece;
 
@@ -78,35 +157,24 @@ void kvf_session_piece_added(struct kvf_agent *agent, uint32_t piece_id)
         kvf_dram_piece_get(agent->dram_store, piece_id, &piece) != KVF_OK) {
         return;
     }
-    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
         struct kvf_session *session = &agent->sessions[i];
 
-        if (knows_pieces(session) && session->tenant == piece.tenant &&
-            send_piece(session, piece_id) != KVF_OK) {
-            session->is_broken = true; /* we may be in the middle of one of its requests */
+        if (knows_pieces(session) && session->tenant == piece.tenant) {
+            announce(session, piece_id | flag);
+            kvf_session_flush(session);
         }
     }
 }
 
+void kvf_session_piece_added(struct kvf_agent *agent, uint32_t piece_id)
+{
+    announce_all(agent, piece_id, 0);
+}
+
 void kvf_session_piece_dropped(struct kvf_agent *agent, uint32_t piece_id)
 {
-    struct kvf_wire_piece message = {0};
-    struct kvf_dram_piece piece;
-
-    if (agent->sessions == NULL ||
-        kvf_dram_piece_get(agent->dram_store, piece_id, &piece) != KVF_OK) {
-        return;
-    }
-    kvf_proto_head_init(&message.head, KVF_WIRE_PIECE_DROP);
-    message.piece = piece_id;
-    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
-        struct kvf_session *session = &agent->sessions[i];
-
-        if (knows_pieces(session) && session->tenant == piece.tenant &&
-            kvf_seqpacket_send(session->fd, &message, sizeof(message), NULL, 0) != KVF_OK) {
-            session->is_broken = true; /* we may be in the middle of one of its requests */
-        }
-    }
+    announce_all(agent, piece_id, ANNOUNCE_DROPPED);
 }
 
 void kvf_session_say_bye(struct kvf_session *session, int status)
@@ -171,6 +239,9 @@ int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd)
     (void)snprintf(session->name, sizeof(session->name), "unnamed");
     peer_of(session);
     agent->sessions_count++;
+    if (agent->sessions_high <= (uint32_t)(session - agent->sessions)) {
+        agent->sessions_high = (uint32_t)(session - agent->sessions) + 1;
+    }
     if (kvf_loop_add(agent, fd, EPOLLIN | EPOLLRDHUP, &session->socket_source) != KVF_OK) {
         kvf_session_end(session, "cannot be watched");
         return KVF_ERR_BUSY;
@@ -381,9 +452,11 @@ static void prepare_run(struct kvf_work *work)
         session->staging_map = base;
         session->keys = calloc(KVF_SHM_REQUEST_ENTRIES_MAX, sizeof(*session->keys));
         session->touched = calloc(KVF_REQUEST_KEYS_MAX, sizeof(*session->touched));
+        session->announce = calloc(ANNOUNCE_MAX, sizeof(*session->announce));
         session->eventfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         status = kvf_lease_table_init(session, session->layout.lease_entries);
-        if (session->keys == NULL || session->touched == NULL || session->eventfd < 0) {
+        if (session->keys == NULL || session->touched == NULL || session->announce == NULL ||
+            session->eventfd < 0) {
             status = KVF_ERR_NO_MEMORY;
         }
     }
@@ -398,7 +471,7 @@ static uint32_t attached_count(const struct kvf_agent *agent)
 {
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
         uint8_t state = agent->sessions[i].state;
 
         n += state == KVF_SESSION_PREPARING || state == KVF_SESSION_MAPPING ||
@@ -446,7 +519,7 @@ static void hello_received(struct kvf_session *session)
         refuse(session, status, text[0] != '\0' ? text : kvf_status_text(status));
         return;
     }
-    if (text[0] != '\0') {
+    if (text[0] != '\0' && may_log(agent)) {
         kvf_log(KVF_LOG_WARNING, "client %s: %s", session->name, text);
     }
     session->jobs++;
@@ -481,7 +554,10 @@ static int send_welcome(struct kvf_session *session)
     for (uint32_t piece = kvf_dram_piece_next(agent->dram_store, session->tenant, 0);
          status == KVF_OK && piece != 0;
          piece = kvf_dram_piece_next(agent->dram_store, session->tenant, piece)) {
-        status = send_piece(session, piece);
+        announce(session, piece);
+    }
+    if (status == KVF_OK) {
+        kvf_session_flush(session);
     }
     return status;
 }
@@ -520,6 +596,13 @@ static void mapped_received(struct kvf_session *session)
     if (status == KVF_OK) {
         status = kvf_memfd_seal(session->staging_fd, KVF_SEGMENT_SEALS);
     }
+    /* Holes that it punched before are filled, so that no access of ours can fail for want of memory. */
+    if (status == KVF_OK) {
+        status = kvf_fd_reserve(session->ring_fd, 0, session->ring_bytes);
+    }
+    if (status == KVF_OK) {
+        status = kvf_fd_reserve(session->staging_fd, 0, session->staging_bytes);
+    }
     if (status == KVF_OK) {
         status = kvf_loop_add(agent, session->eventfd, EPOLLIN | EPOLLET, &session->eventfd_source);
     }
@@ -533,9 +616,11 @@ static void mapped_received(struct kvf_session *session)
     session->state = KVF_SESSION_READY;
     session->attached_ns = agent->now_ns;
     agent->metrics.attaches++;
-    kvf_log(KVF_LOG_INFO, "client %s (pid %d, tenant %s, profile %s) attached as %llu",
-            session->name, session->pid, agent->tenants[session->tenant].name, session->profile,
-            (unsigned long long)session->connection_id);
+    if (may_log(agent)) {
+        kvf_log(KVF_LOG_INFO, "client %s (pid %d, tenant %s, profile %s) attached as %llu",
+                session->name, session->pid, agent->tenants[session->tenant].name, session->profile,
+                (unsigned long long)session->connection_id);
+    }
 }
 
 static bool message_received(struct kvf_session *session, const union kvf_proto_message *message)
@@ -600,24 +685,56 @@ void kvf_session_socket_ready(struct kvf_session *session, uint32_t events)
 /* ----------------------------------------------------------------------------------------------
  * The end
  */
-static void free_memory(struct kvf_session *session)
+/* On a worker: giving back a client's last pages takes the kernel a while. */
+static void release_run(struct kvf_work *work)
 {
-    struct kvf_agent *agent = session->agent;
+    struct kvf_session *session = work->owner;
 
     kvf_segment_unmap(session->ring_map, session->ring_bytes);
+    session->ring_map = NULL;
     kvf_segment_unmap(session->staging_map, session->staging_bytes);
+    session->staging_map = NULL;
     kvf_fd_close(&session->ring_fd);
     kvf_fd_close(&session->staging_fd);
     kvf_fd_close(&session->eventfd);
     kvf_lease_table_fini(session);
     free(session->keys);
+    session->keys = NULL;
     free(session->touched);
+    session->touched = NULL;
+    free(session->announce);
+    session->announce = NULL;
+}
+
+static void release_done(struct kvf_work *work)
+{
+    struct kvf_session *session = work->owner;
+    struct kvf_agent *agent = session->agent;
+
     agent->staging_used_bytes -= session->charged_bytes;
     if (session->namespace_index < KVF_INDEX_NAMESPACES_MAX) {
         agent->namespaces[session->namespace_index].clients--;
     }
     agent->sessions_count--;
     session->state = KVF_SESSION_FREE;
+    while (agent->sessions_high > 0 &&
+           agent->sessions[agent->sessions_high - 1].state == KVF_SESSION_FREE) {
+        agent->sessions_high--;
+    }
+}
+
+/* Nobody uses the session's memory any more. */
+static void free_memory(struct kvf_session *session)
+{
+    struct kvf_agent *agent = session->agent;
+
+    session->work.owner = session;
+    session->work.run = release_run;
+    session->work.done = release_done;
+    if (agent->work == NULL || agent->work->ops->submit(agent->work, &session->work) != KVF_OK) {
+        release_run(&session->work);
+        release_done(&session->work);
+    }
 }
 
 void kvf_session_end(struct kvf_session *session, const char *why)
@@ -637,8 +754,10 @@ void kvf_session_end(struct kvf_session *session, const char *why)
     }
     if (session->state == KVF_SESSION_READY) {
         agent->metrics.disconnects++;
-        kvf_log(KVF_LOG_INFO, "client %s (pid %d) detached: %llu", session->name, session->pid,
-                (unsigned long long)session->connection_id);
+        if (may_log(agent)) {
+            kvf_log(KVF_LOG_INFO, "client %s (pid %d) detached: %llu", session->name, session->pid,
+                    (unsigned long long)session->connection_id);
+        }
     }
     kvf_loop_remove(agent, session->fd);
     kvf_request_drop_all(session);
