@@ -30,8 +30,8 @@ void raw_connect(struct raw_client *raw, const char *socket_path);
 /* A HELLO that is right: opaque bytes, 1 MiB of staging, 64 ring entries. */
 void raw_hello(struct kvf_wire_hello *hello_out);
 
-/* Send it and take WELCOME, the descriptors and the pieces; map. False: refused, raw->welcome.status
- * says so, or hung up. */
+/* Send it and take WELCOME, the descriptors and the pieces; map. False: hung up, or refused, and
+ * raw->welcome.status says so. */
 bool raw_begin(struct raw_client *raw, const struct kvf_wire_hello *hello);
 
 /* Say MAPPED, wait for READY. False: hung up. */

@@ -133,7 +133,7 @@ static void test_drive_is_dead(void **state)
     kvf_close(client);
 }
 
-/* --- failpoints: one call goes wrong, or takes long --------------------------------------------- */
+/* --- failpoints: one call goes wrong, or takes long --------------------------------------- */
 
 static void test_failpoints(void **state)
 {

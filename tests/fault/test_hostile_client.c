@@ -337,103 +337,76 @@ static void test_sealed(void **state)
 /* --- the rings ----------------------------------------------------------------------------------
  */
 
+#define N_FIELD_SPOILS 23
+#define N_SQE_SPOILS   (N_FIELD_SPOILS + 5)
+
+/* One field of a right get. */
+static void spoil_sqe_field(struct kvf_shm_sqe *sqe, int how)
+{
+    const struct {
+        void *field;
+        size_t bytes;
+        uint64_t value;
+    } fields[] = {
+        {&sqe->request, sizeof(sqe->request), 0},
+        {&sqe->opcode, 1, 0},
+        {&sqe->opcode, 1, KVF_OP_RELEASE + 1},
+        {&sqe->opcode, 1, 255},
+        {&sqe->opcode, 1, KVF_OP_NOP}, /* with keys */
+        {&sqe->opcode, 1, KVF_OP_CANCEL},
+        {&sqe->opcode, 1, KVF_OP_PUT}, /* of a record that is not */
+        {&sqe->flags, 1, 0xff},
+        {&sqe->flags, 1, KVF_SQE_DURABLE}, /* of a get */
+        {&sqe->n_keys, 2, 0},
+        {&sqe->n_keys, 2, KVF_REQUEST_KEYS_MAX + 1},
+        {&sqe->n_keys, 2, 0xffff},
+        {&sqe->n_entries, 2, 0},
+        {&sqe->n_entries, 2, 0xffff},
+        {&sqe->n_tails, 2, 1},
+        {&sqe->key_first, 4, 1},
+        {&sqe->key_first, 4, UINT32_MAX},
+        {&sqe->depth, 4, 1},
+        {&sqe->ttl_s, 4, 1},
+        {&sqe->priority, 1, 1},
+        {&sqe->reserved0[3], 1, 1},
+        {&sqe->reserved1[15], 1, 1},
+        {&sqe->arg, 8, 1},
+    };
+
+    static_assert(sizeof(fields) / sizeof(fields[0]) == N_FIELD_SPOILS, "all of them are tried");
+    memcpy(fields[how].field, &fields[how].value, fields[how].bytes);
+}
+
+/* Several at once. */
 static void spoil_sqe(struct raw_client *raw, struct kvf_shm_sqe *sqe, int how)
 {
-    switch (how) {
+    switch (how - N_FIELD_SPOILS) {
     case 0:
-        sqe->request = 0;
-        break;
-    case 1:
-        sqe->opcode = 0;
-        break;
-    case 2:
-        sqe->opcode = KVF_OP_RELEASE + 1;
-        break;
-    case 3:
-        sqe->opcode = 255;
-        break;
-    case 4:
-        sqe->flags = 0xff;
-        break;
-    case 5:
-        sqe->flags = KVF_SQE_DURABLE;
-        break; /* of a get */
-    case 6:
-        sqe->n_keys = 0;
-        break;
-    case 7:
-        sqe->n_keys = KVF_REQUEST_KEYS_MAX + 1;
-        break;
-    case 8:
-        sqe->n_keys = 0xffff;
-        break;
-    case 9:
-        sqe->n_entries = 0;
-        break;
-    case 10:
-        sqe->n_entries = 0xffff;
-        break;
-    case 11:
-        sqe->n_tails = 1;
-        break;
-    case 12:
-        sqe->key_first++;
-        break;
-    case 13:
-        sqe->key_first = UINT32_MAX;
-        break;
-    case 14:
-        sqe->depth = 1;
-        break;
-    case 15:
-        sqe->ttl_s = 1;
-        break;
-    case 16:
-        sqe->priority = 1;
-        break;
-    case 17:
-        sqe->reserved0[3] = 1;
-        break;
-    case 18:
-        sqe->reserved1[15] = 1;
-        break;
-    case 19:
-        sqe->arg = 1;
-        break;
-    case 20:
         sqe->opcode = KVF_OP_LOOKUP;
         sqe->n_tails = 2;
         break;
-    case 21:
+    case 1:
         sqe->opcode = KVF_OP_LOOKUP;
         sqe->flags = KVF_SQE_NO_WRITE;
         break;
-    case 22:
-        sqe->opcode = KVF_OP_NOP;
-        break; /* with keys */
-    case 23:
-        sqe->opcode = KVF_OP_CANCEL;
-        break;
-    case 24:
-        sqe->opcode = KVF_OP_PUT; /* of a record that is not */
-        break;
-    case 25:
+    case 2:
         sqe->opcode = KVF_OP_PUT;
         sqe->flags = KVF_SQE_DURABLE | KVF_SQE_NO_WRITE;
         break;
-    case 26:
-        sqe->n_keys = 1024; /* a right one, had it credits */
-        sqe->n_entries = 1024;
-        raw->ring.key_tail += 1023;
+    case 3:
+        sqe->n_keys = KVF_REQUEST_KEYS_MAX; /* a right one, had it credits */
+        sqe->n_entries = KVF_REQUEST_KEYS_MAX;
+        raw->ring.key_tail += KVF_REQUEST_KEYS_MAX - 1;
         break;
-    default:
+    case 4:
         sqe->opcode = KVF_OP_PUT;
         sqe->priority = 200;
         break;
+    default:
+        spoil_sqe_field(sqe, how);
+        break;
     }
 }
-
-#define N_SQE_SPOILS 28
 
 static void test_sqe_wild(void **state)
 {
@@ -658,7 +631,7 @@ static void test_harmless(void **state)
     raw_close(&raw);
 }
 
-/* Asks to be woken, and never reads the socket: its queue is full after a while, and nobody waits. */
+/* Asks to be woken, and never reads the socket: its queue fills up, and nobody waits. */
 static void test_socket_never_read(void **state)
 {
     uint32_t rounds = kvf_test_scaled(2000);

@@ -43,8 +43,8 @@ void kvf_test_daemon_set(struct kvf_test_daemon *daemon, const char *set);
 /* Start the process and return at once. */
 void kvf_test_daemon_spawn(struct kvf_test_daemon *daemon);
 
-/* Wait until a client's ping is answered. False: the process has ended before that, *wait_status_out
- * (may be NULL) as waitpid gives it. */
+/* Wait until a client's ping is answered. False: the process has ended before that;
+ * *wait_status_out (may be NULL) is as waitpid gives it. */
 bool kvf_test_daemon_wait_ready(struct kvf_test_daemon *daemon, int *wait_status_out);
 
 /* Spawn and wait until it is ready and has all memory of its arena; aborts if it ends instead. */

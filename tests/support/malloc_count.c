@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * malloc_count.c: preloaded into a process, counts its allocations in a file that a test has mapped,
- * too: a u64 at the start of the file that KVF_MALLOC_COUNT names.
+ * malloc_count.c: preloaded into a process, counts its allocations in a file that a test has mapped
+ * as well: a u64 at the start of the file that KVF_MALLOC_COUNT names.
  */
 #include <errno.h>
 #include <fcntl.h>
