@@ -103,8 +103,8 @@ static bool head_is_admitted(struct kvf_drive *drive, const struct kvf_entry *en
     return again && bucket->tokens_bytes > 0;
 }
 
-/* Shall the next block of this chain be written, and where? *drive_out comes with the place of heads,
- * and is changed to the parent's. */
+/* Shall the next block of this chain be written, and where? *drive_out comes with the place of
+ * heads, and is changed to the parent's. */
 static bool choose_drive(struct kvf_agent *agent, const struct kvf_entry *entry, bool has_parent,
                          const uint8_t parent_key_id[32], uint32_t *drive_out)
 {

@@ -350,7 +350,8 @@ static void purge_confirmed(void *ctx, uint64_t namespace_id, int status)
     }
 }
 
-/* After everything has been forgotten: what a write still brings to a drive is under the old epoch. */
+/* After everything has been forgotten: what a write still brings to a drive is under the old
+ * epoch. */
 static void purge_persist(struct kvf_agent *agent)
 {
     struct kvf_sweep *sweep = &agent->sweep;
@@ -429,8 +430,8 @@ static void verify_loaded(struct kvf_tier_io *io)
     verify_next(verify);
 }
 
-/* The drive's copy of the block at cursor. False: it has none, or the drive is busy: then the same block
- * is tried again in the next turn. */
+/* The drive's copy of the block at cursor. False: it has none, or the drive is busy: then the same
+ * block is tried again in the next turn. */
 static bool verify_drive(struct kvf_verify *verify, const struct kvf_entry *entry)
 {
     int status;

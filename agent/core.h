@@ -40,8 +40,8 @@
 #include "transport/shm_ring.h"
 
 enum kvf_core_limits {
-    /* Reserved for each client that may attach, and the most that it can have: nobody lives on what is
-     * another's. A request whose next key finds no op or flight waits for one. */
+    /* Reserved for each client that may attach, and the most that it can have: nobody lives on what
+     * is another's. A request whose next key finds no op or flight waits for one. */
     KVF_REQUESTS_A_CLIENT = 256,
     KVF_OPS_A_CLIENT = 512,      /* blocks that wait */
     KVF_FLIGHTS_A_CLIENT = 512,  /* blocks on their way */
@@ -564,8 +564,8 @@ bool kvf_place_is_quiet(const struct kvf_agent *agent);
 /* A new entry as kvf_index_insert, with room made in a full index. NULL: everything is in use. */
 struct kvf_entry *kvf_room_insert(struct kvf_agent *agent, const uint8_t key_id[32], uint32_t shard,
                                   uint32_t namespace_index);
-/* Count bytes of memory against the quotas, evicting blocks of the same owner. KVF_OK; KVF_ERR_BUSY:
- * all of its blocks are in use. */
+/* Count bytes of memory against the quotas, evicting blocks of the same owner. KVF_OK;
+ * KVF_ERR_BUSY: all of its blocks are in use. */
 int kvf_room_charge(struct kvf_agent *agent, uint16_t tenant, uint32_t namespace_index,
                     uint64_t bytes);
 void kvf_room_uncharge(struct kvf_agent *agent, uint16_t tenant, uint32_t namespace_index,

@@ -161,7 +161,8 @@ static void uncharge(struct kvf_agent *agent, const struct kvf_entry *entry)
                       entry->namespace_index, entry->record_bytes);
 }
 
-/* Memory for a record of this entry, counted against its owner. KVF_OK; KVF_ERR_BUSY, _TOO_LARGE. */
+/* Memory for a record of this entry, counted against its owner. KVF_OK; KVF_ERR_BUSY,
+ * _TOO_LARGE. */
 static int reserve(struct kvf_agent *agent, const struct kvf_entry *entry, uint16_t tenant,
                    kvf_location *slot_out)
 {
@@ -539,8 +540,9 @@ static uint64_t transfer_ns(const struct kvf_drive *drive, uint64_t bytes)
     return bytes / 1024 * drive->read_ns_per_mib / 1024;
 }
 
-/* Two moving averages: what the drive needs for each MiB while it is busy (many reads in flight share the
- * time between completions), and how much longer a read takes than the bytes before it explain. */
+/* Two moving averages: what the drive needs for each MiB while it is busy (many reads in flight
+ * share the time between completions), and how much longer a read takes than the bytes before it
+ * explain. */
 static void learn_speed(struct kvf_drive *drive, const struct kvf_flight *flight)
 {
     uint64_t now_ns = drive->agent->now_ns;
@@ -650,8 +652,8 @@ int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, struct kvf_
     return KVF_OK;
 }
 
-/* Start what can be started. A load without memory goes to the back, so that one tenant whose memory is
- * all leased does not hold up the others, and fails when it has waited long enough. */
+/* Start what can be started. A load without memory goes to the back, so that one tenant whose
+ * memory is all leased does not hold up the others, and fails when it has waited long enough. */
 static bool loads_pump(struct kvf_drive *drive)
 {
     struct kvf_agent *agent = drive->agent;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * room.c: what is forgotten so that something else can be kept, beside the memory tier's own eviction:
- * blocks of a namespace or tenant at its quota, entries of a full index, sets that never became whole,
- * blocks whose time is up.
+ * room.c: what is forgotten so that something else can be kept, beside the memory tier's own
+ * eviction: blocks of a namespace or tenant at its quota, entries of a full index, sets that never
+ * became whole, blocks whose time is up.
  *
- * Quotas and the index have no order of use of their own. They share a clock hand over the entries: an
- * entry that was used since the hand came by last is spared once, the next one is taken.
+ * Quotas and the index have no order of use of their own. They share a clock hand over the entries:
+ * an entry that was used since the hand came by last is spared once, the next one is taken.
  */
 #include "agent/core.h"
 

@@ -596,7 +596,8 @@ static void mapped_received(struct kvf_session *session)
     if (status == KVF_OK) {
         status = kvf_memfd_seal(session->staging_fd, KVF_SEGMENT_SEALS);
     }
-    /* Holes that it punched before are filled, so that no access of ours can fail for want of memory. */
+    /* Holes that it punched before are filled, so that no access of ours can fail for want of
+     * memory. */
     if (status == KVF_OK) {
         status = kvf_fd_reserve(session->ring_fd, 0, session->ring_bytes);
     }
