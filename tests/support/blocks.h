@@ -32,8 +32,8 @@ bool kvf_test_payload_ok(uint64_t number, const void *payload, size_t bytes);
 int kvf_test_block_put(struct kvf_client *client, uint64_t number, size_t bytes, uint32_t flags);
 
 /* Get it, check every byte, give the lease back. KVF_OK: right; KVF_MISS, KVF_ERR_BUSY,
- * KVF_ERR_LOST and so on: not loaded; KVF_ERR_INTERNAL: wrong bytes, which no test may accept. *tier_out (may be
- * NULL) says where it was. */
+ * KVF_ERR_LOST and so on: not loaded; KVF_ERR_INTERNAL: wrong bytes, which no test may accept.
+ * *tier_out (may be NULL) says where it was. */
 int kvf_test_block_get(struct kvf_client *client, uint64_t number, size_t bytes, uint8_t *tier_out);
 
 /* Check a hit's bytes and release it, as kvf_test_block_get. */
