@@ -5,6 +5,7 @@ import glob
 import os
 import platform
 import subprocess
+import time
 
 
 def read(path, otherwise=""):
@@ -72,6 +73,30 @@ def drive_facts(folder):
     if "[" in scheduler:
         scheduler = scheduler.split("[")[1].split("]")[0]
     return {"fs": best[2], "drive": model or device, "scheduler": scheduler}
+
+
+class Quietness:
+    """How much of the CPUs others take between the two calls: processes that are neither we nor
+    children of ours that have been waited for, and the host of a virtual machine."""
+
+    def __init__(self):
+        self.began = self.now()
+
+    @staticmethod
+    def now():
+        """(seconds since boot, ours, everybody's, stolen by the host), all but the first of CPU."""
+        tick = os.sysconf("SC_CLK_TCK")
+        fields = [int(word) / tick for word in read("/proc/stat").splitlines()[0].split()[1:9]]
+        user, nice, system, _, _, irq, softirq, steal = fields
+        times = os.times()
+        ours = times.user + times.system + times.children_user + times.children_system
+        return time.monotonic(), ours, user + nice + system + irq + softirq, steal
+
+    def shares(self):
+        """(others, host), of all the CPUs there are."""
+        elapsed, ours, busy, steal = (end - begin for begin, end in zip(self.began, self.now()))
+        capacity = elapsed * (os.cpu_count() or 1)
+        return round(max(0.0, busy - ours) / capacity, 3), round(steal / capacity, 3)
 
 
 def facts(drive_folder):

@@ -102,7 +102,8 @@ def machine_text(report):
     if "drive" in machine:
         parts.append(f"drive {machine['drive']} with {machine['fs']}")
     return (f"{', '.join(parts)}. {report['date'][:10]}, commit {report['commit']}, "
-            f"{report['seconds']:g} s a side.")
+            f"{report['seconds']:g} s a side; others took {machine['cpu_of_others']:.1%} of the "
+            f"CPUs meanwhile, the host {machine['cpu_of_host']:.1%}.")
 
 
 def escape(text):

@@ -14,6 +14,7 @@ import unittest
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import figures  # noqa: E402
+import machine  # noqa: E402
 import make_performance_doc as doc  # noqa: E402
 
 RUN = os.path.join(HERE, "run")
@@ -45,6 +46,17 @@ class Statistics(unittest.TestCase):
         # a median above the bar does not help an interval that is too wide on either side
         self.assertEqual(figures.verdict(1.0, 0.89, 1.0, 0.85, "higher"), "inconclusive")
         self.assertEqual(figures.verdict(1.0, 1.0, 1.11, 0.85, "higher"), "inconclusive")
+
+
+class Quiet(unittest.TestCase):
+    def test_a_child_that_computes_is_not_others(self):
+        program = "import time\nwhile time.process_time() < 0.2: pass"
+        quietness = machine.Quietness()
+        subprocess.run([sys.executable, "-c", program], check=True)
+        ours = machine.Quietness.now()[1] - quietness.began[1]
+        self.assertGreaterEqual(ours, 0.15)  # clocks that tick 100 times a second
+        others, host = quietness.shares()
+        self.assertTrue(0 <= others <= 1 and 0 <= host <= 1, (others, host))
 
 
 class Results(unittest.TestCase):
@@ -124,7 +136,7 @@ class Arguments(unittest.TestCase):
 
 class Page(unittest.TestCase):
     MACHINE = {"cpu": "x", "cpu_model": "y", "virtual": False, "cores": 2, "llc_bytes": 1 << 25,
-               "memory": 1 << 34, "kernel": "6"}
+               "memory": 1 << 34, "kernel": "6", "cpu_of_others": 0.01, "cpu_of_host": 0.0}
 
     def report(self, date, value):
         samples = Samples(values={"get_cpu_us": [value] * 9})
