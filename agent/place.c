@@ -768,6 +768,16 @@ static int write_start(struct kvf_flight *flight)
     return status;
 }
 
+/* A write pins its slot. Beside leases it must leave an eighth of the arena to be evicted, or puts
+ * find no memory at all; a write that a client waits for may take that too. */
+static bool backlog_allows(const struct kvf_agent *agent, uint64_t bytes, bool durable)
+{
+    uint64_t waiting = agent->writeback_bytes + bytes;
+
+    return waiting <= agent->writeback_max_bytes && agent->writes < KVF_WRITES_MAX &&
+           (durable || agent->leased_bytes + waiting <= agent->arena_bytes / 8 * 7);
+}
+
 int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t drive_index,
                     bool durable)
 {
@@ -778,8 +788,7 @@ int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t d
     if (drive_index >= agent->n_drives) {
         return KVF_ERR_TIER_OFF;
     }
-    if (agent->writeback_bytes + entry->record_bytes > agent->writeback_max_bytes ||
-        agent->writes == KVF_WRITES_MAX) {
+    if (!backlog_allows(agent, entry->record_bytes, durable)) {
         return KVF_ERR_BUSY;
     }
     flight = flight_new(agent, KVF_FLIGHT_WRITE, entry, NULL);
