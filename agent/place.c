@@ -161,15 +161,14 @@ static void uncharge(struct kvf_agent *agent, const struct kvf_entry *entry)
                       entry->namespace_index, entry->record_bytes);
 }
 
-/* Memory for a record of this entry, counted against its owner. KVF_OK; KVF_ERR_BUSY,
+/* Memory for a record of this entry, counted against its owner. kvf_room_before_reserve goes before,
+ * and before the entry is looked at: it may forget any set that is not whole. KVF_OK; KVF_ERR_BUSY,
  * _TOO_LARGE. */
 static int reserve(struct kvf_agent *agent, const struct kvf_entry *entry, uint16_t tenant,
                    kvf_location *slot_out)
 {
-    int status;
+    int status = kvf_room_charge(agent, tenant, entry->namespace_index, entry->record_bytes);
 
-    kvf_room_before_reserve(agent);
-    status = kvf_room_charge(agent, tenant, entry->namespace_index, entry->record_bytes);
     if (status != KVF_OK) {
         return status;
     }
@@ -473,8 +472,10 @@ int kvf_place_fill(struct kvf_request *request, const struct kvf_shm_key *key,
     struct kvf_agent *agent = session->agent;
     struct kvf_flight *flight;
     struct kvf_entry *entry;
-    int status = fill_reserve(request, key, key_id, &flight);
+    int status;
 
+    kvf_room_before_reserve(agent);
+    status = fill_reserve(request, key, key_id, &flight);
     if (status != KVF_OK) {
         return status;
     }
@@ -597,6 +598,9 @@ static enum load_outcome load_start(struct kvf_drive *drive, struct kvf_flight *
     struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
     int status = KVF_OK;
 
+    if (flight->slot == KVF_LOCATION_NONE) {
+        kvf_room_before_reserve(agent);
+    }
     if (flight->is_abandoned || entry->nvme != KVF_NVME_STORED) {
         load_fail(flight, KVF_MISS);
         return LOAD_OVER;
