@@ -244,6 +244,9 @@ static int open_drive(struct kvf_agent *agent, uint32_t number, const uint8_t *c
     status = kvf_nvme_open(&nvme, &drive->store, why, sizeof(why));
     if (status != KVF_OK) {
         kvf_log(KVF_LOG_ERROR, "nvme: %s", why);
+        if (nvme.io != NULL) {
+            nvme.io->ops->close(nvme.io); /* nobody has taken it over */
+        }
         return status;
     }
     kvf_nvme_info(drive->store, &info);
