@@ -116,11 +116,24 @@ static bool put_existing(struct kvf_request *request, struct kvf_entry *entry)
     return true;
 }
 
+/* Let the op of this key supersede what the key says. */
+static void set_superseded(struct kvf_op *op, const struct kvf_shm_key *key)
+{
+    struct kvf_session *session = op->request->session;
+
+    if (key->supersedes != 0) {
+        op->supersedes = true;
+        kvf_request_key_id(session, &session->keys[key->supersedes - 1], op->superseded_key_id);
+    }
+}
+
 /* Another put of the same block is being copied: share its fate. */
-static void put_joining(struct kvf_request *request, struct kvf_entry *entry)
+static void put_joining(struct kvf_request *request, const struct kvf_shm_key *key,
+                        struct kvf_entry *entry)
 {
     struct kvf_agent *agent = request->session->agent;
     bool durable = (request->sqe.flags & KVF_SQE_DURABLE) != 0;
+    struct kvf_op *op;
     int status = compare(agent, entry);
 
     if (status == KVF_EXISTS && durable && entry->is_no_write) {
@@ -128,11 +141,13 @@ static void put_joining(struct kvf_request *request, struct kvf_entry *entry)
     } else if (status == KVF_EXISTS) {
         status = kvf_request_wait(request, request->next_key,
                                   durable ? KVF_WANT_DURABLE : KVF_WANT_STORED, KVF_TIER_DRAM,
-                                  kvf_place_flight(agent, entry), NULL);
+                                  kvf_place_flight(agent, entry), &op);
     }
     if (status != KVF_OK) {
         kvf_request_block(request, request->next_key, status, KVF_TIER_DRAM);
+        return;
     }
+    set_superseded(op, key);
 }
 
 static void put_new(struct kvf_request *request, const struct kvf_shm_key *key,
@@ -156,10 +171,7 @@ static void put_new(struct kvf_request *request, const struct kvf_shm_key *key,
                                   durable ? KVF_WANT_DURABLE : KVF_WANT_STORED, KVF_TIER_DRAM,
                                   flight, &op);
         assert(status == KVF_OK);
-        if (key->supersedes != 0) {
-            op->supersedes = true;
-            kvf_request_key_id(session, &session->keys[key->supersedes - 1], op->superseded_key_id);
-        }
+        set_superseded(op, key);
         return;
     }
     kvf_request_block(request, request->next_key, status, KVF_TIER_NONE);
@@ -192,7 +204,7 @@ void kvf_request_start_put(struct kvf_request *request, const struct kvf_shm_key
     }
     entry = kvf_room_find(agent, key_id, session->shard);
     if (entry != NULL && entry->state == KVF_ENTRY_FILLING) {
-        put_joining(request, entry);
+        put_joining(request, key, entry);
     } else if (entry != NULL && entry->state == KVF_ENTRY_LOADING) {
         kvf_request_block(request, request->next_key, compare(agent, entry), KVF_TIER_NVME);
     } else if (entry == NULL || !put_existing(request, entry)) {
