@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/fd.h"
@@ -377,6 +378,28 @@ static int sink_wait(struct kvf_client *client, struct kvf_client_sink *sink, ui
     }
 }
 
+/* Every blocking call begins here. Releases that found the submission ring full go before its
+ * request, and so does one free slot: the daemon hands slots back without a word, within
+ * microseconds, so this looks again and again. */
+static void call_begin(struct kvf_client *client)
+{
+    const struct timespec pause = {.tv_nsec = 50 * KVF_NS_PER_US};
+    uint64_t deadline_ns = kvf_now_ns() + KVF_CLIENT_GRACE_MS * KVF_NS_PER_MS;
+
+    kvf_client_enter(client);
+    while (kvf_session_is_live(client)) {
+        struct kvf_session *session = client->session;
+
+        kvf_lease_flush(session);
+        if ((session->n_deferred == 0 && kvf_ring_client_room(&session->ring, 0) != KVF_ERR_BUSY) ||
+            kvf_now_ns() >= deadline_ns) {
+            return;
+        }
+        (void)nanosleep(&pause, NULL);
+        kvf_session_tend(client, false);
+    }
+}
+
 /* Every blocking call ends here. */
 static int call_end(struct kvf_client *client, int status)
 {
@@ -396,7 +419,7 @@ int kvf_ping(struct kvf_client *client, uint32_t timeout_ms, uint64_t *round_tri
     if (client == NULL || round_trip_ns_out == NULL) {
         return KVF_ERR_INVALID;
     }
-    kvf_client_enter(client);
+    call_begin(client);
     kvf_session_tend(client, true);
     /* a ping is also how a caller waits for a daemon that is starting again */
     while (!kvf_session_is_live(client) && kvf_now_ns() < deadline_ns &&
@@ -570,7 +593,7 @@ int kvf_put(struct kvf_client *client, const struct kvf_put_item *items, uint32_
     for (uint32_t i = 0; statuses_out != NULL && i < n; i++) {
         statuses_out[i] = KVF_ERR_TIMEOUT; /* of a block that is never answered */
     }
-    kvf_client_enter(client);
+    call_begin(client);
     put_run(client, &call, kvf_now_ns() + (budget_ms + KVF_CLIENT_GRACE_MS) * KVF_NS_PER_MS);
     if (call.n_good == n) {
         return call_end(client, KVF_OK);
@@ -593,7 +616,7 @@ int kvf_lookup(struct kvf_client *client, const struct kvf_key *keys, uint32_t n
     if (client == NULL || result_out == NULL || !kvf_lookup_sqe(n, options, &sqe)) {
         return KVF_ERR_INVALID;
     }
-    kvf_client_enter(client);
+    call_begin(client);
     status = kvf_request_keys(client, KVF_OP_LOOKUP, keys, n, &sqe, &sink, 0, &request);
     if (status == KVF_OK) {
         status = sink_wait(client, &sink, request, (uint64_t)sqe.budget_ms + KVF_CLIENT_GRACE_MS);
@@ -650,7 +673,7 @@ int kvf_get(struct kvf_client *client, const struct kvf_key *keys, uint32_t n,
         hits_fill(hits_out, n, KVF_ERR_INVALID);
         return KVF_ERR_INVALID;
     }
-    kvf_client_enter(client);
+    call_begin(client);
     status = kvf_request_keys(client, KVF_OP_GET, keys, n, &sqe, &sink, 0, &request);
     if (status != KVF_OK) {
         hits_fill(hits_out, n, status);
@@ -675,7 +698,7 @@ static int call_count(struct kvf_client *client, uint8_t opcode, const struct kv
     if (client == NULL) {
         return KVF_ERR_INVALID;
     }
-    kvf_client_enter(client);
+    call_begin(client);
     status = kvf_request_keys(client, opcode, keys, n, &sqe, &sink, 0, &request);
     if (status == KVF_OK) {
         status = sink_wait(client, &sink, request, KVF_CLIENT_CALL_MS);
@@ -720,7 +743,7 @@ int kvf_stat(struct kvf_client *client, struct kvf_stat *stat_out)
     if (client == NULL || stat_out == NULL || stat_out->struct_bytes != sizeof(*stat_out)) {
         return KVF_ERR_INVALID;
     }
-    kvf_client_enter(client);
+    call_begin(client);
     status = kvf_request_plain(client, KVF_OP_STAT, &sink, &request);
     if (status == KVF_OK) {
         status = sink_wait(client, &sink, request, KVF_CLIENT_CALL_MS);
