@@ -204,6 +204,11 @@ void raw_submit(struct raw_client *raw, const struct kvf_shm_sqe *sqe,
     struct kvf_ring_client *ring = &raw->ring;
 
     while (kvf_ring_client_room(ring, n_entries) != KVF_OK && kvf_now_ns() < deadline_ns) {
+        struct pollfd fd = {.fd = raw->fd, .events = POLLRDHUP};
+
+        if (poll(&fd, 1, 0) == 1) {
+            return; /* it has hung up: there will be no room */
+        }
         nanosleep(&pause, NULL);
     }
     for (uint32_t i = 0; i < n_entries; i++) {
