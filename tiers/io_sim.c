@@ -244,6 +244,23 @@ static void do_write(struct kvf_io_sim_disk *disk, struct kvf_io *io)
     }
 }
 
+/* What is stable cannot be undone by what was written there before: older writes that may still
+ * reach the drive (or not) bring the newer bytes along. */
+static void overlay(struct sim_write *older, const struct sim_write *write)
+{
+    for (; older != write; older = older->next) {
+        uint64_t begin = older->offset > write->offset ? older->offset : write->offset;
+        uint64_t older_end = older->offset + older->bytes;
+        uint64_t end = write->offset + write->bytes;
+
+        end = end < older_end ? end : older_end;
+        if (begin < end) {
+            memcpy(older->data + (begin - older->offset), write->data + (begin - write->offset),
+                   end - begin);
+        }
+    }
+}
+
 static void do_sync(struct kvf_io_sim_disk *disk, struct kvf_io *io)
 {
     struct sim_write **link = &disk->writes;
@@ -260,6 +277,7 @@ static void do_sync(struct kvf_io_sim_disk *disk, struct kvf_io *io)
             continue;
         }
         memcpy(disk->stable + write->offset, write->data, write->bytes);
+        overlay(disk->writes, write);
         *link = write->next;
         free(write);
     }
