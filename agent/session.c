@@ -657,8 +657,10 @@ void kvf_session_socket_ready(struct kvf_session *session, uint32_t events)
     const char *why = "unexpected message";
     int status;
 
-    (void)
-        events; /* a hang-up shows as the end of the stream below, after what was sent before it */
+    if ((events & EPOLLOUT) != 0 && session->is_writing) {
+        kvf_session_flush(session);
+    }
+    /* a hang-up shows as the end of the stream, after what was sent before it */
     while (session->state != KVF_SESSION_FREE && session->state != KVF_SESSION_DEAD) {
         status = kvf_seqpacket_recv(session->fd, data, sizeof(data), &received);
         if (status == KVF_EMPTY) {
