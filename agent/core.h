@@ -561,6 +561,8 @@ uint64_t kvf_place_deadline_ns(const struct kvf_agent *agent);
 bool kvf_place_is_quiet(const struct kvf_agent *agent);
 
 /* room.c */
+/* Forget a set if the index has no place for one more entry. */
+void kvf_room_for_entry(struct kvf_agent *agent);
 /* A new entry as kvf_index_insert, with room made in a full index. NULL: everything is in use. */
 struct kvf_entry *kvf_room_insert(struct kvf_agent *agent, const uint8_t key_id[32], uint32_t shard,
                                   uint32_t namespace_index);

@@ -400,12 +400,15 @@ static void fill_done(struct kvf_work *work)
     struct kvf_agent *agent = flight->agent;
     struct kvf_session *session = flight->session;
     struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
+    uint16_t shard_count = agent->namespaces[entry->namespace_index].shard_count;
     kvf_cookie cookie = flight->cookie;
     int status = flight->status;
 
     if (status == KVF_OK && !flight->is_abandoned) {
-        status = kvf_place_set_add(agent, entry,
-                                   agent->namespaces[entry->namespace_index].shard_count);
+        if (shard_count > 1) {
+            kvf_room_for_entry(agent); /* for the set's */
+        }
+        status = kvf_place_set_add(agent, entry, shard_count);
     }
     if (status != KVF_OK || flight->is_abandoned) {
         fill_fail(flight, status);
@@ -525,7 +528,8 @@ static void load_fail(struct kvf_flight *flight, int status)
         entry->dram_slot = KVF_INDEX_NONE;
         if (entry->nvme == KVF_NVME_STORED &&
             (status == KVF_ERR_TIER_OFF || /* nothing comes back from there */
-             (status == KVF_MISS && kvf_entry_nvme_location(entry) == flight->io.location))) {
+             ((status == KVF_MISS || status == KVF_ERR_IO) &&
+              kvf_entry_nvme_location(entry) == flight->io.location))) {
             kvf_place_leave_drive(agent, entry, true);
         }
         if (entry->nvme == KVF_NVME_NONE) {

@@ -73,16 +73,20 @@ static bool take_one(struct kvf_agent *agent, const struct room *room)
     return false;
 }
 
+void kvf_room_for_entry(struct kvf_agent *agent)
+{
+    struct room room = {0};
+
+    if (agent->index.free_head == KVF_INDEX_NONE && agent->index.fresh == agent->index.capacity) {
+        (void)take_one(agent, &room);
+    }
+}
+
 struct kvf_entry *kvf_room_insert(struct kvf_agent *agent, const uint8_t key_id[32], uint32_t shard,
                                   uint32_t namespace_index)
 {
-    struct kvf_entry *entry = kvf_index_insert(&agent->index, key_id, shard, namespace_index);
-    struct room room = {0};
-
-    if (entry == NULL && take_one(agent, &room)) {
-        entry = kvf_index_insert(&agent->index, key_id, shard, namespace_index);
-    }
-    return entry;
+    kvf_room_for_entry(agent);
+    return kvf_index_insert(&agent->index, key_id, shard, namespace_index);
 }
 
 int kvf_room_charge(struct kvf_agent *agent, uint16_t tenant, uint32_t namespace_index,
