@@ -2,7 +2,8 @@
  *
  * codec_saw_avx512.c: the saw codec with AVX-512; see codec_saw_tile.h.
  */
-#include "codec/codec_saw_tile.h"
+#include "codec/codec_saw_tile_decode.h"
+#include "codec/codec_saw_tile_encode.h"
 
 const struct kvf_saw_kernels kvf_saw_kernels_avx512 = {
     .workspace_bytes = sizeof(struct tile_work),

@@ -22,6 +22,9 @@
 
 #if defined(__AVX512F__)
 
+/* A constant that the compiler must take for any number. */
+#define LANES_HIDE(a) __asm__("" : "+v"(a))
+
 enum {
     LANES = 16
 };
@@ -57,6 +60,12 @@ LANES_OP(lanes_i, i_add, (lanes_i a, lanes_i b), _mm512_add_epi32(a, b))
 LANES_OP(lanes_i, i_sub, (lanes_i a, lanes_i b), _mm512_sub_epi32(a, b))
 LANES_OP(lanes_i, i_left, (lanes_i a, unsigned int n), _mm512_slli_epi32(a, n))
 LANES_OP(lanes_i, i_right, (lanes_i a, unsigned int n), _mm512_srli_epi32(a, n))
+LANES_OP(void, i_stream, (void *to, lanes_i a), _mm512_stream_si512(to, a))
+LANES_OP(lanes_i, i_add_16, (lanes_i a, lanes_i b), _mm512_add_epi16(a, b))
+LANES_OP(lanes_i, i_sub_16, (lanes_i a, lanes_i b), _mm512_sub_epi16(a, b))
+/* the products of the low words and of the high words, added */
+LANES_OP(lanes_i, i_multiply_add_16, (lanes_i a, lanes_i b), _mm512_madd_epi16(a, b))
+LANES_OP(lanes_i, i_max_i32, (lanes_i a, lanes_i b), _mm512_max_epi32(a, b))
 LANES_OP(lanes_i, i_max_u32, (lanes_i a, lanes_i b), _mm512_max_epu32(a, b))
 LANES_OP(lanes_i, i_max_16, (lanes_i a, lanes_i b), _mm512_max_epi16(a, b))
 LANES_OP(lanes_i, i_min_16, (lanes_i a, lanes_i b), _mm512_min_epi16(a, b))
@@ -66,14 +75,12 @@ LANES_OP(lanes_i, i_low_words, (lanes_i a, lanes_i b),
 /* the high words of both */
 LANES_OP(lanes_i, i_high_words, (lanes_i a, lanes_i b),
          _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(a, 16), b))
-/* words that are at least as large as limit but for their sign bit; 0 for the others */
-LANES_OP(lanes_i, i_keep_words, (lanes_i a, lanes_i limit),
-         _mm512_maskz_mov_epi16(
-             _mm512_cmpge_epu16_mask(_mm512_and_si512(a, _mm512_set1_epi16(0x7fff)), limit), a))
-/* 0 .. 15 to float; anything above the low four bits */
-LANES_OP(lanes_f, f_from_nibble, (lanes_i a),
-         _mm512_permutexvar_ps(a, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
-                                                 15)))
+/* words that are at least as large as limit but for their sign bit, with that bit flipped where
+ * flip has it; 0 for the others, of either sign */
+LANES_OP(lanes_i, i_keep_words, (lanes_i a, lanes_i limit, lanes_i flip),
+         _mm512_maskz_add_epi16(
+             _mm512_cmpge_epu16_mask(_mm512_and_si512(a, _mm512_set1_epi16(0x7fff)), limit), a,
+             flip))
 /* to fp16 in the low word */
 LANES_OP(lanes_i, i_half_nearest, (lanes_f a),
          _mm512_cvtepu16_epi32(_mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)))
@@ -142,6 +149,8 @@ KVF_LANES_INLINE void i_transpose(lanes_i r[LANES])
 
 #else /* AVX2 */
 
+#define LANES_HIDE(a) __asm__("" : "+x"(a))
+
 enum {
     LANES = 8
 };
@@ -174,6 +183,12 @@ LANES_OP(lanes_i, i_add, (lanes_i a, lanes_i b), _mm256_add_epi32(a, b))
 LANES_OP(lanes_i, i_sub, (lanes_i a, lanes_i b), _mm256_sub_epi32(a, b))
 LANES_OP(lanes_i, i_left, (lanes_i a, unsigned int n), _mm256_slli_epi32(a, (int)n))
 LANES_OP(lanes_i, i_right, (lanes_i a, unsigned int n), _mm256_srli_epi32(a, (int)n))
+LANES_OP(void, i_stream, (void *to, lanes_i a), _mm256_stream_si256(to, a))
+LANES_OP(lanes_i, i_add_16, (lanes_i a, lanes_i b), _mm256_add_epi16(a, b))
+LANES_OP(lanes_i, i_sub_16, (lanes_i a, lanes_i b), _mm256_sub_epi16(a, b))
+/* the products of the low words and of the high words, added */
+LANES_OP(lanes_i, i_multiply_add_16, (lanes_i a, lanes_i b), _mm256_madd_epi16(a, b))
+LANES_OP(lanes_i, i_max_i32, (lanes_i a, lanes_i b), _mm256_max_epi32(a, b))
 LANES_OP(lanes_i, i_max_u32, (lanes_i a, lanes_i b), _mm256_max_epu32(a, b))
 LANES_OP(lanes_i, i_max_16, (lanes_i a, lanes_i b), _mm256_max_epi16(a, b))
 LANES_OP(lanes_i, i_min_16, (lanes_i a, lanes_i b), _mm256_min_epi16(a, b))
@@ -181,12 +196,11 @@ LANES_OP(lanes_i, i_low_words, (lanes_i a, lanes_i b),
          _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa))
 LANES_OP(lanes_i, i_high_words, (lanes_i a, lanes_i b),
          _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xaa))
-LANES_OP(lanes_i, i_keep_words, (lanes_i a, lanes_i limit),
-         _mm256_andnot_si256(_mm256_cmpgt_epi16(limit,
-                                                _mm256_and_si256(a, _mm256_set1_epi16(0x7fff))),
-                             a))
-LANES_OP(lanes_f, f_from_nibble, (lanes_i a),
-         _mm256_cvtepi32_ps(_mm256_and_si256(a, _mm256_set1_epi32(15))))
+LANES_OP(lanes_i, i_keep_words, (lanes_i a, lanes_i limit, lanes_i flip),
+         _mm256_xor_si256(
+             flip,
+             _mm256_andnot_si256(
+                 _mm256_cmpgt_epi16(limit, _mm256_and_si256(a, _mm256_set1_epi16(0x7fff))), a)))
 /* the eight low words */
 LANES_OP(__m128i, words, (lanes_i a),
          _mm_packus_epi32(_mm256_castsi256_si128(_mm256_and_si256(a, _mm256_set1_epi32(0xffff))),
@@ -249,6 +263,13 @@ KVF_LANES_INLINE void i_transpose(lanes_i r[LANES])
 }
 
 #endif /* AVX-512 or AVX2 */
+
+KVF_LANES_INLINE lanes_f f_hidden(float a)
+{
+    lanes_f hidden = f_set1(a);
+    LANES_HIDE(hidden);
+    return hidden;
+}
 
 #endif /* __AVX2__ && __FMA__ && __F16C__ */
 

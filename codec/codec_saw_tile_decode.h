@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_saw_tile_decode.h: the decoder of saw on tiles; see codec_saw_tile.h.
+ *
+ * Sums of codes are integers: they are added in whatever order and type is quickest. Below 2^15
+ * that is two words in a dword, else floats, which hold integers below 2^24 exactly.
+ *
+ * Two codes that are half a dword apart stay together, as a pair of words, up to the last stage:
+ * their position differs in bit b, 2 for 4-bit codes and 1 for 8-bit codes. Pair q stands for the
+ * positions that are q with a bit b put in.
+ */
+#ifndef KVF_CODEC_CODEC_SAW_TILE_DECODE_H
+#define KVF_CODEC_CODEC_SAW_TILE_DECODE_H
+
+#include "codec/codec_saw_tile.h"
+
+#if defined(KVF_LANES)
+
+KVF_LANES_INLINE void stage_pairs(lanes_i *e, uint32_t n, uint32_t stride)
+{
+    KVF_UNROLL
+    for (uint32_t i = 0; i < n; i++) {
+        if ((i & stride) == 0) {
+            lanes_i u = e[i];
+            lanes_i v = e[i + stride];
+            e[i] = i_add_16(u, v);
+            e[i + stride] = i_sub_16(u, v);
+        }
+    }
+}
+
+KVF_LANES_INLINE void stages_pairs(lanes_i *e, uint32_t n)
+{
+    stage_pairs(e, n, 1);
+    if (n > 2) {
+        stage_pairs(e, n, 2);
+    }
+    if (n > 4) {
+        stage_pairs(e, n, 4);
+    }
+    if (n > 8) {
+        stage_pairs(e, n, 8);
+    }
+}
+
+/* The index of the coefficient at a position. */
+KVF_LANES_INLINE uint32_t index_of_position(uint32_t position, uint32_t w)
+{
+    uint32_t n_l = 1u << (w - 4);
+    return index_of_l(position & (n_l - 1)) + index_of_k(position >> (w - 4));
+}
+
+/* Of pair q, the one with bit b clear. */
+KVF_LANES_INLINE uint32_t index_of_pair(uint32_t q, uint32_t w, uint32_t b)
+{
+    uint32_t low = q & ((1u << b) - 1);
+    return index_of_position(low | (q >> b) << (b + 1), w);
+}
+
+/* Pairs are kept in y, by q. The last stages are those over their upper bits, 16 pairs at a time,
+ * or 8 if bit b is one of the upper four. */
+KVF_LANES_INLINE uint32_t last_pairs(uint32_t w, uint32_t b)
+{
+    return b == w - 4 ? 8 : 16;
+}
+
+/* Codes from raw to pairs in y, through all stages but the last ones. */
+KVF_LANES_INLINE void unpack_pairs(struct tile_work *work, uint32_t w, uint32_t bits)
+{
+    uint32_t b = bits == 4 ? 2 : 1;
+    uint32_t n_last = last_pairs(w, b);
+    uint32_t n = (1u << (w - 1)) / n_last;
+    lanes_i mask = i_set1(bits == 4 ? 0x000f000f : 0x00ff00ff);
+    for (uint32_t k = 0; k < n_last; k++) {
+        lanes_i e[8];
+        KVF_UNROLL
+        for (uint32_t l = 0; l < n; l++) {
+            lanes_i dword = i_load(work->raw[(k * n + l) >> b]);
+            e[l] = i_right(dword, (l & ((1u << b) - 1)) * bits) & mask;
+        }
+        stages_pairs(e, n);
+        KVF_UNROLL
+        for (uint32_t l = 0; l < n; l++) {
+            i_store(work->y[k * n + l], e[l]);
+        }
+    }
+}
+
+/* The value of element i from its sum. */
+KVF_LANES_INLINE lanes_f value_of(const struct tile_work *work, const struct tile_scale *scale,
+                                  uint32_t i, lanes_f sum, bool has_offset)
+{
+    lanes_i sign = i_set1(work->signs[i]);
+    lanes_f mean = f_set1(work->mean[i]);
+    if (has_offset) {
+        mean = mean + f_bits(i_bits(scale->offset) ^ sign);
+    }
+    return f_fma(f_bits(i_bits(scale->factor) ^ sign), sum, mean);
+}
+
+KVF_LANES_INLINE lanes_i pair_bf16(lanes_f even, lanes_f odd)
+{
+    return i_high_words(i_round_bf16(even), i_round_bf16(odd));
+}
+
+/* To nearest even; saturated. */
+KVF_LANES_INLINE lanes_i pair_f16(lanes_f even, lanes_f odd)
+{
+    even = f_max(f_min(even, f_set1(65504.0f)), f_set1(-65504.0f));
+    odd = f_max(f_min(odd, f_set1(65504.0f)), f_set1(-65504.0f));
+    return i_low_words(i_half_nearest(even), i_half_nearest(odd));
+}
+
+/* Pairs from y through the last stages, to values in bf16 or fp16, to raw. */
+KVF_LANES_INLINE void finish_pairs(struct tile_work *work, uint32_t w, uint32_t bits, bool is_bf16,
+                                   const struct tile_scale *scale)
+{
+    uint32_t b = bits == 4 ? 2 : 1;
+    uint32_t n_last = last_pairs(w, b);
+    uint32_t n = (1u << (w - 1)) / n_last;
+    uint32_t odd = n_last == 16 ? 2 : 1; /* the bit of k that is bit 0 of the index */
+    lanes_i sum = i_set1(0x00010001);
+    lanes_i difference = i_set1(0xffff0001);
+    for (uint32_t l = 0; l < n; l++) {
+        uint32_t first = index_of_pair(l, w, b);
+        lanes_i e[16];
+        KVF_UNROLL
+        for (uint32_t k = 0; k < n_last; k++) {
+            e[k] = i_load(work->y[k * n + l]);
+        }
+        stages_pairs(e, n_last);
+        KVF_UNROLL
+        for (uint32_t at = 0; at < 2 * n_last; at++) {
+            uint32_t k = at / 2;
+            uint32_t half = at % 2;
+            if ((k & odd) != 0) {
+                continue;
+            }
+            uint32_t i = first + index_of_pair(k * n, w, b) + index_of_position(half << b, w);
+            lanes_i stage = half ? difference : sum;
+            lanes_f even = f_from_i(i_multiply_add_16(e[k], stage));
+            even = value_of(work, scale, i, even, at == 0 && l == 0);
+            lanes_f next = f_from_i(i_multiply_add_16(e[k | odd], stage));
+            next = value_of(work, scale, i + 1, next, false);
+            i_store(work->raw[i / 2], is_bf16 ? pair_bf16(even, next) : pair_f16(even, next));
+        }
+    }
+}
+
+/* raw to the pages. Lines of a cache that are written as a whole need not be read before, and what
+ * is decoded is more than a cache holds. */
+KVF_LANES_INLINE void store_raw(struct tile_work *work, uint32_t n_dwords, uint8_t *const *rows,
+                                uint32_t n_lanes)
+{
+    uintptr_t any = 0;
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        any |= (uintptr_t)rows[lane];
+    }
+    bool streams = n_lanes == LANES && any % CACHE_LINE == 0;
+    for (uint32_t at = 0; at < n_dwords; at += LANES) {
+        lanes_i r[LANES];
+        KVF_UNROLL
+        for (uint32_t j = 0; j < LANES; j++) {
+            r[j] = i_load(work->raw[at + j]);
+        }
+        if (streams) {
+            i_transpose(r);
+            KVF_UNROLL
+            for (uint32_t lane = 0; lane < LANES; lane++) {
+                i_stream(rows[lane] + at * DWORD, r[lane]);
+            }
+        } else {
+            store_dwords(work, r, rows, n_lanes, at * DWORD, LANES * DWORD);
+        }
+    }
+}
+
+/* Codes from raw through the stages over l, to y; for sums that are too large for words. */
+KVF_LANES_INLINE void unpack_special(struct tile_work *work, uint32_t w, uint32_t bits)
+{
+    uint32_t n_l = 1u << (w - 4);
+    for (uint32_t k = 0; k < COEFFICIENTS_A_K; k++) {
+        uint32_t bit = k * n_l * bits;
+        lanes_f e[COEFFICIENTS_A_K];
+        KVF_UNROLL
+        for (uint32_t l = 0; l < n_l; l++) {
+            lanes_i dword = i_load(work->raw[bit / 32 + l * bits / 32]);
+            dword = i_right(dword, bit % 32 + l * bits % 32);
+            e[l] = f_from_i(dword & i_set1((1u << bits) - 1));
+        }
+        stages_l(e, w);
+        KVF_UNROLL
+        for (uint32_t l = 0; l < n_l; l++) {
+            f_store(work->y[k * n_l + l], e[l]);
+        }
+    }
+}
+
+/* y through the stages over k, to values in x. */
+KVF_LANES_INLINE void finish_special(struct tile_work *work, uint32_t w,
+                                     const struct tile_scale *scale)
+{
+    uint32_t n_l = 1u << (w - 4);
+    for (uint32_t l = 0; l < n_l; l++) {
+        lanes_f e[COEFFICIENTS_A_K];
+        KVF_UNROLL
+        for (uint32_t k = 0; k < COEFFICIENTS_A_K; k++) {
+            e[k] = f_load(work->y[k * n_l + l]);
+        }
+        stages_k(e);
+        KVF_UNROLL
+        for (uint32_t k = 0; k < COEFFICIENTS_A_K; k++) {
+            uint32_t i = index_of_l(l) + index_of_k(k);
+            f_store(work->x[i], value_of(work, scale, i, e[k], i == 0));
+        }
+    }
+}
+
+/* Codes from raw to values in x, for any group. */
+static void decode_any(const struct tile_row *row, const struct tile_scale *scale)
+{
+    struct tile_work *work = row->work;
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    uint32_t bits = tensor->descriptor.bits;
+    for (uint32_t position = 0; position < row->n; position++) {
+        uint32_t bit = position * bits;
+        lanes_i dword = i_right(i_load(work->raw[bit / 32]), bit % 32);
+        f_store(work->x[tensor->order[position]], f_from_i(dword & i_set1((1u << bits) - 1)));
+    }
+    rotate_any(row, work->x);
+    for (uint32_t i = 0; i < row->n; i++) {
+        lanes_f sum = f_load(work->x[i]);
+        f_store(work->x[i], value_of(work, scale, i, sum, i % tensor->rot_order == 0));
+    }
+}
+
+/* The elements that share dword j of a vector, from x. The loops over lanes are for the compiler to
+ * vectorize. */
+static lanes_i narrow_dword(const struct tile_row *row, uint32_t j)
+{
+    float(*x)[LANES] = row->work->x;
+    uint32_t elements = DWORD / row->tensor->element_bytes;
+    uint32_t i = j * elements;
+    _Alignas(64) uint32_t dword[LANES] = {0};
+    if (i >= row->n) {
+        return i_set1(0);
+    }
+    switch (row->tensor->dtype) {
+    case KVF_DTYPE_BF16:
+        return pair_bf16(f_load(x[i]), i + 1 < row->n ? f_load(x[i + 1]) : f_set1(0.0f));
+    case KVF_DTYPE_F16:
+    case KVF_DTYPE_F8E4M3:
+    case KVF_DTYPE_F8E5M2:
+        break;
+    default:
+        return i_load(x[i]);
+    }
+    for (uint32_t e = 0; e < elements && i + e < row->n; e++) {
+        const float *from = x[i + e];
+        for (int lane = 0; lane < LANES && row->tensor->dtype == KVF_DTYPE_F16; lane++) {
+            dword[lane] |= (uint32_t)kvf_f16_from_f32(from[lane]) << 16 * e;
+        }
+        for (int lane = 0; lane < LANES && row->tensor->dtype == KVF_DTYPE_F8E4M3; lane++) {
+            dword[lane] |= (uint32_t)kvf_f8e4m3_from_f32(from[lane]) << 8 * e;
+        }
+        for (int lane = 0; lane < LANES && row->tensor->dtype == KVF_DTYPE_F8E5M2; lane++) {
+            dword[lane] |= (uint32_t)kvf_f8e5m2_from_f32(from[lane]) << 8 * e;
+        }
+    }
+    return i_load(dword);
+}
+
+static void store_tile(const struct tile_row *row, uint8_t *const *rows, uint32_t n_lanes)
+{
+    for (uint32_t at = 0; at < row->bytes; at += LANES * DWORD) {
+        lanes_i r[LANES];
+        for (uint32_t j = 0; j < LANES; j++) {
+            r[j] = narrow_dword(row, at / DWORD + j);
+        }
+        store_dwords(row->work, r, rows, n_lanes, at, row->bytes - at);
+    }
+}
+
+/* The paths of w. */
+#define DECODE_SPECIAL(name, w, bits)                                                              \
+    static void name(const struct tile_row *row, const struct tile_scale *scale,                   \
+                     uint8_t *const *rows, uint32_t n_lanes)                                       \
+    {                                                                                              \
+        if (row->tensor->element_bytes == 2 && ((w) < 8 || (bits) < 8)) {                          \
+            unpack_pairs(row->work, w, bits);                                                      \
+            if (row->tensor->dtype == KVF_DTYPE_BF16) {                                            \
+                finish_pairs(row->work, w, bits, true, scale);                                     \
+            } else {                                                                               \
+                finish_pairs(row->work, w, bits, false, scale);                                    \
+            }                                                                                      \
+            store_raw(row->work, (1u << (w)) / 2, rows, n_lanes);                                  \
+        } else {                                                                                   \
+            unpack_special(row->work, w, bits);                                                    \
+            finish_special(row->work, w, scale);                                                   \
+            store_tile(row, rows, n_lanes);                                                        \
+        }                                                                                          \
+    }
+
+DECODE_SPECIAL(decode_64_4, 6, 4)
+DECODE_SPECIAL(decode_64_8, 6, 8)
+DECODE_SPECIAL(decode_128_4, 7, 4)
+DECODE_SPECIAL(decode_128_8, 7, 8)
+DECODE_SPECIAL(decode_256_4, 8, 4)
+DECODE_SPECIAL(decode_256_8, 8, 8)
+
+static void decode_tile(const struct tile_row *row, uint32_t token, const uint8_t *meta,
+                        const uint8_t *codes)
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    uint32_t left = row->at->job->n_wanted - token;
+    uint32_t n_lanes = left < LANES ? left : LANES;
+    _Alignas(64) uint32_t meta_of[LANES] = {0};
+    const uint8_t *code_rows[LANES];
+    memcpy(meta_of, meta + (size_t)token * KVF_SAW_META_BYTES, n_lanes * KVF_SAW_META_BYTES);
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        uint32_t within = lane < n_lanes ? lane : n_lanes - 1;
+        code_rows[lane] = codes + (size_t)(token + within) * tensor->code_bytes;
+    }
+    load_dwords(row->work, code_rows, tensor->code_bytes);
+    lanes_i words = i_load(meta_of);
+    struct tile_scale scale = {
+        .offset = f_from_half(words) * f_set1(tensor->sqrt_order),
+        .factor = f_from_half(i_right(words, 16)) * f_set1(tensor->rsqrt_order),
+    };
+    uint8_t *const *rows = row->work->rows + token;
+    switch (row->width * 16 + tensor->descriptor.bits) {
+    case 6 * 16 + 4:
+        decode_64_4(row, &scale, rows, n_lanes);
+        break;
+    case 6 * 16 + 8:
+        decode_64_8(row, &scale, rows, n_lanes);
+        break;
+    case 7 * 16 + 4:
+        decode_128_4(row, &scale, rows, n_lanes);
+        break;
+    case 7 * 16 + 8:
+        decode_128_8(row, &scale, rows, n_lanes);
+        break;
+    case 8 * 16 + 4:
+        decode_256_4(row, &scale, rows, n_lanes);
+        break;
+    case 8 * 16 + 8:
+        decode_256_8(row, &scale, rows, n_lanes);
+        break;
+    default:
+        decode_any(row, &scale);
+        store_tile(row, rows, n_lanes);
+        break;
+    }
+}
+
+static void decode_row(const struct kvf_saw_row *at, const uint8_t *mean, const uint8_t *meta,
+                       const uint8_t *codes)
+{
+    struct tile_row row = row_of(at, mean, at->job->n_wanted, true);
+    for (uint32_t i = 0; i < row.n; i++) {
+        uint16_t half = 0;
+        if (mean != NULL) {
+            memcpy(&half, mean + i * sizeof(half), sizeof(half));
+        }
+        row.work->mean[i] = kvf_f32_from_f16(half);
+    }
+    for (uint32_t token = 0; token < at->job->n_wanted; token += LANES) {
+        decode_tile(&row, token, meta, codes);
+    }
+    _mm_sfence(); /* store_raw's stores before those that tell others of them */
+}
+
+#endif /* KVF_LANES */
+
+#endif /* KVF_CODEC_CODEC_SAW_TILE_DECODE_H */

@@ -1,0 +1,482 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_saw_tile_encode.h: the encoder of saw on tiles; see codec_saw_tile.h.
+ */
+#ifndef KVF_CODEC_CODEC_SAW_TILE_ENCODE_H
+#define KVF_CODEC_CODEC_SAW_TILE_ENCODE_H
+
+#include "codec/codec_saw_tile.h"
+
+#if defined(KVF_LANES)
+
+/* (4) x, flipped, rotated, minus the mean: in y, or in x if the path is not special. */
+static void rotate_tile(const struct tile_row *row, bool centred, lanes_f *min_out,
+                        lanes_f *max_out)
+{
+    struct tile_work *work = row->work;
+    switch (row->width) {
+    case 6:
+        rotate_k(work, 6);
+        rotate_l(work, 6, centred, min_out, max_out);
+        return;
+    case 7:
+        rotate_k(work, 7);
+        rotate_l(work, 7, centred, min_out, max_out);
+        return;
+    case 8:
+        rotate_k(work, 8);
+        rotate_l(work, 8, centred, min_out, max_out);
+        return;
+    default:
+        break;
+    }
+    for (uint32_t i = 0; i < row->n; i++) {
+        i_store(work->x[i], i_load(work->x[i]) ^ i_set1(work->signs[i]));
+    }
+    rotate_any(row, work->x);
+    for (uint32_t i = 0; centred && i < row->n; i++) {
+        f_store(work->x[i], f_load(work->x[i]) - f_set1(work->mean[i]));
+    }
+    find_range(work->x, row->n, min_out, max_out);
+}
+
+/* (3, 4) The same for bf16 from raw. */
+static void rotate_tile_bf16(const struct tile_row *row, lanes_i peak, lanes_f *min_out,
+                             lanes_f *max_out)
+{
+    struct tile_work *work = row->work;
+    lanes_i exponent = i_right(peak, 23);
+    lanes_i dropped = i_left(i_sub(exponent, i_set1(KVF_SAW_DROP_BINADES)), 7);
+    lanes_i limit = i_keep(m_greater_i(exponent, i_set1(KVF_SAW_DROP_BINADES)), dropped);
+    limit = i_low_words(limit, limit);
+    switch (row->width) {
+    case 6:
+        rotate_k_bf16(work, 6, limit);
+        rotate_l(work, 6, row->centred, min_out, max_out);
+        return;
+    case 7:
+        rotate_k_bf16(work, 7, limit);
+        if (row->centred) {
+            rotate_l(work, 7, true, min_out, max_out);
+        } else {
+            rotate_l(work, 7, false, min_out, max_out);
+        }
+        return;
+    case 8:
+        rotate_k_bf16(work, 8, limit);
+        rotate_l(work, 8, row->centred, min_out, max_out);
+        return;
+    default:
+        break;
+    }
+    for (uint32_t j = 0; j < (row->n + 1) / 2; j++) {
+        i_store(work->raw[j], i_keep_words(i_load(work->raw[j]), limit, i_set1(0)));
+    }
+    widen_tile(row);
+    rotate_tile(row, row->centred, min_out, max_out);
+}
+
+/* (6) lo and hi are fp16, levels is 2^b - 1: the smallest fp16 scale with levels * scale >= hi -
+ * lo. As in the reference, an estimate and a step to either side; the products are exact. */
+static lanes_i smallest_scale(lanes_f range, float levels)
+{
+    lanes_i scale = i_half_up(range * f_set1(1.0f / levels));
+    lanes_f below = f_from_half(i_sub(scale, i_set1(1)));
+    lanes_m too_large = m_and(m_greater_i(scale, i_set1(0)),
+                              m_at_least(f_set1(levels) * below, range));
+    lanes_m too_small = m_and(m_not(too_large), m_less(f_set1(levels) * f_from_half(scale), range));
+    scale = i_sub(scale, i_keep(too_large, i_set1(1)));
+    return i_add(scale, i_keep(too_small, i_set1(1)));
+}
+
+static lanes_m is_not_finite(lanes_i half)
+{
+    return m_equal_i(half & i_set1(0x7c00), i_set1(0x7c00));
+}
+
+/* (5, 6) */
+static struct tile_scale choose_scale(const struct kvf_codec_tensor *tensor, lanes_f min,
+                                      lanes_f max, lanes_m escaped)
+{
+    if (tensor->descriptor.clip_q15 != KVF_BLOCK_CLIP_ONE) {
+        float ratio = (float)tensor->descriptor.clip_q15 * 0x1p-15f;
+        lanes_f middle = f_set1(0.5f) * (min + max);
+        lanes_f half = f_set1(0.5f) * (max - min) * f_set1(ratio);
+        min = middle - half;
+        max = middle + half;
+    }
+    lanes_f c = f_set1(tensor->rsqrt_order);
+    lanes_i lo = i_half_down(min * c + f_set1(0.0f));
+    lanes_i hi = i_half_up(max * c + f_set1(0.0f));
+    lanes_f lo_value = f_from_half(lo);
+    float levels = (float)((1 << tensor->descriptor.bits) - 1);
+    lanes_i scale = smallest_scale(f_from_half(hi) - lo_value, levels);
+    lanes_f scale_value = f_from_half(scale);
+    lanes_m constant = m_equal_i(scale, i_set1(0));
+    escaped = m_or(escaped, m_or(is_not_finite(lo), is_not_finite(hi)));
+    escaped = m_or(escaped, m_and(m_not(constant), m_less(scale_value, f_set1(KVF_SAW_SCALE_MIN))));
+    lanes_m coded = m_not(escaped);
+    return (struct tile_scale){
+        .offset = f_bits(i_keep(coded, i_bits(lo_value * f_set1(tensor->sqrt_order)))),
+        .factor = f_bits(
+            i_keep(m_and(coded, m_not(constant)), i_bits(c * (f_set1(1.0f) / scale_value)))),
+        .meta = i_select(escaped, i_set1((uint32_t)KVF_SAW_ESCAPE_SCALE << 16),
+                         i_low_words(lo, scale)),
+        .escaped = escaped,
+    };
+}
+
+/* (7) As an integer in the low word, not clamped. The product is exact in the fused operation, and
+ * adding 1.5 2^23 rounds it to an integer in the low bits, ties to even. Codes lie within a step or
+ * two of 0 .. 2^b - 1, because min and max are those of the vector. */
+KVF_LANES_INLINE lanes_i quantize(const float *y, const struct tile_scale *scale)
+{
+    return i_bits(f_fma(f_load(y) - scale->offset, scale->factor, f_set1(0x1.8p23f)));
+}
+
+KVF_LANES_INLINE lanes_i clamp(lanes_i words, uint32_t top)
+{
+    return i_min_16(i_max_16(words, i_set1(0)), i_set1(top << 16 | top));
+}
+
+/* Codes of the vectors at e, as a dword: 8 of 4 bits, or 4 of 8. */
+KVF_LANES_INLINE lanes_i pack_dword(const float *const *e, uint32_t bits,
+                                    const struct tile_scale *scale)
+{
+    if (bits == 8) {
+        lanes_i a = clamp(i_low_words(quantize(e[0], scale), quantize(e[2], scale)), 255);
+        lanes_i b = clamp(i_low_words(quantize(e[1], scale), quantize(e[3], scale)), 255);
+        return a | i_left(b, 8);
+    }
+    lanes_i a = clamp(i_low_words(quantize(e[0], scale), quantize(e[4], scale)), 15);
+    lanes_i b = clamp(i_low_words(quantize(e[1], scale), quantize(e[5], scale)), 15);
+    lanes_i c = clamp(i_low_words(quantize(e[2], scale), quantize(e[6], scale)), 15);
+    lanes_i d = clamp(i_low_words(quantize(e[3], scale), quantize(e[7], scale)), 15);
+    return (a | i_left(b, 4)) | (i_left(c, 8) | i_left(d, 12));
+}
+
+/* Codes of a tile from y in the stored order, n of them, to the rows. */
+KVF_LANES_INLINE void pack_special(const struct tile_row *row, uint32_t n, uint32_t bits,
+                                   const struct tile_scale *scale, uint8_t *const *rows,
+                                   uint32_t n_lanes)
+{
+    struct tile_work *work = row->work;
+    uint32_t a_dword = 32 / bits;
+    uint32_t n_dwords = n / a_dword;
+    for (uint32_t first = 0; first < n_dwords; first += LANES) {
+        lanes_i r[LANES];
+        KVF_UNROLL
+        for (uint32_t j = 0; j < LANES; j++) {
+            r[j] = i_set1(0);
+            if (first + j < n_dwords) {
+                const float *e[8];
+                KVF_UNROLL
+                for (uint32_t i = 0; i < a_dword; i++) {
+                    e[i] = work->y[(first + j) * a_dword + i];
+                }
+                r[j] = i_keep(m_not(scale->escaped), pack_dword(e, bits, scale));
+            }
+        }
+        store_dwords(work, r, rows, n_lanes, first * DWORD, n_dwords * DWORD - first * DWORD);
+    }
+}
+
+/* The same from x, by the order of the tensor. */
+static void pack_any(const struct tile_row *row, const struct tile_scale *scale,
+                     uint8_t *const *rows, uint32_t n_lanes)
+{
+    struct tile_work *work = row->work;
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    uint32_t bits = tensor->descriptor.bits;
+    uint32_t a_dword = 32 / bits;
+    lanes_m coded = m_not(scale->escaped);
+    for (uint32_t at = 0; at < tensor->code_bytes; at += LANES * DWORD) {
+        lanes_i r[LANES];
+        for (uint32_t j = 0; j < LANES; j++) {
+            uint32_t position = (at / DWORD + j) * a_dword;
+            r[j] = i_set1(0);
+            for (uint32_t i = 0; i < a_dword && position + i < row->n; i++) {
+                lanes_i q = quantize(work->x[tensor->order[position + i]], scale);
+                q = clamp(i_low_words(q, i_set1(0)), (1u << bits) - 1);
+                r[j] = r[j] | i_left(q, i * bits);
+            }
+            r[j] = i_keep(coded, r[j]);
+        }
+        store_dwords(work, r, rows, n_lanes, at, tensor->code_bytes - at);
+    }
+}
+
+static void pack_tile(const struct tile_row *row, const struct tile_scale *scale, uint8_t *codes,
+                      uint32_t n_lanes)
+{
+    uint8_t *rows[LANES];
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        rows[lane] = codes + (size_t)lane * row->tensor->code_bytes;
+    }
+    switch (row->width * 16 + row->tensor->descriptor.bits) {
+    case 6 * 16 + 4:
+        pack_special(row, 64, 4, scale, rows, n_lanes);
+        break;
+    case 6 * 16 + 8:
+        pack_special(row, 64, 8, scale, rows, n_lanes);
+        break;
+    case 7 * 16 + 4:
+        pack_special(row, 128, 4, scale, rows, n_lanes);
+        break;
+    case 7 * 16 + 8:
+        pack_special(row, 128, 8, scale, rows, n_lanes);
+        break;
+    case 8 * 16 + 4:
+        pack_special(row, 256, 4, scale, rows, n_lanes);
+        break;
+    case 8 * 16 + 8:
+        pack_special(row, 256, 8, scale, rows, n_lanes);
+        break;
+    default:
+        pack_any(row, scale, rows, n_lanes);
+        break;
+    }
+}
+
+/* Have the same tokens of the next row come into the cache while this tile is coded: pages have all
+ * heads of a token side by side, which is not an order that processors foresee. */
+static void prefetch_next(const struct tile_row *row, uint32_t token)
+{
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        const uint8_t *vector = row->work->rows[token + lane] + row->to_next;
+        for (uint32_t at = 0; at < row->bytes; at += CACHE_LINE) {
+            __builtin_prefetch(vector + at, 0, 2);
+        }
+    }
+    if (token + 2 * LANES <= row->at->job->n_tokens) {
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            const uint8_t *vector = row->work->rows[token + LANES + lane];
+            for (uint32_t at = 0; at < row->bytes; at += CACHE_LINE) {
+                __builtin_prefetch(vector + at, 0, 3);
+            }
+        }
+    }
+}
+
+/* (1) Lanes from n_lanes on and sinks count as escapes. */
+static lanes_m find_escapes(const struct tile_row *row, lanes_i peak, uint32_t token,
+                            uint32_t n_lanes)
+{
+    uint32_t limit = row->tensor->dtype == KVF_DTYPE_F16 ? 0x7c000000
+                                                         : (uint32_t)KVF_SAW_ESCAPE_EXPONENT << 23;
+    uint32_t n_sinks = row->at->job->n_sinks;
+    uint32_t n_left_out = n_sinks <= token            ? 0
+                          : n_sinks - token < n_lanes ? n_sinks - token
+                                                      : n_lanes;
+    uint32_t bits = ~((1u << n_lanes) - 1u) | ((1u << n_left_out) - 1u);
+    return m_or(m_lanes(bits), m_greater_i(peak, i_set1(limit - 1)));
+}
+
+static int encode_tile(const struct tile_row *row, uint32_t token, uint8_t *meta, uint8_t *codes,
+                       struct kvf_codec_escapes *escapes)
+{
+    struct tile_work *work = row->work;
+    uint32_t left = row->at->job->n_tokens - token;
+    uint32_t n_lanes = left < LANES ? left : LANES;
+    prefetch_next(row, token);
+    load_dwords(work, (const uint8_t *const *)(work->rows + token), row->bytes);
+    lanes_f min;
+    lanes_f max;
+    lanes_i peak;
+    if (row->tensor->dtype == KVF_DTYPE_BF16) {
+        peak = find_peak(row);
+        rotate_tile_bf16(row, peak, &min, &max);
+    } else {
+        widen_tile(row);
+        peak = find_peak(row);
+        rotate_tile(row, row->centred, &min, &max);
+    }
+    lanes_m escaped = find_escapes(row, peak, token, n_lanes);
+    struct tile_scale scale = choose_scale(row->tensor, min, max, escaped);
+    pack_tile(row, &scale, codes + (size_t)token * row->tensor->code_bytes, n_lanes);
+    _Alignas(64) uint32_t meta_of[LANES];
+    i_store(meta_of, scale.meta);
+    memcpy(meta + (size_t)token * KVF_SAW_META_BYTES, meta_of, n_lanes * KVF_SAW_META_BYTES);
+    uint32_t bits = m_bits(scale.escaped) & ((1u << n_lanes) - 1u);
+    for (; bits != 0; bits &= bits - 1) {
+        if (!kvf_saw_escape(row->at, token + (uint32_t)__builtin_ctz(bits), escapes)) {
+            return KVF_ERR_NO_SPACE;
+        }
+    }
+    return KVF_OK;
+}
+
+/* (2) From the sums of n channels: sums + s has partial sum s, 8 apart. */
+static void finish_means(float (*partial)[KVF_SAW_PARTIAL_SUMS], uint32_t n, uint32_t count,
+                         uint8_t *mean_out)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const float *p = partial[i];
+        float sum = ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
+        float mean = count != 0 ? sum / (float)count : 0.0f;
+        bool fits = mean > -65520.0f && mean < 65520.0f;
+        uint16_t half = fits ? kvf_f16_from_f32(mean) : 0;
+        memcpy(mean_out + i * sizeof(half), &half, sizeof(half));
+    }
+}
+
+/* (2) The mean of each channel to mean_out, from tiles. Lane l of a tile is token l mod 8. */
+static void make_mean(const struct tile_row *row, uint8_t *mean_out)
+{
+    struct tile_work *work = row->work;
+    uint32_t n_tokens = row->at->job->n_tokens;
+    uint32_t count = 0;
+    memset(work->partial, 0, row->n * sizeof(work->partial[0]));
+    for (uint32_t token = 0; token < n_tokens; token += LANES) {
+        uint32_t n_lanes = n_tokens - token < LANES ? n_tokens - token : LANES;
+        load_dwords(work, (const uint8_t *const *)(work->rows + token), row->bytes);
+        widen_tile(row);
+        lanes_m coded = m_not(find_escapes(row, find_peak(row), token, n_lanes));
+        count += (uint32_t)__builtin_popcount(m_bits(coded));
+        for (uint32_t i = 0; i < row->n; i++) {
+            /* a sum that began as +0 is never -0, so adding +0 leaves it as it is */
+            f_add_eights(work->partial[i], f_bits(i_keep(coded, i_load(work->x[i]))));
+        }
+    }
+    finish_means(work->partial, row->n, count, mean_out);
+}
+
+/* Let sums see zeros instead of sinks, of tokens beyond the last, and, if escapes, of vectors that
+ * are escapes by rule 1. Returns how many are left. */
+static uint32_t choose_summed(const struct tile_row *row, bool escapes)
+{
+    static const uint8_t zeros[GROUP_MAX * sizeof(uint16_t)];
+    struct tile_work *work = row->work;
+    const struct kvf_codec_job *job = row->at->job;
+    uint32_t count = 0;
+    for (uint32_t token = 0; token < job->n_tokens; token++) {
+        bool escaped = token < job->n_sinks;
+        for (uint32_t at = 0; escapes && at < row->bytes; at += sizeof(uint16_t)) {
+            uint16_t half;
+            memcpy(&half, work->rows[token] + at, sizeof(half));
+            escaped = escaped || (half & 0x7fff) >= KVF_SAW_ESCAPE_EXPONENT << 7;
+        }
+        work->summed[token] = escaped ? zeros : work->rows[token];
+        count += !escaped;
+    }
+    for (uint32_t i = 0; i < KVF_SAW_PARTIAL_SUMS; i++) {
+        work->summed[job->n_tokens + i] = zeros;
+    }
+    return count;
+}
+
+/* Partial sums of 2 LANES channels of bf16, from the byte at on; even channels and odd ones apart.
+ * Returns the largest magnitudes. */
+KVF_LANES_INLINE lanes_i sum_channels(const struct tile_row *row, uint32_t at,
+                                      lanes_f even[KVF_SAW_PARTIAL_SUMS],
+                                      lanes_f odd[KVF_SAW_PARTIAL_SUMS])
+{
+    /* as many sums at a time as there are registers for */
+    enum {
+        AT_ONCE = LANES / 2
+    };
+    lanes_i peak = i_set1(0);
+    KVF_UNROLL
+    for (uint32_t first = 0; first < KVF_SAW_PARTIAL_SUMS; first += AT_ONCE) {
+        lanes_f sum[2 * AT_ONCE];
+        KVF_UNROLL
+        for (uint32_t s = 0; s < 2 * AT_ONCE; s++) {
+            sum[s] = f_set1(0.0f);
+        }
+        for (uint32_t token = first; token < row->at->job->n_tokens + first;
+             token += KVF_SAW_PARTIAL_SUMS) {
+            KVF_UNROLL
+            for (uint32_t s = 0; s < AT_ONCE; s++) {
+                lanes_i words = i_loadu(row->work->summed[token + s] + at);
+                peak = i_max_16(peak, words & i_set1(0x7fff7fff));
+                sum[2 * s] = sum[2 * s] + f_bits(i_left(words, 16));
+                sum[2 * s + 1] = sum[2 * s + 1] + f_bits(words & i_set1(0xffff0000));
+            }
+        }
+        KVF_UNROLL
+        for (uint32_t s = 0; s < AT_ONCE; s++) {
+            even[first + s] = sum[2 * s];
+            odd[first + s] = sum[2 * s + 1];
+        }
+    }
+    return peak;
+}
+
+/* As fp16 in the low word. */
+KVF_LANES_INLINE lanes_i mean_of_sums(const lanes_f p[KVF_SAW_PARTIAL_SUMS], lanes_f count)
+{
+    lanes_f sum = ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
+    lanes_f mean = sum / count;
+    lanes_m fits = m_and(m_less(f_set1(-65520.0f), mean), m_less(mean, f_set1(65520.0f)));
+    return i_keep(fits, i_half_nearest(mean));
+}
+
+/* (2) For bf16 and a multiple of 2 LANES channels. It looks for escapes on the way and starts again
+ * if there are any, which is rare. */
+static void make_mean_bf16(const struct tile_row *row, uint8_t *mean_out)
+{
+    lanes_i limit = i_set1(((uint32_t)KVF_SAW_ESCAPE_EXPONENT << 23) - 1);
+    bool escapes = false;
+    uint32_t count = choose_summed(row, false);
+    for (uint32_t at = 0; at < row->bytes;) {
+        lanes_f even[KVF_SAW_PARTIAL_SUMS];
+        lanes_f odd[KVF_SAW_PARTIAL_SUMS];
+        lanes_i peak = sum_channels(row, at, even, odd);
+        lanes_i highest = i_max_16(peak, i_left(peak, 16)) & i_set1(0xffff0000);
+        if (!escapes && m_bits(m_greater_i(highest, limit)) != 0) {
+            escapes = true;
+            count = choose_summed(row, true);
+            at = 0;
+            continue;
+        }
+        /* of no vectors the sum is 0, and so is the mean */
+        lanes_f divisor = f_set1(count != 0 ? (float)count : 1.0f);
+        i_storeu(mean_out + at,
+                 i_low_words(mean_of_sums(even, divisor), mean_of_sums(odd, divisor)));
+        at += LANES * DWORD;
+    }
+}
+
+/* (4) The mean as it comes out of the rotation, in the order of y, to work->mean. A tile that has
+ * it in every lane is rotated as any other. */
+static void rotate_mean(const struct tile_row *row, const uint8_t *mean)
+{
+    struct tile_work *work = row->work;
+    for (uint32_t i = 0; i < row->n; i++) {
+        uint16_t half;
+        memcpy(&half, mean + i * sizeof(half), sizeof(half));
+        f_store(work->x[i], f_set1(kvf_f32_from_f16(half)));
+    }
+    lanes_f min;
+    lanes_f max;
+    rotate_tile(row, false, &min, &max);
+    float(*y)[LANES] = row->width != 0 ? work->y : work->x;
+    for (uint32_t i = 0; i < row->n; i++) {
+        work->mean[i] = y[i][0];
+    }
+}
+
+static int encode_row(const struct kvf_saw_row *at, uint8_t *mean, uint8_t *meta, uint8_t *codes,
+                      struct kvf_codec_escapes *escapes)
+{
+    struct tile_row row = row_of(at, mean, at->job->n_tokens, false);
+    if (mean != NULL) {
+        if (row.tensor->dtype == KVF_DTYPE_BF16 && row.n % (2 * LANES) == 0) {
+            make_mean_bf16(&row, mean);
+        } else {
+            make_mean(&row, mean);
+        }
+        rotate_mean(&row, mean);
+    }
+    for (uint32_t token = 0; token < at->job->n_tokens; token += LANES) {
+        int status = encode_tile(&row, token, meta, codes, escapes);
+        if (status != KVF_OK) {
+            return status;
+        }
+    }
+    return KVF_OK;
+}
+
+#endif /* KVF_LANES */
+
+#endif /* KVF_CODEC_CODEC_SAW_TILE_ENCODE_H */
