@@ -88,6 +88,7 @@ struct kvf_tenant {
     uint64_t id;      /* hashed into key_id */
     uint64_t dram_bytes;
     uint64_t leased_bytes;
+    uint64_t writeback_bytes; /* pinned until they are on a drive */
 };
 
 struct kvf_namespace {
@@ -99,6 +100,7 @@ struct kvf_namespace {
     uint32_t clients;
     uint64_t blocks;
     uint64_t dram_bytes;
+    uint64_t writeback_bytes; /* pinned until they are on a drive */
     uint64_t nvme_bytes;
     char label[KVF_WIRE_NAME_BYTES];
     char profile[KVF_PROFILE_NAME_BYTES];
@@ -305,7 +307,7 @@ struct kvf_drive {
     struct kvf_flight_queue loads;  /* waiting for a slot or prefetch.inflight */
     struct kvf_flight_queue writes; /* waiting for the tier */
     uint32_t loads_inflight;
-    bool is_off;              /* the tier has said so: what only it holds is gone */
+    bool is_off;              /* a load has been told so: what only the tier holds is gone */
     bool is_full;             /* the tier answered busy; ask again when something has completed */
     uint64_t read_ns_per_mib; /* moving averages, for estimates */
     uint64_t read_latency_ns;
@@ -572,6 +574,9 @@ int kvf_room_charge(struct kvf_agent *agent, uint16_t tenant, uint32_t namespace
                     uint64_t bytes);
 void kvf_room_uncharge(struct kvf_agent *agent, uint16_t tenant, uint32_t namespace_index,
                        uint64_t bytes);
+/* May bytes more of this owner wait for their write? They are pinned, and must leave a part of its
+ * quotas to be evicted. */
+bool kvf_room_allows_write(const struct kvf_agent *agent, uint32_t namespace_index, uint64_t bytes);
 /* Watch the set of a READY block until it is whole. */
 void kvf_room_watch_set(struct kvf_agent *agent, const struct kvf_entry *entry);
 /* Forget the oldest set that is watched, if it is still incomplete. */

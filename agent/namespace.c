@@ -35,7 +35,7 @@ uint64_t kvf_namespace_id(const struct kvf_agent *agent, uint16_t tenant,
 /* Its place may be reused. */
 static bool is_idle(const struct kvf_namespace *ns)
 {
-    return ns->clients == 0 && ns->blocks == 0 && ns->dram_bytes == 0;
+    return ns->clients == 0 && ns->blocks == 0 && ns->dram_bytes == 0 && ns->writeback_bytes == 0;
 }
 
 int kvf_namespace_get(struct kvf_agent *agent, uint64_t id, uint16_t shard_count,

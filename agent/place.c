@@ -706,12 +706,21 @@ uint64_t kvf_place_load_estimate_ns(const struct kvf_agent *agent, const struct 
 /* ----------------------------------------------------------------------------------------------
  * Write: slot to drive
  */
+static void count_writeback(struct kvf_agent *agent, const struct kvf_entry *entry, int64_t bytes)
+{
+    struct kvf_namespace *ns = &agent->namespaces[entry->namespace_index];
+
+    agent->writeback_bytes += (uint64_t)bytes;
+    ns->writeback_bytes += (uint64_t)bytes;
+    agent->tenants[ns->tenant].writeback_bytes += (uint64_t)bytes;
+}
+
 static void write_finish(struct kvf_flight *flight, int status)
 {
     struct kvf_agent *agent = flight->agent;
     struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
 
-    agent->writeback_bytes -= flight->record_bytes;
+    count_writeback(agent, entry, -(int64_t)flight->record_bytes);
     agent->writes--;
     kvf_dram_unpin(agent->dram_store, flight->slot);
     if (flight->is_abandoned) {
@@ -768,7 +777,6 @@ static int write_start(struct kvf_flight *flight)
         flight->is_started = true;
         flight->started_ns = agent->now_ns;
     } else if (status != KVF_ERR_BUSY) {
-        drive->is_off |= status == KVF_ERR_TIER_OFF;
         entry->nvme = KVF_NVME_NONE;
         entry->is_admitted = 0;
         write_finish(flight, status);
@@ -778,12 +786,14 @@ static int write_start(struct kvf_flight *flight)
 
 /* A write pins its slot. Beside leases it must leave an eighth of the arena to be evicted, or puts
  * find no memory at all; a write that a client waits for may take that too. */
-static bool backlog_allows(const struct kvf_agent *agent, uint64_t bytes, bool durable)
+static bool backlog_allows(const struct kvf_agent *agent, const struct kvf_entry *entry,
+                           bool durable)
 {
-    uint64_t waiting = agent->writeback_bytes + bytes;
+    uint64_t waiting = agent->writeback_bytes + entry->record_bytes;
 
     return waiting <= agent->writeback_max_bytes && agent->writes < KVF_WRITES_MAX &&
-           (durable || agent->leased_bytes + waiting <= agent->arena_bytes / 8 * 7);
+           (durable || (agent->leased_bytes + waiting <= agent->arena_bytes / 8 * 7 &&
+                        kvf_room_allows_write(agent, entry->namespace_index, entry->record_bytes)));
 }
 
 int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t drive_index,
@@ -796,7 +806,7 @@ int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t d
     if (drive_index >= agent->n_drives) {
         return KVF_ERR_TIER_OFF;
     }
-    if (!backlog_allows(agent, entry->record_bytes, durable)) {
+    if (!backlog_allows(agent, entry, durable)) {
         return KVF_ERR_BUSY;
     }
     flight = flight_new(agent, KVF_FLIGHT_WRITE, entry, NULL);
@@ -807,7 +817,7 @@ int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t d
     flight->record = agent->dram->ops->address(agent->dram, flight->slot);
     flight->is_durable = durable;
     kvf_dram_pin(agent->dram_store, flight->slot);
-    agent->writeback_bytes += flight->record_bytes;
+    count_writeback(agent, entry, (int64_t)flight->record_bytes);
     agent->writes++;
     agent->sides[entry->dram_slot].writer = kvf_pool_index(&agent->flights, flight);
     entry->nvme = KVF_NVME_QUEUED;

@@ -125,6 +125,20 @@ void kvf_room_uncharge(struct kvf_agent *agent, uint16_t tenant, uint32_t namesp
     agent->tenants[tenant].dram_bytes -= bytes;
 }
 
+bool kvf_room_allows_write(const struct kvf_agent *agent, uint32_t namespace_index, uint64_t bytes)
+{
+    const struct kvf_config *config = agent->config;
+    const struct kvf_namespace *ns = &agent->namespaces[namespace_index];
+    const struct kvf_tenant *tenant = &agent->tenants[ns->tenant];
+    uint64_t percent = agent->arena_bytes / 100;
+
+    return (config->quota_namespace_share == 100 ||
+            ns->writeback_bytes + bytes <= config->quota_namespace_share * percent / 8 * 7) &&
+           (config->quota_tenant_share == 100 ||
+            tenant->leased_bytes + tenant->writeback_bytes + bytes <=
+                config->quota_tenant_share * percent / 8 * 7);
+}
+
 /* ----------------------------------------------------------------------------------------------
  * Sets that are not whole
  */
