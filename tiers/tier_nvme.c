@@ -385,7 +385,8 @@ static uint64_t nvme_deadline_ns(const struct kvf_tier *base)
         return tier->now_ns + WORK_RETRY_NS; /* the work queue was full of others' jobs */
     }
     if (tier->ios_outstanding == 0 && tier->jobs_outstanding == 0 &&
-        (tier->waiting.first != NULL || (tier->draining && tier->open != NULL))) {
+        (tier->waiting.first != NULL ||
+         (tier->draining && tier->open != NULL && !tier->writes_off))) {
         return tier->now_ns; /* nothing will wake us, and a segment can be opened or sealed */
     }
     return UINT64_MAX;
