@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mutant.h"
 #include "transport/shm_lease.h"
 
 #define NONE KVF_INDEX_NONE
@@ -91,7 +92,8 @@ int kvf_lease_add(struct kvf_session *session, uint64_t id, kvf_location slot,
         return KVF_ERR_LOST;
     }
     if (session->pins_count == KVF_PINS_A_CLIENT ||
-        session->leased_bytes + record_bytes > percent * agent->config->lease_client_share ||
+        (session->leased_bytes + record_bytes > percent * agent->config->lease_client_share &&
+         !KVF_MUTANT(lease_share_ignored)) ||
         agent->tenants[session->tenant].leased_bytes + record_bytes >
             percent * agent->config->lease_tenant_share) {
         return KVF_ERR_BUSY;
@@ -100,7 +102,9 @@ int kvf_lease_add(struct kvf_session *session, uint64_t id, kvf_location slot,
     if (pin == NULL) {
         return KVF_ERR_BUSY;
     }
-    kvf_dram_pin(agent->dram_store, slot);
+    if (!KVF_MUTANT(lease_unpinned)) {
+        kvf_dram_pin(agent->dram_store, slot);
+    }
     session->pins_count++;
     pin->slot = slot;
     pin->bytes = record_bytes;
@@ -118,7 +122,9 @@ static void unpin(struct kvf_session *session, struct kvf_lease *lease, struct k
 {
     struct kvf_agent *agent = session->agent;
 
-    kvf_dram_unpin(agent->dram_store, pin->slot);
+    if (!KVF_MUTANT(lease_unpinned)) {
+        kvf_dram_unpin(agent->dram_store, pin->slot);
+    }
     lease->bytes -= pin->bytes;
     session->leased_bytes -= pin->bytes;
     agent->tenants[session->tenant].leased_bytes -= pin->bytes;
@@ -202,7 +208,9 @@ static void lose(struct kvf_session *session, struct kvf_lease *lease)
     if (lease->state != KVF_LEASE_LIVE) {
         return;
     }
-    kvf_lease_word_store(&session->ring.leases[index], lease->generation, KVF_LEASE_LOST);
+    if (!KVF_MUTANT(loss_unpublished)) {
+        kvf_lease_word_store(&session->ring.leases[index], lease->generation, KVF_LEASE_LOST);
+    }
     lease->state = KVF_LEASE_LOST;
     session->lost_leases++;
     session->agent->metrics.leases_lost++;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/mutant.h"
 
 uint64_t kvf_namespace_id(const struct kvf_agent *agent, uint16_t tenant,
                           const struct kvf_wire_hello *hello, const struct kvf_codec_plan *plan)
@@ -26,7 +27,7 @@ uint64_t kvf_namespace_id(const struct kvf_agent *agent, uint16_t tenant,
     kvf_hash_field_u64(&hasher, hello->shard_count);
     kvf_hash_field_u64(&hasher, plan->profile_fp);
     kvf_hash_field_u64(&hasher, plan->lossless);
-    kvf_hash_field(&hasher, hello->label, strlen(hello->label));
+    kvf_hash_field(&hasher, hello->label, KVF_MUTANT(namespaces_mixed) ? 0 : strlen(hello->label));
     kvf_hasher_final(&hasher, hash);
     memcpy(&id, hash, sizeof(id));
     return id == 0 ? 1 : id;

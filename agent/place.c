@@ -14,6 +14,7 @@
 
 #include "base/crc32c.h"
 #include "base/failpoint.h"
+#include "base/mutant.h"
 
 #define LOAD_TRIES       64 /* queued loads looked at in one turn */
 #define LOAD_PATIENCE_NS KVF_NS_PER_S
@@ -184,7 +185,9 @@ static int reserve(struct kvf_agent *agent, const struct kvf_entry *entry, uint1
 static void unreserve(struct kvf_agent *agent, const struct kvf_entry *entry, kvf_location slot)
 {
     uncharge(agent, entry);
-    agent->dram->ops->drop(agent->dram, slot);
+    if (!KVF_MUTANT(slot_leaked)) {
+        agent->dram->ops->drop(agent->dram, slot);
+    }
 }
 
 /* The block is READY in this slot from now on. */
@@ -276,7 +279,7 @@ int kvf_place_set_add(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t
         kvf_entry_set_nvme(set, 0); /* not watched, see room.c */
     }
     set->payload_crc32c++;
-    set->is_complete = set->payload_crc32c == shard_count;
+    set->is_complete = set->payload_crc32c + KVF_MUTANT(set_early) >= shard_count;
     return KVF_OK;
 }
 
@@ -375,7 +378,7 @@ static void fill_run(struct kvf_work *work)
     }
     /* what was summed is what arrived: the client can still write to the source */
     if (kvf_crc32c_copy(payload, flight->source, bytes, 0) != flight->payload_crc32c) {
-        flight->status = KVF_ERR_CORRUPT;
+        flight->status = KVF_MUTANT(fill_unchecked) ? KVF_OK : KVF_ERR_CORRUPT;
     }
     memset(payload + bytes, 0, padded - bytes);
 }
@@ -791,7 +794,8 @@ static bool backlog_allows(const struct kvf_agent *agent, const struct kvf_entry
 {
     uint64_t waiting = agent->writeback_bytes + entry->record_bytes;
 
-    return waiting <= agent->writeback_max_bytes && agent->writes < KVF_WRITES_MAX &&
+    return (waiting <= agent->writeback_max_bytes || KVF_MUTANT(backlog_unbounded)) &&
+           agent->writes < KVF_WRITES_MAX &&
            (durable || (agent->leased_bytes + waiting <= agent->arena_bytes / 8 * 7 &&
                         kvf_room_allows_write(agent, entry->namespace_index, entry->record_bytes)));
 }

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "base/mutant.h"
 /* ----------------------------------------------------------------------------------------------
  * Memory
  */
@@ -63,7 +64,7 @@ static void evict(void *ctx, kvf_location location, kvf_cookie cookie)
             all_stored &= block->nvme == KVF_NVME_STORED;
         }
     }
-    if (!all_stored) {
+    if (!all_stored || KVF_MUTANT(stored_forgotten)) {
         kvf_place_forget_set(agent, entry);
         return;
     }

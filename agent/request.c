@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/mutant.h"
 
 /* ----------------------------------------------------------------------------------------------
  * Completions
@@ -220,7 +221,9 @@ void kvf_request_op_done(struct kvf_op *op, int status, struct kvf_entry *entry)
             kvf_request_block_hit(request, index, tier, entry);
         } else {
             count_miss(request);
-            kvf_request_block(request, index, status == KVF_ERR_BUSY ? status : KVF_MISS, tier);
+            if (!KVF_MUTANT(completion_lost)) {
+                kvf_request_block(request, index, status == KVF_ERR_BUSY ? status : KVF_MISS, tier);
+            }
         }
         free_op(op);
         break;
@@ -266,6 +269,9 @@ static void end_blocks(struct kvf_request *request, int status)
             request->cut_at = op->index < request->cut_at ? op->index : request->cut_at;
             if (!is_lookup) {
                 kvf_request_block(request, op->index, status, op->tier);
+                if (KVF_MUTANT(block_twice)) {
+                    kvf_request_block(request, op->index, status, op->tier);
+                }
             }
             free_op(op);
         }
@@ -310,7 +316,7 @@ void kvf_request_expire(struct kvf_session *session)
     while (request != NULL) {
         struct kvf_request *next = request->next;
 
-        if (request->deadline_ns <= session->agent->now_ns) {
+        if (request->deadline_ns <= session->agent->now_ns && !KVF_MUTANT(budget_ignored)) {
             request->deadline_ns = UINT64_MAX;
             request->is_expired = true;
             end_blocks(request, request->sqe.opcode == KVF_OP_PUT ? KVF_ERR_TIMEOUT : KVF_MISS);

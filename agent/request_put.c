@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "base/mutant.h"
 /* Copy and judge the record page; on success agent->page names this block. */
 static int judge_page(struct kvf_session *session, const struct kvf_shm_key *key,
                       const uint8_t key_id[32])
@@ -39,7 +40,8 @@ static int judge_page(struct kvf_session *session, const struct kvf_shm_key *key
 /* The block is here already, with this payload? */
 static int compare(struct kvf_agent *agent, const struct kvf_entry *entry)
 {
-    if (!entry->is_crc_unknown && entry->payload_crc32c != agent->page.header.payload_crc32c) {
+    if (!entry->is_crc_unknown && !KVF_MUTANT(conflict_missed) &&
+        entry->payload_crc32c != agent->page.header.payload_crc32c) {
         agent->metrics.put_conflict++;
         return KVF_ERR_CONFLICT;
     }

@@ -11,6 +11,7 @@
 
 #include <string.h>
 
+#include "base/mutant.h"
 /* Entries that one search looks at: what it finds cold it takes, so long searches are rare. */
 #define STEPS_MAX 4096
 /* Under pressure, sets that have been incomplete for longer than this go before whole ones. */
@@ -212,7 +213,7 @@ bool kvf_room_is_expired(const struct kvf_agent *agent, const struct kvf_entry *
 {
     const struct kvf_slot_side *side;
 
-    if (agent->ttl_slots == 0 || !kvf_entry_in_dram(entry)) {
+    if (agent->ttl_slots == 0 || !kvf_entry_in_dram(entry) || KVF_MUTANT(ttl_ignored)) {
         return false;
     }
     side = &agent->sides[entry->dram_slot];
@@ -235,7 +236,7 @@ void kvf_room_tick(struct kvf_agent *agent)
 {
     uint64_t steps = agent->n_sides < EXPIRE_STEPS ? agent->n_sides : EXPIRE_STEPS;
 
-    while (agent->ttl_slots > 0 && steps-- > 0) {
+    while (agent->ttl_slots > 0 && steps-- > 0 && !KVF_MUTANT(ttl_ignored)) {
         const struct kvf_slot_side *side = &agent->sides[agent->expiry_cursor];
 
         if (side->expires_s != 0 && side->expires_s < kvf_agent_second(agent)) {

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/fd.h"
+#include "base/mutant.h"
 #include "transport/segment.h"
 #include "transport/seqpacket.h"
 
@@ -160,7 +161,8 @@ static void announce_all(struct kvf_agent *agent, uint32_t piece_id, uint32_t fl
     for (uint32_t i = 0; i < agent->sessions_high; i++) {
         struct kvf_session *session = &agent->sessions[i];
 
-        if (knows_pieces(session) && session->tenant == piece.tenant) {
+        if (knows_pieces(session) &&
+            (session->tenant == piece.tenant || KVF_MUTANT(tenants_mixed))) {
             announce(session, piece_id | flag);
             kvf_session_flush(session);
         }
@@ -802,7 +804,9 @@ void kvf_session_wake(struct kvf_session *session)
 {
     session->wants_wake = false;
     if (session->state == KVF_SESSION_READY && kvf_ring_daemon_publish(&session->ring)) {
-        kvf_seqpacket_wake(session->fd);
+        if (!KVF_MUTANT(wake_lost)) {
+            kvf_seqpacket_wake(session->fd);
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 #include "tiers/tier_nvme_internal.h"
 
 #include "base/failpoint.h"
+#include "base/mutant.h"
 
 #include <assert.h>
 #include <string.h>
@@ -401,7 +402,7 @@ static void record_written(struct kvf_nvme_tier *tier, struct kvf_nvme_io *nio, 
         tier->stat.bytes_written += nio->io.bytes;
         status = KVF_FAILPOINT(nvme_record_done);
     }
-    if (status == KVF_OK && op->call != NULL && op->call->durable &&
+    if (status == KVF_OK && op->call != NULL && op->call->durable && !KVF_MUTANT(sync_skipped) &&
         op->slot->step != KVF_NVME_SLOT_DISCARDED) {
         /* it counts as in flight until then, so that its slot is not used again under it */
         op->waiter.then = record_synced;

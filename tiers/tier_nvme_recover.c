@@ -19,6 +19,7 @@
 
 #include "base/crc32c.h"
 #include "base/failpoint.h"
+#include "base/mutant.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -205,7 +206,8 @@ static int adopt(struct recovery *recovery, uint32_t segment_index, uint8_t *ind
         kvf_cookie cookie;
 
         segment->record_pages += pages;
-        if (entry->namespace_epoch < kvf_nvme_epoch_find(&tier->state, entry->namespace_id)) {
+        if (entry->namespace_epoch < kvf_nvme_epoch_find(&tier->state, entry->namespace_id) &&
+            !KVF_MUTANT(purge_forgotten)) {
             continue;
         }
         memcpy(name.key_id, entry->key_id, sizeof(name.key_id));

@@ -10,6 +10,7 @@
 #include "tiers/tier_nvme_internal.h"
 
 #include "base/failpoint.h"
+#include "base/mutant.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -186,7 +187,8 @@ static void next_copy(struct kvf_nvme_tier *tier)
         return;
     }
     assert(next->keep_pages == 0);
-    next->step = next->copied ? KVF_NVME_NEXT_SYNC : KVF_NVME_NEXT_CLEAN;
+    next->step = next->copied && !KVF_MUTANT(copy_unsynced) ? KVF_NVME_NEXT_SYNC
+                                                            : KVF_NVME_NEXT_CLEAN;
 }
 
 /* The copy ends here without a new place. */
