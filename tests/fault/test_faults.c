@@ -20,7 +20,7 @@
 #include "tests/support/daemon.h"
 #include "tiers/nvme_format.h"
 
-#define N_BLOCKS    400
+#define N_BLOCKS    200
 #define STORE_BYTES (64u << 20)
 
 static struct kvf_test_daemon the_daemon;
