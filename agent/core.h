@@ -402,7 +402,9 @@ struct kvf_agent {
 
     struct kvf_metrics metrics;
     struct kvf_record_page page; /* scratch: a put's record page while it is judged */
-    uint64_t heartbeat_ns;
+    uint64_t polled_ns;          /* when descriptors were last looked at */
+    uint64_t busy_ns;            /* when there was last something to do */
+    uint64_t gap_ns;             /* moving average of the time between */
     uint64_t second_ns;
     struct kvf_log_limit protocol_log;
     struct kvf_log_limit session_log;

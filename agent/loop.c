@@ -16,8 +16,13 @@
 #include "base/fd.h"
 #include "base/hash.h"
 
-#define EVENTS_MAX     64
-#define SPIN_NS        (30 * KVF_NS_PER_US)  /* look again before sleeping: a wake-up costs more */
+#define EVENTS_MAX 64
+/* Looking again is cheaper than a sleep and a wake-up if the next submission is near: after each
+ * one the reactor looks for about twice the recent distance between them, at least SPIN_NS_MIN, and
+ * for SPIN_NS_MIN only when they have become rarer than SPIN_NS_MAX. */
+#define SPIN_NS_MIN    (10 * KVF_NS_PER_US)
+#define SPIN_NS_MAX    (150 * KVF_NS_PER_US)
+#define POLL_NS        (50 * KVF_NS_PER_US)  /* descriptors need no more while rings are busy */
 #define SLEEP_NS_MAX   (100 * KVF_NS_PER_MS) /* timers need no more than this */
 #define DRAIN_GRACE_NS (200 * KVF_NS_PER_MS)
 
@@ -213,6 +218,7 @@ static int wait_events(struct kvf_agent *agent, bool idle)
         end_sleep(agent);
     }
     agent->now_ns = kvf_env_now_ns(&agent->env);
+    agent->polled_ns = agent->now_ns;
     *(timeout_ms > 0 ? &agent->metrics.loop_idle_ns
                      : &agent->metrics.loop_busy_ns) += agent->now_ns - begin_ns;
     if (n < 0 && errno != EINTR) {
@@ -222,6 +228,19 @@ static int wait_events(struct kvf_agent *agent, bool idle)
     for (int i = 0; i < n; i++) {
         dispatch(agent, &events[i]);
     }
+    return KVF_OK;
+}
+
+/* The same while there is work: descriptors are looked at from time to time only. */
+static int glance_events(struct kvf_agent *agent)
+{
+    uint64_t now_ns = kvf_env_now_ns(&agent->env);
+
+    if (now_ns - agent->polled_ns >= POLL_NS) {
+        return wait_events(agent, false);
+    }
+    agent->metrics.loop_busy_ns += now_ns - agent->now_ns;
+    agent->now_ns = now_ns;
     return KVF_OK;
 }
 
@@ -303,11 +322,9 @@ static bool serve(struct kvf_agent *agent)
     return any;
 }
 
-/* False: the reactor is to end with *status_out. *busy_out: something was done. */
-static bool turn(struct kvf_agent *agent, bool idle, bool *busy_out, int *status_out)
+/* What follows the descriptors. False: the reactor is to end with *status_out. */
+static bool turn(struct kvf_agent *agent, bool *busy_out, int *status_out)
 {
-    /* descriptors first: a hang-up seen now keeps the rest from serving a dead client */
-    *status_out = wait_events(agent, idle);
     *busy_out = serve(agent);
     if (atomic_load(&agent->stop_asked) && !agent->is_draining) {
         begin_drain(agent);
@@ -322,7 +339,22 @@ bool kvf_agent_turn(struct kvf_agent *agent, int *status_out)
 {
     bool busy;
 
-    return turn(agent, false, &busy, status_out);
+    *status_out = wait_events(agent, false);
+    return turn(agent, &busy, status_out);
+}
+
+/* How long to look for the next submission, from the distances of the last ones. */
+static uint64_t spin_ns(struct kvf_agent *agent)
+{
+    uint64_t gap_ns = agent->now_ns - agent->busy_ns;
+
+    agent->busy_ns = agent->now_ns;
+    gap_ns = gap_ns > 2 * SPIN_NS_MAX ? 2 * SPIN_NS_MAX : gap_ns;
+    agent->gap_ns = (agent->gap_ns * 7 + gap_ns) / 8;
+    if (agent->gap_ns > SPIN_NS_MAX) {
+        return SPIN_NS_MIN;
+    }
+    return 2 * agent->gap_ns > SPIN_NS_MIN ? 2 * agent->gap_ns : SPIN_NS_MIN;
 }
 
 int kvf_agent_run(struct kvf_agent *agent)
@@ -334,11 +366,16 @@ int kvf_agent_run(struct kvf_agent *agent)
     kvf_owner_bind(&agent->owner);
     agent->now_ns = kvf_env_now_ns(&agent->env);
     atomic_store(&agent->is_ready, true);
-    while (turn(agent, agent->now_ns >= busy_until_ns, &busy, &status)) {
-        if (busy) {
-            busy_until_ns = agent->now_ns + SPIN_NS;
+    do {
+        /* descriptors first: a hang-up seen now keeps the rest from serving a dead client */
+        status = agent->now_ns >= busy_until_ns ? wait_events(agent, true) : glance_events(agent);
+        if (!turn(agent, &busy, &status)) {
+            break;
         }
-    }
+        if (busy) {
+            busy_until_ns = agent->now_ns + spin_ns(agent);
+        }
+    } while (true);
     atomic_store(&agent->is_ready, false);
     return status;
 }
