@@ -289,7 +289,7 @@ void sim_audit_turn(struct sim *sim)
     const struct kvf_config *config = &sim->config;
     uint64_t percent = agent->arena_bytes / 100;
 
-    sim->was_index_full |= agent->index.count == agent->index.capacity;
+    sim->was_index_full |= agent->index.count + 16 >= agent->index.capacity;
     CHECK(agent->writeback_bytes <= agent->writeback_max_bytes, "%llu, %llu",
           (unsigned long long)agent->writeback_bytes,
           (unsigned long long)agent->writeback_max_bytes);

@@ -74,9 +74,11 @@ struct sim_durable *sim_durable_remember(struct sim *sim, enum sim_end end, bool
         struct sim_block *block = &sim->blocks[i];
 
         if (block->is_durable) {
-            remember(sim, durable,
-                     kvf_index_find(index, sim_block_key_id(sim, block), i % SIM_SHARDS_MAX),
-                     block);
+            const struct kvf_entry *entry = kvf_index_find(index, sim_block_key_id(sim, block),
+                                                           i % SIM_SHARDS_MAX);
+
+            /* it may have been reclaimed, and written once more since, without a sync */
+            remember(sim, durable, entry != NULL && entry->is_synced ? entry : NULL, block);
         }
     }
     return durable;
@@ -187,7 +189,7 @@ void sim_durable_audit(struct sim *sim)
             continue;
         }
         entry = kvf_index_find(index, sim_block_key_id(sim, block), i % SIM_SHARDS_MAX);
-        if (entry != NULL && entry->nvme == KVF_NVME_STORED) {
+        if (entry != NULL && entry->nvme == KVF_NVME_STORED && entry->is_synced) {
             block->location = kvf_entry_nvme_location(entry);
             block->location_drive = entry->drive & 7u;
             continue;

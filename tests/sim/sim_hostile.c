@@ -24,7 +24,7 @@ static void send_garbage(struct sim *sim, struct sim_client *client)
     struct kvf_wire_head head;
     int fds[2] = {client->fd, client->fd};
 
-    for (size_t i = 0; i < bytes; i++) {
+    for (size_t i = 0; i < sizeof(data); i++) {
         data[i] = (uint8_t)word(sim);
     }
     if (sim_one_in(sim, 2) && bytes >= sizeof(head)) {
@@ -45,6 +45,15 @@ void sim_hostile_handshake(struct sim *sim, struct sim_client *client)
     }
 }
 
+/* One byte of it. (Nothing here asks twice for a random number in one expression: compilers differ
+ * in the order.) */
+static void spoil(struct sim *sim, void *data, size_t bytes)
+{
+    size_t at = sim_below(sim, bytes);
+
+    ((uint8_t *)data)[at] = (uint8_t)word(sim);
+}
+
 /* A submission that is right in most of its fields. */
 static void submit_half_right(struct sim *sim, struct sim_client *client)
 {
@@ -63,10 +72,10 @@ static void submit_half_right(struct sim *sim, struct sim_client *client)
         struct kvf_shm_key key = {0};
         uint32_t payload_bytes = 1 + (uint32_t)sim_below(sim, 9000);
         uint64_t offset = sim_below(sim, client->staging_bytes / 4096 - 4) * 4096;
+        uint32_t chain = (uint32_t)sim_below(sim, SIM_CHAINS);
+        uint32_t chunk = (uint32_t)sim_below(sim, SIM_CHUNKS);
 
-        key.key_bytes = (uint16_t)sim_key((uint32_t)sim_below(sim, SIM_CHAINS),
-                                          (uint32_t)sim_below(sim, SIM_CHUNKS), key.key)
-                            .bytes;
+        key.key_bytes = (uint16_t)sim_key(chain, chunk, key.key).bytes;
         if (sqe.opcode == KVF_OP_PUT) {
             struct kvf_record_page page;
 
@@ -77,20 +86,23 @@ static void submit_half_right(struct sim *sim, struct sim_client *client)
             memcpy(client->staging + offset, &page, sizeof(page));
         }
         if (sim_one_in(sim, 60)) {
-            ((uint8_t *)&key)[sim_below(sim, sizeof(key))] = (uint8_t)word(sim);
+            spoil(sim, &key, sizeof(key));
         }
         kvf_ring_client_key_put(&client->ring, i, &key);
     }
     sqe.n_keys = (uint16_t)n_keys;
     sqe.n_entries = (uint16_t)n_keys;
     sqe.request = sqe.opcode >= KVF_OP_CANCEL ? 0 : client->next_request++;
-    sqe.arg = sqe.opcode == KVF_OP_CANCEL ? 1 + sim_below(sim, client->next_request)
-              : sqe.opcode == KVF_OP_RELEASE
-                  ? kvf_lease_id_pack(1 + sim_below(sim, 4), (uint32_t)sim_below(sim, 256))
-                  : 0;
+    if (sqe.opcode == KVF_OP_CANCEL) {
+        sqe.arg = 1 + sim_below(sim, client->next_request);
+    } else if (sqe.opcode == KVF_OP_RELEASE) {
+        uint64_t generation = 1 + sim_below(sim, 4);
+
+        sqe.arg = kvf_lease_id_pack(generation, (uint32_t)sim_below(sim, 256));
+    }
     sqe.flags = sqe.opcode == KVF_OP_LOOKUP ? KVF_SQE_LEASE : 0;
     if (sim_one_in(sim, 80)) {
-        ((uint8_t *)&sqe)[sim_below(sim, sizeof(sqe))] = (uint8_t)word(sim);
+        spoil(sim, &sqe, sizeof(sqe));
     }
     kvf_ring_client_push(&client->ring, &sqe);
     (void)kvf_ring_client_publish(&client->ring);
@@ -103,29 +115,30 @@ static void scribble(struct sim *sim, struct sim_client *client)
     uint8_t *ring = client->ring_map;
     uint64_t keys = (uint64_t)((uint8_t *)client->ring.keys - ring);
 
+    int value = (int)word(sim);
+
     switch (sim_below(sim, 6)) {
     case 0:
-        memset(client->staging + sim_below(sim, client->staging_bytes - 64), (int)word(sim), 64);
+        memset(client->staging + sim_below(sim, client->staging_bytes - 64), value, 64);
         break;
     case 1:
         ring[keys + sim_below(sim, client->ring.key_entries * sizeof(struct kvf_shm_key))] ^= 0x5a;
         sim_cover(sim, SIM_COVER_scribble_keys);
         break;
     case 2:
-        memset(ring + keys + 64 * sim_below(sim, client->ring.key_entries * 2ull), (int)word(sim),
-               64);
+        memset(ring + keys + 64 * sim_below(sim, client->ring.key_entries * 2ull), value, 64);
         sim_cover(sim, SIM_COVER_scribble_keys);
         break;
     case 3: /* entries of the rings, lease words, the header */
-        ring[sim_below(sim, client->ring_bytes)] = (uint8_t)word(sim);
+        ring[sim_below(sim, client->ring_bytes)] = (uint8_t)value;
         break;
     case 4:
         if (sim_one_in(sim, 8)) { /* an index: mostly the end of the connection */
-            uint32_t value = (uint32_t)word(sim) >> sim_below(sim, 32);
+            uint32_t index = (uint32_t)value >> sim_below(sim, 32);
 
             memcpy(ring + sizeof(struct kvf_shm_header) +
                        sim_below(sim, sizeof(struct kvf_shm_indices) / 4) * 4,
-                   &value, sizeof(value));
+                   &index, sizeof(index));
             sim_cover(sim, SIM_COVER_scribble_ring);
         }
         break;

@@ -236,19 +236,27 @@ static void put_stored(struct sim *sim, struct sim_client *client,
 {
     const struct sim_key *key = &request->keys[index];
     struct sim_block *block = sim_block(sim, client->ns, request->chain, key->chunk, client->shard);
-    bool is_kept = (request->flags & KVF_SQE_NO_WRITE) != 0 || request->ttl_s != 0 ||
-                   sim->shape.n_drives == 0;
+    bool is_memory_only = (request->flags & KVF_SQE_NO_WRITE) != 0 || request->ttl_s != 0 ||
+                          sim->shape.n_drives == 0;
     bool is_durable = (request->flags & KVF_SQE_DURABLE) != 0;
+    bool is_joined = block->put_turn == sim->turn;
+    uint64_t expires_ns = request->ttl_s == 0
+                              ? 0
+                              : sim->now_ns + (request->ttl_s + 1ull) * KVF_NS_PER_S;
 
     set_mask(sim, block, (uint8_t)(1u << key->version));
     block->put_turn = sim->turn;
     block->is_unread = false;
-    block->expires_ns = request->ttl_s == 0 ? 0
-                                            : sim->now_ns + (request->ttl_s + 1ull) * KVF_NS_PER_S;
-    if (!is_kept) {
+    if (is_joined && (expires_ns == 0 || block->expires_ns == 0)) {
+        block->expires_ns = 0; /* one of them said how long it lives, nobody knows which */
+    } else if (!is_joined || expires_ns > block->expires_ns) {
+        block->expires_ns = expires_ns;
+    }
+    if (!is_memory_only) {
         block->disk_mask |= (uint8_t)(1u << key->version);
     }
     block->is_durable = is_durable;
+    block->location = 0;
     block->durable_version = key->version;
     if (key->supersedes >= 0) {
         sim_cover(sim, SIM_COVER_put_superseding);
@@ -333,6 +341,7 @@ void sim_model_gone(struct sim *sim, struct sim_block *block)
 {
     block->gone_turn = sim->turn;
     block->is_durable = false;
+    block->location = 0;
     void_promises(block);
     if (block->put_turn != sim->turn) {
         /* puts on their way may have been abandoned, or may come after */

@@ -190,14 +190,14 @@ static void choose_put(struct sim *sim, struct sim_request *request)
     }
     request->n_keys = (uint16_t)n;
     for (uint32_t i = 0; i < n; i++) {
-        request->keys[i] = (struct sim_key){
-            .chunk = (uint16_t)(first + i),
-            .version = sim_one_in(sim, sim->shape.version_in)
-                           ? (uint8_t)(1 + sim_below(sim, SIM_VERSIONS - 1))
-                           : 0,
-            .is_corrupt = sim_one_in(sim, 150),
-            .supersedes = -1,
-        };
+        struct sim_key *key = &request->keys[i];
+
+        /* one random number a statement: compilers differ in the order inside of one */
+        *key = (struct sim_key){.chunk = (uint16_t)(first + i), .supersedes = -1};
+        if (sim_one_in(sim, sim->shape.version_in)) {
+            key->version = (uint8_t)(1 + sim_below(sim, SIM_VERSIONS - 1));
+        }
+        key->is_corrupt = sim_one_in(sim, 150);
     }
     if (is_tail && sim_one_in(sim, 2) && first + 1 < SIM_CHUNKS) {
         request->keys[0].supersedes = (int16_t)(first + 1); /* a longer tail takes its place */
