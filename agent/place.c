@@ -162,9 +162,9 @@ static void uncharge(struct kvf_agent *agent, const struct kvf_entry *entry)
                       entry->namespace_index, entry->record_bytes);
 }
 
-/* Memory for a record of this entry, counted against its owner. kvf_room_before_reserve goes before,
- * and before the entry is looked at: it may forget any set that is not whole. KVF_OK; KVF_ERR_BUSY,
- * _TOO_LARGE. */
+/* Memory for a record of this entry, counted against its owner. kvf_room_before_reserve goes
+ * before, and before the entry is looked at: it may forget any set that is not whole. KVF_OK;
+ * KVF_ERR_BUSY, _TOO_LARGE. */
 static int reserve(struct kvf_agent *agent, const struct kvf_entry *entry, uint16_t tenant,
                    kvf_location *slot_out)
 {
