@@ -39,15 +39,21 @@ struct encoder {
     uint32_t *counts; /* of escapes, [layer][K, V]; the lists follow it in the workspace */
     uint32_t *lists;
     uint32_t n_escapes;
+    uint32_t crc; /* of the payload so far */
 };
 
 static struct kvf_codec_job encode_job(const struct encoder *encoder, uint32_t layer, int is_v)
 {
     const struct kvf_tensor_view *tensor = is_v ? &encoder->kv->v : &encoder->kv->k;
+    bool has_v = encoder->plan->v.dim != 0;
+    const struct kvf_tensor_view *next = has_v && !is_v ? &encoder->kv->v : &encoder->kv->k;
+    uint32_t next_layer = has_v && !is_v ? layer : layer + 1;
     return (struct kvf_codec_job){
         .view = encoder->kv,
         .tensor = tensor,
         .base = tensor->layers[layer],
+        .next_base = next_layer < encoder->plan->geometry.n_layers ? next->layers[next_layer]
+                                                                   : NULL,
         .n_tokens = encoder->n_tokens,
         .n_sinks = encoder->n_sinks,
     };
@@ -84,6 +90,10 @@ static int encode_tensor(struct encoder *encoder, uint32_t layer, int is_v, uint
     encoder->counts[2 * layer + (uint32_t)is_v] = escapes.n;
     encoder->n_escapes += escapes.n;
     encoder->at += kvf_sizes_total(&sizes);
+    if (status == KVF_OK) {
+        /* while the strip is in the cache */
+        encoder->crc = kvf_crc32c(encoder->crc, strip, kvf_sizes_total(&sizes));
+    }
     return status;
 }
 
@@ -243,7 +253,8 @@ int kvf_block_encode(const struct kvf_codec_plan *plan, const struct kvf_kv_view
     page->header.raw_area_offset = (uint32_t)(strips_bytes / KVF_BLOCK_ALIGN_BYTES);
     page->header.raw_area_bytes = (uint32_t)raw_area_bytes;
     page->header.total_bytes = KVF_BLOCK_PAGE_BYTES + (uint64_t)payload_bytes;
-    page->header.payload_crc32c = kvf_crc32c(0, payload, payload_bytes);
+    page->header.payload_crc32c = kvf_crc32c(encoder.crc, encoder.payload + strips_bytes,
+                                             raw_area_bytes);
     kvf_block_seal_header(page);
     *payload_bytes_out = payload_bytes;
     return KVF_OK;
@@ -276,31 +287,21 @@ static bool is_zero(const void *data, size_t bytes)
     return any == 0;
 }
 
-int kvf_block_describe_summed(struct kvf_record_page *page, uint32_t payload_crc32c, size_t bytes)
-{
-    struct kvf_codec_plan plan;
-    int status;
-
-    if (bytes > KVF_PAYLOAD_BYTES_MAX) {
-        return KVF_ERR_TOO_LARGE;
-    }
-    status = kvf_codec_plan_init(&plan, NULL, "bytes");
-    assert(status == KVF_OK);
-    memset(page, 0, sizeof(*page));
-    fill_header(&plan, 0, 0, &page->header);
-    page->header.total_bytes = KVF_BLOCK_PAGE_BYTES + (uint64_t)bytes;
-    page->header.raw_bytes = bytes;
-    page->header.payload_crc32c = payload_crc32c;
-    kvf_block_seal_header(page);
-    return status;
-}
-
 int kvf_block_describe_bytes(struct kvf_record_page *page, const void *payload, size_t bytes)
 {
     if (bytes > KVF_PAYLOAD_BYTES_MAX) {
         return KVF_ERR_TOO_LARGE;
     }
-    return kvf_block_describe_summed(page, kvf_crc32c(0, payload, bytes), bytes);
+    struct kvf_codec_plan plan;
+    int status = kvf_codec_plan_init(&plan, NULL, "bytes");
+    assert(status == KVF_OK);
+    memset(page, 0, sizeof(*page));
+    fill_header(&plan, 0, 0, &page->header);
+    page->header.total_bytes = KVF_BLOCK_PAGE_BYTES + (uint64_t)bytes;
+    page->header.raw_bytes = bytes;
+    page->header.payload_crc32c = kvf_crc32c(0, payload, bytes);
+    kvf_block_seal_header(page);
+    return status;
 }
 
 /* Fields that no version of this build gives another value. */

@@ -108,6 +108,8 @@ struct kvf_codec_job {
     const struct kvf_kv_view *view;
     const struct kvf_tensor_view *tensor; /* &view->k or &view->v */
     uint8_t *base;                        /* tensor->layers[layer] */
+    const uint8_t *next_base;             /* the same of the tensor that follows, to be fetched
+                                             into the cache; NULL: unknown */
     uint32_t n_tokens;                    /* of the block */
     uint32_t n_sinks;                     /* encode: leading tokens that become escapes */
     uint32_t token_first;                 /* decode: first token that is wanted */
@@ -253,8 +255,5 @@ void kvf_block_seal_header(struct kvf_record_page *page);
 /* Write the page of an opaque block: bytes of payload, 0..KVF_PAYLOAD_BYTES_MAX.
  * KVF_OK; KVF_ERR_TOO_LARGE. */
 int kvf_block_describe_bytes(struct kvf_record_page *page, const void *payload, size_t bytes);
-
-/* The same from the payload's checksum, for who has copied and summed it in one pass. */
-int kvf_block_describe_summed(struct kvf_record_page *page, uint32_t payload_crc32c, size_t bytes);
 
 #endif /* KVF_CODEC_CODEC_H */

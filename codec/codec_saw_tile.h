@@ -38,12 +38,13 @@ enum {
 
 struct tile_work {
     _Alignas(64) uint32_t raw[GROUP_MAX][LANES];
-    float x[GROUP_MAX][LANES]; /* by element */
-    float y[GROUP_MAX][LANES]; /* by position, or by element where the path is not special */
+    float x[GROUP_MAX][LANES];    /* by element */
+    float y[2][GROUP_MAX][LANES]; /* by position, or by element where the path is not special; two,
+                                     for a tile to be packed while the next one is measured */
     float mean[GROUP_MAX]; /* encode: rotated, in the order of y; decode: by element, 0 if none */
-    uint32_t signs[GROUP_MAX];             /* the sign bit where a channel is flipped */
-    uint32_t sign_pairs[GROUP_MAX / 2];    /* the same for two bf16 or fp16 in a dword */
-    float factor[FACTOR_MAX * FACTOR_MAX]; /* the signs of rotate.h's order m, row by row */
+    _Alignas(64) uint32_t signs[GROUP_MAX]; /* the sign bit where a channel is flipped */
+    uint32_t sign_pairs[GROUP_MAX / 2];     /* the same for two bf16 or fp16 in a dword */
+    float factor[FACTOR_MAX * FACTOR_MAX];  /* the signs of rotate.h's order m, row by row */
     _Alignas(64) float partial[GROUP_MAX][KVF_SAW_PARTIAL_SUMS];
     uint8_t *rows[TOKENS_MAX + LANES]; /* vectors of the row; the last one repeated */
     const uint8_t *summed[TOKENS_MAX + KVF_SAW_PARTIAL_SUMS]; /* for sums: zeros for what is left
@@ -61,6 +62,14 @@ struct tile_row {
     uint32_t width;    /* w, or 0: not a special one */
     ptrdiff_t to_next; /* from a vector of this row to the same token's in the next row */
     bool centred;
+};
+
+/* What is needed soon: vectors, ahead bytes from those at rows, and the place of codes. Addresses,
+ * because nothing may be there. */
+struct tile_next {
+    uint8_t *const *rows;
+    ptrdiff_t ahead;
+    uintptr_t codes;
 };
 
 /* What the vectors of a tile are coded with. */
@@ -98,14 +107,15 @@ static void fill_signs(const struct tile_row *row)
 {
     struct tile_work *work = row->work;
     const struct kvf_codec_tensor *tensor = row->tensor;
-    uint32_t first = row->at->row % (tensor->dim / tensor->group) * tensor->group;
-    for (uint32_t i = 0; i < row->n; i++) {
-        uint32_t bits = tensor->sign_bits[(first + i) / 8];
-        work->signs[i] = bits >> ((first + i) % 8) << 31;
+    /* heads that are cut are cut at multiples of 64 */
+    const uint8_t *bits = tensor->sign_bits +
+                          row->at->row % (tensor->dim / tensor->group) * tensor->group / 8;
+    for (uint32_t i = 0; i < row->n; i += LANES) {
+        uint32_t some = bits[i / 8] | (LANES == 16 ? (uint32_t)bits[i / 8 + 1] << 8 : 0);
+        i_store(&work->signs[i], i_keep(m_lanes(some), i_set1(0x80000000)));
     }
     for (uint32_t i = 0; i < row->n; i += 2) {
-        uint32_t odd = i + 1 < row->n ? work->signs[i + 1] : 0;
-        work->sign_pairs[i / 2] = work->signs[i] >> 16 | odd;
+        work->sign_pairs[i / 2] = work->signs[i] >> 16 | work->signs[i + 1];
     }
 }
 
@@ -127,6 +137,10 @@ static struct tile_row row_of(const struct kvf_saw_row *at, const uint8_t *mean,
     if (at->row + 1u < tensor->n_rows) {
         row.to_next = kvf_pages_vector(tensor, at->job, at->row + 1, 0) -
                       kvf_pages_vector(tensor, at->job, at->row, 0);
+    } else if (at->job->next_base != NULL) {
+        row.to_next = (intptr_t)at->job->next_base - (intptr_t)at->job->base -
+                      (kvf_pages_vector(tensor, at->job, at->row, 0) -
+                       kvf_pages_vector(tensor, at->job, 0, 0));
     }
     find_rows(&row, n_tokens);
     fill_signs(&row);
@@ -140,9 +154,11 @@ static struct tile_row row_of(const struct kvf_saw_row *at, const uint8_t *mean,
  * In and out of a tile
  */
 
-/* n_bytes of each of LANES vectors to raw, padded with zeros to a multiple of LANES dwords. */
-static void load_dwords(struct tile_work *work, const uint8_t *const *rows, uint32_t n_bytes)
+/* n_bytes of each of LANES vectors to raw, padded with zeros to a multiple of LANES dwords. Returns
+ * the largest magnitude of all words, were they bf16 or fp16, each in its half of the lane. */
+static lanes_i load_dwords(struct tile_work *work, const uint8_t *const *rows, uint32_t n_bytes)
 {
+    lanes_i peak = i_set1(0);
     for (uint32_t at = 0; at < n_bytes; at += LANES * DWORD) {
         lanes_i r[LANES];
         if (n_bytes - at >= LANES * DWORD) {
@@ -161,8 +177,10 @@ static void load_dwords(struct tile_work *work, const uint8_t *const *rows, uint
         KVF_UNROLL
         for (int j = 0; j < LANES; j++) {
             i_store(work->raw[at / DWORD + (uint32_t)j], r[j]);
+            peak = i_max_16(peak, r[j] & i_set1(0x7fff7fff));
         }
     }
+    return peak;
 }
 
 /* LANES dwords of each of n_lanes vectors, of which n_bytes count, to rows + at. */
@@ -185,23 +203,6 @@ KVF_LANES_INLINE void store_dwords(struct tile_work *work, lanes_i r[LANES], uin
     for (uint32_t lane = 0; lane < n_lanes; lane++) {
         memcpy(rows[lane] + at, work->tail[lane], n_bytes);
     }
-}
-
-/* Bits of the largest magnitude of each vector, as fp32; of a 16-bit type in the high word. */
-static lanes_i find_peak(const struct tile_row *row)
-{
-    lanes_i peak = i_set1(0);
-    uint32_t n_dwords = (row->bytes + DWORD - 1) / DWORD;
-    if (row->tensor->element_bytes == 2) {
-        for (uint32_t j = 0; j < n_dwords; j++) {
-            peak = i_max_16(peak, i_load(row->work->raw[j]) & i_set1(0x7fff7fff));
-        }
-        return i_max_16(peak, i_left(peak, 16)) & i_set1(0xffff0000);
-    }
-    for (uint32_t i = 0; i < row->n; i++) {
-        peak = i_max_u32(peak, i_load(row->work->x[i]) & i_set1(0x7fffffff));
-    }
-    return peak;
 }
 
 /* raw to fp32 in x, not flipped. The loops over lanes are for the compiler to vectorize. */
@@ -289,7 +290,7 @@ KVF_LANES_INLINE uint32_t index_of_k(uint32_t k)
 }
 
 /* x, flipped, to y through the stages over k. */
-KVF_LANES_INLINE void rotate_k(struct tile_work *work, uint32_t w)
+KVF_LANES_INLINE void rotate_k(struct tile_work *work, uint32_t w, float (*y)[LANES])
 {
     uint32_t n_l = 1u << (w - 4);
     for (uint32_t l = 0; l < n_l; l++) {
@@ -302,13 +303,14 @@ KVF_LANES_INLINE void rotate_k(struct tile_work *work, uint32_t w)
         stages_k(e);
         KVF_UNROLL
         for (uint32_t k = 0; k < COEFFICIENTS_A_K; k++) {
-            f_store(work->y[k * n_l + l], e[k]);
+            f_store(y[k * n_l + l], e[k]);
         }
     }
 }
 
 /* The same from bf16 in raw; (3): words below limit become 0. */
-KVF_LANES_INLINE void rotate_k_bf16(struct tile_work *work, uint32_t w, lanes_i limit)
+KVF_LANES_INLINE void rotate_k_bf16(struct tile_work *work, uint32_t w, lanes_i limit,
+                                    float (*y)[LANES])
 {
     uint32_t n_l = 1u << (w - 4);
     for (uint32_t l = 0; l < n_l; l++) {
@@ -326,7 +328,7 @@ KVF_LANES_INLINE void rotate_k_bf16(struct tile_work *work, uint32_t w, lanes_i 
         stages_k(e);
         KVF_UNROLL
         for (uint32_t k = 0; k < COEFFICIENTS_A_K; k++) {
-            f_store(work->y[k * n_l + l], e[k]);
+            f_store(y[k * n_l + l], e[k]);
         }
     }
 }
@@ -342,12 +344,27 @@ static void find_range(float (*y)[LANES], uint32_t n, lanes_f *min_out, lanes_f 
     }
 }
 
+/* Have one of the vectors and one line of the codes come into the cache. Pages have all heads of a
+ * token side by side, which is not an order that processors foresee. */
+KVF_LANES_INLINE void fetch_next(const struct tile_next *next, uint32_t lane, uint32_t n_bytes)
+{
+    uintptr_t vector = (uintptr_t)next->rows[lane] + (uintptr_t)next->ahead;
+    for (uint32_t at = 0; at < n_bytes; at += CACHE_LINE) {
+        __builtin_prefetch((const void *)(vector + at), 0, 2);
+    }
+    __builtin_prefetch((const void *)(next->codes + lane * CACHE_LINE), 1, 2);
+}
+
 /* y through the stages over l, minus the mean, and min and max over all. As integers, the greatest
  * number of a vector is that of its floats if any is not negative, and, unsigned, the least float
- * if any is negative. Both are nearly always so, and integers are compared twice as fast. */
-KVF_LANES_INLINE void rotate_l(struct tile_work *work, uint32_t w, bool centred, lanes_f *min_out,
+ * if any is negative. Both are nearly always so, and integers are compared twice as fast. On the
+ * way, what next (may be NULL) says is fetched, a little at a time: a processor waits for a few
+ * lines only. */
+KVF_LANES_INLINE void rotate_l(const struct tile_row *row, uint32_t w, bool centred,
+                               float (*y)[LANES], const struct tile_next *next, lanes_f *min_out,
                                lanes_f *max_out)
 {
+    const struct tile_work *work = row->work;
     uint32_t n_l = 1u << (w - 4);
     lanes_i greatest = i_set1(0x80000000);
     lanes_i least = i_set1(0);
@@ -355,15 +372,18 @@ KVF_LANES_INLINE void rotate_l(struct tile_work *work, uint32_t w, bool centred,
         lanes_f e[COEFFICIENTS_A_K];
         KVF_UNROLL
         for (uint32_t l = 0; l < n_l; l++) {
-            e[l] = f_load(work->y[k * n_l + l]);
+            e[l] = f_load(y[k * n_l + l]);
         }
         stages_l(e, w);
+        if (next != NULL && k < LANES) {
+            fetch_next(next, k, row->bytes);
+        }
         KVF_UNROLL
         for (uint32_t l = 0; l < n_l; l++) {
             if (centred) {
                 e[l] = e[l] - f_set1(work->mean[k * n_l + l]);
             }
-            f_store(work->y[k * n_l + l], e[l]);
+            f_store(y[k * n_l + l], e[l]);
             greatest = i_max_i32(greatest, i_bits(e[l]));
             least = i_max_u32(least, i_bits(e[l]));
         }
@@ -372,7 +392,7 @@ KVF_LANES_INLINE void rotate_l(struct tile_work *work, uint32_t w, bool centred,
     *max_out = f_bits(greatest);
     if (m_bits(m_or(m_greater_i(i_set1(0), greatest), m_greater_i(least, i_set1(0xffffffff)))) !=
         0) {
-        find_range(work->y, 1u << w, min_out, max_out);
+        find_range(y, 1u << w, min_out, max_out);
     }
 }
 

@@ -81,7 +81,7 @@ KVF_LANES_INLINE void unpack_pairs(struct tile_work *work, uint32_t w, uint32_t 
         stages_pairs(e, n);
         KVF_UNROLL
         for (uint32_t l = 0; l < n; l++) {
-            i_store(work->y[k * n + l], e[l]);
+            i_store(work->y[0][k * n + l], e[l]);
         }
     }
 }
@@ -126,7 +126,7 @@ KVF_LANES_INLINE void finish_pairs(struct tile_work *work, uint32_t w, uint32_t 
         lanes_i e[16];
         KVF_UNROLL
         for (uint32_t k = 0; k < n_last; k++) {
-            e[k] = i_load(work->y[k * n + l]);
+            e[k] = i_load(work->y[0][k * n + l]);
         }
         stages_pairs(e, n_last);
         KVF_UNROLL
@@ -191,7 +191,7 @@ KVF_LANES_INLINE void unpack_special(struct tile_work *work, uint32_t w, uint32_
         stages_l(e, w);
         KVF_UNROLL
         for (uint32_t l = 0; l < n_l; l++) {
-            f_store(work->y[k * n_l + l], e[l]);
+            f_store(work->y[0][k * n_l + l], e[l]);
         }
     }
 }
@@ -205,7 +205,7 @@ KVF_LANES_INLINE void finish_special(struct tile_work *work, uint32_t w,
         lanes_f e[COEFFICIENTS_A_K];
         KVF_UNROLL
         for (uint32_t k = 0; k < COEFFICIENTS_A_K; k++) {
-            e[k] = f_load(work->y[k * n_l + l]);
+            e[k] = f_load(work->y[0][k * n_l + l]);
         }
         stages_k(e);
         KVF_UNROLL

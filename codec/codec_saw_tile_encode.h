@@ -9,40 +9,54 @@
 
 #if defined(KVF_LANES)
 
-/* (4) x, flipped, rotated, minus the mean: in y, or in x if the path is not special. */
-static void rotate_tile(const struct tile_row *row, bool centred, lanes_f *min_out,
-                        lanes_f *max_out)
+/* (1) The largest magnitude of each vector as bits of fp32, from what load_dwords returned or, for
+ * types of other sizes, from x. */
+static lanes_i find_peak(const struct tile_row *row, lanes_i words)
+{
+    if (row->tensor->element_bytes == 2) {
+        return i_max_16(words, i_left(words, 16)) & i_set1(0xffff0000);
+    }
+    lanes_i peak = i_set1(0);
+    for (uint32_t i = 0; i < row->n; i++) {
+        peak = i_max_u32(peak, i_load(row->work->x[i]) & i_set1(0x7fffffff));
+    }
+    return peak;
+}
+
+/* (4) x, flipped, rotated, minus the mean, to y. */
+static void rotate_tile(const struct tile_row *row, bool centred, float (*y)[LANES],
+                        const struct tile_next *next, lanes_f *min_out, lanes_f *max_out)
 {
     struct tile_work *work = row->work;
     switch (row->width) {
     case 6:
-        rotate_k(work, 6);
-        rotate_l(work, 6, centred, min_out, max_out);
+        rotate_k(work, 6, y);
+        rotate_l(row, 6, centred, y, next, min_out, max_out);
         return;
     case 7:
-        rotate_k(work, 7);
-        rotate_l(work, 7, centred, min_out, max_out);
+        rotate_k(work, 7, y);
+        rotate_l(row, 7, centred, y, next, min_out, max_out);
         return;
     case 8:
-        rotate_k(work, 8);
-        rotate_l(work, 8, centred, min_out, max_out);
+        rotate_k(work, 8, y);
+        rotate_l(row, 8, centred, y, next, min_out, max_out);
         return;
     default:
         break;
     }
     for (uint32_t i = 0; i < row->n; i++) {
-        i_store(work->x[i], i_load(work->x[i]) ^ i_set1(work->signs[i]));
+        i_store(y[i], i_load(work->x[i]) ^ i_set1(work->signs[i]));
     }
-    rotate_any(row, work->x);
+    rotate_any(row, y);
     for (uint32_t i = 0; centred && i < row->n; i++) {
-        f_store(work->x[i], f_load(work->x[i]) - f_set1(work->mean[i]));
+        f_store(y[i], f_load(y[i]) - f_set1(work->mean[i]));
     }
-    find_range(work->x, row->n, min_out, max_out);
+    find_range(y, row->n, min_out, max_out);
 }
 
 /* (3, 4) The same for bf16 from raw. */
-static void rotate_tile_bf16(const struct tile_row *row, lanes_i peak, lanes_f *min_out,
-                             lanes_f *max_out)
+static void rotate_tile_bf16(const struct tile_row *row, lanes_i peak, float (*y)[LANES],
+                             const struct tile_next *next, lanes_f *min_out, lanes_f *max_out)
 {
     struct tile_work *work = row->work;
     lanes_i exponent = i_right(peak, 23);
@@ -51,20 +65,20 @@ static void rotate_tile_bf16(const struct tile_row *row, lanes_i peak, lanes_f *
     limit = i_low_words(limit, limit);
     switch (row->width) {
     case 6:
-        rotate_k_bf16(work, 6, limit);
-        rotate_l(work, 6, row->centred, min_out, max_out);
+        rotate_k_bf16(work, 6, limit, y);
+        rotate_l(row, 6, row->centred, y, next, min_out, max_out);
         return;
     case 7:
-        rotate_k_bf16(work, 7, limit);
+        rotate_k_bf16(work, 7, limit, y);
         if (row->centred) {
-            rotate_l(work, 7, true, min_out, max_out);
+            rotate_l(row, 7, true, y, next, min_out, max_out);
         } else {
-            rotate_l(work, 7, false, min_out, max_out);
+            rotate_l(row, 7, false, y, next, min_out, max_out);
         }
         return;
     case 8:
-        rotate_k_bf16(work, 8, limit);
-        rotate_l(work, 8, row->centred, min_out, max_out);
+        rotate_k_bf16(work, 8, limit, y);
+        rotate_l(row, 8, row->centred, y, next, min_out, max_out);
         return;
     default:
         break;
@@ -73,7 +87,7 @@ static void rotate_tile_bf16(const struct tile_row *row, lanes_i peak, lanes_f *
         i_store(work->raw[j], i_keep_words(i_load(work->raw[j]), limit, i_set1(0)));
     }
     widen_tile(row);
-    rotate_tile(row, row->centred, min_out, max_out);
+    rotate_tile(row, row->centred, y, next, min_out, max_out);
 }
 
 /* (6) lo and hi are fp16, levels is 2^b - 1: the smallest fp16 scale with levels * scale >= hi -
@@ -134,9 +148,13 @@ KVF_LANES_INLINE lanes_i quantize(const float *y, const struct tile_scale *scale
     return i_bits(f_fma(f_load(y) - scale->offset, scale->factor, f_set1(0x1.8p23f)));
 }
 
-KVF_LANES_INLINE lanes_i clamp(lanes_i words, uint32_t top)
+/* Codes of four vectors as the bytes of a dword, but that bytes 0 and 1 of lanes 0 to 3 come first
+ * and then their bytes 2 and 3, and so for each four lanes. */
+KVF_LANES_INLINE lanes_i quantize_four(const float *a, const float *b, const float *c,
+                                       const float *d, const struct tile_scale *scale)
 {
-    return i_min_16(i_max_16(words, i_set1(0)), i_set1(top << 16 | top));
+    return i_pack_words(i_low_words(quantize(a, scale), quantize(b, scale)),
+                        i_low_words(quantize(c, scale), quantize(d, scale)));
 }
 
 /* Codes of the vectors at e, as a dword: 8 of 4 bits, or 4 of 8. */
@@ -144,21 +162,18 @@ KVF_LANES_INLINE lanes_i pack_dword(const float *const *e, uint32_t bits,
                                     const struct tile_scale *scale)
 {
     if (bits == 8) {
-        lanes_i a = clamp(i_low_words(quantize(e[0], scale), quantize(e[2], scale)), 255);
-        lanes_i b = clamp(i_low_words(quantize(e[1], scale), quantize(e[3], scale)), 255);
-        return a | i_left(b, 8);
+        return i_interleave_words(quantize_four(e[0], e[1], e[2], e[3], scale));
     }
-    lanes_i a = clamp(i_low_words(quantize(e[0], scale), quantize(e[4], scale)), 15);
-    lanes_i b = clamp(i_low_words(quantize(e[1], scale), quantize(e[5], scale)), 15);
-    lanes_i c = clamp(i_low_words(quantize(e[2], scale), quantize(e[6], scale)), 15);
-    lanes_i d = clamp(i_low_words(quantize(e[3], scale), quantize(e[7], scale)), 15);
-    return (a | i_left(b, 4)) | (i_left(c, 8) | i_left(d, 12));
+    lanes_i top = i_set1(0x0f0f0f0f);
+    lanes_i low = i_min_u8(quantize_four(e[0], e[2], e[4], e[6], scale), top);
+    lanes_i high = i_min_u8(quantize_four(e[1], e[3], e[5], e[7], scale), top);
+    return i_interleave_words(low | i_left(high, 4));
 }
 
 /* Codes of a tile from y in the stored order, n of them, to the rows. */
 KVF_LANES_INLINE void pack_special(const struct tile_row *row, uint32_t n, uint32_t bits,
-                                   const struct tile_scale *scale, uint8_t *const *rows,
-                                   uint32_t n_lanes)
+                                   float (*y)[LANES], const struct tile_scale *scale,
+                                   uint8_t *const *rows, uint32_t n_lanes)
 {
     struct tile_work *work = row->work;
     uint32_t a_dword = 32 / bits;
@@ -172,42 +187,48 @@ KVF_LANES_INLINE void pack_special(const struct tile_row *row, uint32_t n, uint3
                 const float *e[8];
                 KVF_UNROLL
                 for (uint32_t i = 0; i < a_dword; i++) {
-                    e[i] = work->y[(first + j) * a_dword + i];
+                    e[i] = y[(first + j) * a_dword + i];
                 }
-                r[j] = i_keep(m_not(scale->escaped), pack_dword(e, bits, scale));
+                r[j] = pack_dword(e, bits, scale);
             }
         }
         store_dwords(work, r, rows, n_lanes, first * DWORD, n_dwords * DWORD - first * DWORD);
     }
 }
 
-/* The same from x, by the order of the tensor. */
-static void pack_any(const struct tile_row *row, const struct tile_scale *scale,
+/* The same by the order of the tensor. */
+static void pack_any(const struct tile_row *row, float (*y)[LANES], const struct tile_scale *scale,
                      uint8_t *const *rows, uint32_t n_lanes)
 {
     struct tile_work *work = row->work;
     const struct kvf_codec_tensor *tensor = row->tensor;
     uint32_t bits = tensor->descriptor.bits;
     uint32_t a_dword = 32 / bits;
-    lanes_m coded = m_not(scale->escaped);
     for (uint32_t at = 0; at < tensor->code_bytes; at += LANES * DWORD) {
         lanes_i r[LANES];
         for (uint32_t j = 0; j < LANES; j++) {
             uint32_t position = (at / DWORD + j) * a_dword;
+            uint32_t left = position < row->n ? row->n - position : 0;
             r[j] = i_set1(0);
-            for (uint32_t i = 0; i < a_dword && position + i < row->n; i++) {
-                lanes_i q = quantize(work->x[tensor->order[position + i]], scale);
-                q = clamp(i_low_words(q, i_set1(0)), (1u << bits) - 1);
-                r[j] = r[j] | i_left(q, i * bits);
+            if (left == 0) {
+                continue;
             }
-            r[j] = i_keep(coded, r[j]);
+            const float *e[8];
+            for (uint32_t i = 0; i < a_dword; i++) {
+                e[i] = y[tensor->order[position + (i < left ? i : 0)]];
+            }
+            r[j] = bits == 4 ? pack_dword(e, 4, scale) : pack_dword(e, 8, scale);
+            if (left < a_dword) {
+                r[j] = r[j] & i_set1((1u << left * bits) - 1);
+            }
         }
         store_dwords(work, r, rows, n_lanes, at, tensor->code_bytes - at);
     }
 }
 
-static void pack_tile(const struct tile_row *row, const struct tile_scale *scale, uint8_t *codes,
-                      uint32_t n_lanes)
+/* Codes of escapes are 0, whatever came out for them. */
+static void pack_tile(const struct tile_row *row, float (*y)[LANES], const struct tile_scale *scale,
+                      uint8_t *codes, uint32_t n_lanes)
 {
     uint8_t *rows[LANES];
     for (uint32_t lane = 0; lane < LANES; lane++) {
@@ -215,46 +236,30 @@ static void pack_tile(const struct tile_row *row, const struct tile_scale *scale
     }
     switch (row->width * 16 + row->tensor->descriptor.bits) {
     case 6 * 16 + 4:
-        pack_special(row, 64, 4, scale, rows, n_lanes);
+        pack_special(row, 64, 4, y, scale, rows, n_lanes);
         break;
     case 6 * 16 + 8:
-        pack_special(row, 64, 8, scale, rows, n_lanes);
+        pack_special(row, 64, 8, y, scale, rows, n_lanes);
         break;
     case 7 * 16 + 4:
-        pack_special(row, 128, 4, scale, rows, n_lanes);
+        pack_special(row, 128, 4, y, scale, rows, n_lanes);
         break;
     case 7 * 16 + 8:
-        pack_special(row, 128, 8, scale, rows, n_lanes);
+        pack_special(row, 128, 8, y, scale, rows, n_lanes);
         break;
     case 8 * 16 + 4:
-        pack_special(row, 256, 4, scale, rows, n_lanes);
+        pack_special(row, 256, 4, y, scale, rows, n_lanes);
         break;
     case 8 * 16 + 8:
-        pack_special(row, 256, 8, scale, rows, n_lanes);
+        pack_special(row, 256, 8, y, scale, rows, n_lanes);
         break;
     default:
-        pack_any(row, scale, rows, n_lanes);
+        pack_any(row, y, scale, rows, n_lanes);
         break;
     }
-}
-
-/* Have the same tokens of the next row come into the cache while this tile is coded: pages have all
- * heads of a token side by side, which is not an order that processors foresee. */
-static void prefetch_next(const struct tile_row *row, uint32_t token)
-{
-    for (uint32_t lane = 0; lane < LANES; lane++) {
-        const uint8_t *vector = row->work->rows[token + lane] + row->to_next;
-        for (uint32_t at = 0; at < row->bytes; at += CACHE_LINE) {
-            __builtin_prefetch(vector + at, 0, 2);
-        }
-    }
-    if (token + 2 * LANES <= row->at->job->n_tokens) {
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            const uint8_t *vector = row->work->rows[token + LANES + lane];
-            for (uint32_t at = 0; at < row->bytes; at += CACHE_LINE) {
-                __builtin_prefetch(vector + at, 0, 3);
-            }
-        }
+    uint32_t escaped = m_bits(scale->escaped) & ((1u << n_lanes) - 1u);
+    for (; escaped != 0; escaped &= escaped - 1) {
+        memset(rows[__builtin_ctz(escaped)], 0, row->tensor->code_bytes);
     }
 }
 
@@ -272,38 +277,79 @@ static lanes_m find_escapes(const struct tile_row *row, lanes_i peak, uint32_t t
     return m_or(m_lanes(bits), m_greater_i(peak, i_set1(limit - 1)));
 }
 
-static int encode_tile(const struct tile_row *row, uint32_t token, uint8_t *meta, uint8_t *codes,
-                       struct kvf_codec_escapes *escapes)
+static uint32_t lanes_from(const struct tile_row *row, uint32_t token)
+{
+    uint32_t left = row->at->job->n_tokens - token;
+    return left < LANES ? left : LANES;
+}
+
+/* (1, 3 to 6) A tile to y, and what to code it with. codes: of the row. */
+static struct tile_scale measure_tile(const struct tile_row *row, uint32_t token, float (*y)[LANES],
+                                      const uint8_t *codes)
 {
     struct tile_work *work = row->work;
-    uint32_t left = row->at->job->n_tokens - token;
-    uint32_t n_lanes = left < LANES ? left : LANES;
-    prefetch_next(row, token);
-    load_dwords(work, (const uint8_t *const *)(work->rows + token), row->bytes);
+    struct tile_next next = {
+        .rows = work->rows + token,
+        .ahead = row->to_next,
+        .codes = (uintptr_t)codes + (size_t)(token + LANES) * row->tensor->code_bytes,
+    };
     lanes_f min;
     lanes_f max;
-    lanes_i peak;
+    lanes_i peak = load_dwords(work, (const uint8_t *const *)(work->rows + token), row->bytes);
     if (row->tensor->dtype == KVF_DTYPE_BF16) {
-        peak = find_peak(row);
-        rotate_tile_bf16(row, peak, &min, &max);
+        peak = find_peak(row, peak);
+        rotate_tile_bf16(row, peak, y, &next, &min, &max);
     } else {
         widen_tile(row);
-        peak = find_peak(row);
-        rotate_tile(row, row->centred, &min, &max);
+        peak = find_peak(row, peak);
+        rotate_tile(row, row->centred, y, &next, &min, &max);
     }
-    lanes_m escaped = find_escapes(row, peak, token, n_lanes);
-    struct tile_scale scale = choose_scale(row->tensor, min, max, escaped);
-    pack_tile(row, &scale, codes + (size_t)token * row->tensor->code_bytes, n_lanes);
+    lanes_m escaped = find_escapes(row, peak, token, lanes_from(row, token));
+    return choose_scale(row->tensor, min, max, escaped);
+}
+
+/* Meta and escapes of a tile. False if there are too many. */
+static bool write_meta(const struct tile_row *row, uint32_t token, const struct tile_scale *scale,
+                       uint8_t *meta, struct kvf_codec_escapes *escapes)
+{
+    uint32_t n_lanes = lanes_from(row, token);
     _Alignas(64) uint32_t meta_of[LANES];
-    i_store(meta_of, scale.meta);
+    i_store(meta_of, scale->meta);
     memcpy(meta + (size_t)token * KVF_SAW_META_BYTES, meta_of, n_lanes * KVF_SAW_META_BYTES);
-    uint32_t bits = m_bits(scale.escaped) & ((1u << n_lanes) - 1u);
+    uint32_t bits = m_bits(scale->escaped) & ((1u << n_lanes) - 1u);
     for (; bits != 0; bits &= bits - 1) {
         if (!kvf_saw_escape(row->at, token + (uint32_t)__builtin_ctz(bits), escapes)) {
-            return KVF_ERR_NO_SPACE;
+            return false;
         }
     }
-    return KVF_OK;
+    return true;
+}
+
+/* A tile is packed after the next one has been measured: its scales are a long chain of
+ * operations, and packing another tile is what the processor can do meanwhile. */
+static int encode_tiles(const struct tile_row *row, uint8_t *meta, uint8_t *codes,
+                        struct kvf_codec_escapes *escapes)
+{
+    float(*y)[GROUP_MAX][LANES] = row->work->y;
+    uint32_t n_tokens = row->at->job->n_tokens;
+    uint32_t token = 0;
+    struct tile_scale scale = measure_tile(row, 0, y[0], codes);
+    while (write_meta(row, token, &scale, meta, escapes)) {
+        uint32_t next = token + LANES;
+        uint32_t parity = token / LANES % 2;
+        struct tile_scale next_scale = scale;
+        if (next < n_tokens) {
+            next_scale = measure_tile(row, next, y[1 - parity], codes);
+        }
+        pack_tile(row, y[parity], &scale, codes + (size_t)token * row->tensor->code_bytes,
+                  lanes_from(row, token));
+        if (next >= n_tokens) {
+            return KVF_OK;
+        }
+        token = next;
+        scale = next_scale;
+    }
+    return KVF_ERR_NO_SPACE;
 }
 
 /* (2) From the sums of n channels: sums + s has partial sum s, 8 apart. */
@@ -329,9 +375,9 @@ static void make_mean(const struct tile_row *row, uint8_t *mean_out)
     memset(work->partial, 0, row->n * sizeof(work->partial[0]));
     for (uint32_t token = 0; token < n_tokens; token += LANES) {
         uint32_t n_lanes = n_tokens - token < LANES ? n_tokens - token : LANES;
-        load_dwords(work, (const uint8_t *const *)(work->rows + token), row->bytes);
+        lanes_i peak = load_dwords(work, (const uint8_t *const *)(work->rows + token), row->bytes);
         widen_tile(row);
-        lanes_m coded = m_not(find_escapes(row, find_peak(row), token, n_lanes));
+        lanes_m coded = m_not(find_escapes(row, find_peak(row, peak), token, n_lanes));
         count += (uint32_t)__builtin_popcount(m_bits(coded));
         for (uint32_t i = 0; i < row->n; i++) {
             /* a sum that began as +0 is never -0, so adding +0 leaves it as it is */
@@ -376,6 +422,7 @@ KVF_LANES_INLINE lanes_i sum_channels(const struct tile_row *row, uint32_t at,
         AT_ONCE = LANES / 2
     };
     lanes_i peak = i_set1(0);
+    lanes_f one = f_hidden(1.0f);
     KVF_UNROLL
     for (uint32_t first = 0; first < KVF_SAW_PARTIAL_SUMS; first += AT_ONCE) {
         lanes_f sum[2 * AT_ONCE];
@@ -390,7 +437,7 @@ KVF_LANES_INLINE lanes_i sum_channels(const struct tile_row *row, uint32_t at,
                 lanes_i words = i_loadu(row->work->summed[token + s] + at);
                 peak = i_max_16(peak, words & i_set1(0x7fff7fff));
                 sum[2 * s] = sum[2 * s] + f_bits(i_left(words, 16));
-                sum[2 * s + 1] = sum[2 * s + 1] + f_bits(words & i_set1(0xffff0000));
+                sum[2 * s + 1] = f_fma(f_bits(words & i_set1(0xffff0000)), one, sum[2 * s + 1]);
             }
         }
         KVF_UNROLL
@@ -449,8 +496,8 @@ static void rotate_mean(const struct tile_row *row, const uint8_t *mean)
     }
     lanes_f min;
     lanes_f max;
-    rotate_tile(row, false, &min, &max);
-    float(*y)[LANES] = row->width != 0 ? work->y : work->x;
+    float(*y)[LANES] = work->y[0];
+    rotate_tile(row, false, y, NULL, &min, &max);
     for (uint32_t i = 0; i < row->n; i++) {
         work->mean[i] = y[i][0];
     }
@@ -468,13 +515,7 @@ static int encode_row(const struct kvf_saw_row *at, uint8_t *mean, uint8_t *meta
         }
         rotate_mean(&row, mean);
     }
-    for (uint32_t token = 0; token < at->job->n_tokens; token += LANES) {
-        int status = encode_tile(&row, token, meta, codes, escapes);
-        if (status != KVF_OK) {
-            return status;
-        }
-    }
-    return KVF_OK;
+    return encode_tiles(&row, meta, codes, escapes);
 }
 
 #endif /* KVF_LANES */

@@ -61,6 +61,13 @@ LANES_OP(lanes_i, i_sub, (lanes_i a, lanes_i b), _mm512_sub_epi32(a, b))
 LANES_OP(lanes_i, i_left, (lanes_i a, unsigned int n), _mm512_slli_epi32(a, n))
 LANES_OP(lanes_i, i_right, (lanes_i a, unsigned int n), _mm512_srli_epi32(a, n))
 LANES_OP(void, i_stream, (void *to, lanes_i a), _mm512_stream_si512(to, a))
+LANES_OP(lanes_i, i_min_u8, (lanes_i a, lanes_i b), _mm512_min_epu8(a, b))
+/* words as bytes, 0 .. 255 and saturated, in each 16 bytes: those of a, then those of b */
+LANES_OP(lanes_i, i_pack_words, (lanes_i a, lanes_i b), _mm512_packus_epi16(a, b))
+/* in each 16 bytes, word i and word i + 4 together in dword i */
+LANES_OP(lanes_i, i_interleave_words, (lanes_i a),
+         _mm512_shuffle_epi8(a, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5,
+                                                                     12, 13, 6, 7, 14, 15))))
 LANES_OP(lanes_i, i_add_16, (lanes_i a, lanes_i b), _mm512_add_epi16(a, b))
 LANES_OP(lanes_i, i_sub_16, (lanes_i a, lanes_i b), _mm512_sub_epi16(a, b))
 /* the products of the low words and of the high words, added */
@@ -184,6 +191,14 @@ LANES_OP(lanes_i, i_sub, (lanes_i a, lanes_i b), _mm256_sub_epi32(a, b))
 LANES_OP(lanes_i, i_left, (lanes_i a, unsigned int n), _mm256_slli_epi32(a, (int)n))
 LANES_OP(lanes_i, i_right, (lanes_i a, unsigned int n), _mm256_srli_epi32(a, (int)n))
 LANES_OP(void, i_stream, (void *to, lanes_i a), _mm256_stream_si256(to, a))
+LANES_OP(lanes_i, i_min_u8, (lanes_i a, lanes_i b), _mm256_min_epu8(a, b))
+/* words as bytes, 0 .. 255 and saturated, in each 16 bytes: those of a, then those of b */
+LANES_OP(lanes_i, i_pack_words, (lanes_i a, lanes_i b), _mm256_packus_epi16(a, b))
+/* in each 16 bytes, word i and word i + 4 together in dword i */
+LANES_OP(lanes_i, i_interleave_words, (lanes_i a),
+         _mm256_shuffle_epi8(a,
+                             _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4,
+                                                                       5, 12, 13, 6, 7, 14, 15))))
 LANES_OP(lanes_i, i_add_16, (lanes_i a, lanes_i b), _mm256_add_epi16(a, b))
 LANES_OP(lanes_i, i_sub_16, (lanes_i a, lanes_i b), _mm256_sub_epi16(a, b))
 /* the products of the low words and of the high words, added */
