@@ -287,21 +287,31 @@ static bool is_zero(const void *data, size_t bytes)
     return any == 0;
 }
 
-int kvf_block_describe_bytes(struct kvf_record_page *page, const void *payload, size_t bytes)
+int kvf_block_describe_summed(struct kvf_record_page *page, uint32_t payload_crc32c, size_t bytes)
 {
+    struct kvf_codec_plan plan;
+    int status;
+
     if (bytes > KVF_PAYLOAD_BYTES_MAX) {
         return KVF_ERR_TOO_LARGE;
     }
-    struct kvf_codec_plan plan;
-    int status = kvf_codec_plan_init(&plan, NULL, "bytes");
+    status = kvf_codec_plan_init(&plan, NULL, "bytes");
     assert(status == KVF_OK);
     memset(page, 0, sizeof(*page));
     fill_header(&plan, 0, 0, &page->header);
     page->header.total_bytes = KVF_BLOCK_PAGE_BYTES + (uint64_t)bytes;
     page->header.raw_bytes = bytes;
-    page->header.payload_crc32c = kvf_crc32c(0, payload, bytes);
+    page->header.payload_crc32c = payload_crc32c;
     kvf_block_seal_header(page);
     return status;
+}
+
+int kvf_block_describe_bytes(struct kvf_record_page *page, const void *payload, size_t bytes)
+{
+    if (bytes > KVF_PAYLOAD_BYTES_MAX) {
+        return KVF_ERR_TOO_LARGE;
+    }
+    return kvf_block_describe_summed(page, kvf_crc32c(0, payload, bytes), bytes);
 }
 
 /* Fields that no version of this build gives another value. */

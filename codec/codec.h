@@ -256,4 +256,7 @@ void kvf_block_seal_header(struct kvf_record_page *page);
  * KVF_OK; KVF_ERR_TOO_LARGE. */
 int kvf_block_describe_bytes(struct kvf_record_page *page, const void *payload, size_t bytes);
 
+/* The same from the payload's checksum, for who has copied and summed it in one pass. */
+int kvf_block_describe_summed(struct kvf_record_page *page, uint32_t payload_crc32c, size_t bytes);
+
 #endif /* KVF_CODEC_CODEC_H */
