@@ -300,6 +300,8 @@ enum sim_end {
 };
 void sim_daemon_restart(struct sim *sim, enum sim_end end);
 void sim_daemon_count(struct sim *sim); /* metrics into cover */
+/* Has a drive been made to lie since it was new? */
+bool sim_drives_may_lie(const struct sim *sim);
 
 /* sim_step.c */
 void sim_step(struct sim *sim);

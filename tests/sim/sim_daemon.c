@@ -113,7 +113,7 @@ static void choose_config(struct sim *sim)
     config->dram_bytes = sim_between(sim, 6, 10) * MIB;
     config->dram_area_bytes = MIB;
     config->dram_piece_bytes = sim_between(sim, 2, 10) * MIB;
-    config->index_entries = sim_one_in(sim, 8) ? 256 : 4096;
+    config->index_entries = sim_one_in(sim, 5) ? 256 : 4096;
     config->staging_total = sim_between(sim, 4, 16) * MIB;
     config->staging_client = MIB;
     config->clients_max = sim_between(sim, 3, SIM_CLIENTS);
@@ -238,7 +238,7 @@ static int try_start(struct sim *sim)
     return kvf_agent_create_ported(&sim->config, &ports, &sim->agent);
 }
 
-static bool drives_may_lie(const struct sim *sim)
+bool sim_drives_may_lie(const struct sim *sim)
 {
     return sim->drives[0].has_silent_faults || sim->drives[1].has_silent_faults;
 }
@@ -250,7 +250,7 @@ static bool daemon_start(struct sim *sim)
     bool is_reformatted = false;
 
     if (status != KVF_OK) {
-        if (!drives_may_lie(sim)) {
+        if (!sim_drives_may_lie(sim)) {
             sim_fail(sim, "the daemon does not start: %d", status);
         }
         sim_cover(sim, SIM_COVER_store_reformatted);

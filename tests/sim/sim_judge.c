@@ -320,12 +320,26 @@ static void judge_block(struct sim *sim, struct sim_client *client, struct sim_r
             sim_cover(sim, SIM_COVER_evicted_key);
             sim_audit_abandoned(sim);
         }
+        if (cqe->status != KVF_OK && cqe->status != KVF_MISS && cqe->status != KVF_ERR_BUSY &&
+            cqe->status != KVF_ERR_CANCELED) {
+            wrong(sim, client, request, cqe, "status that an evict cannot have");
+        }
         if (cqe->status == KVF_OK || cqe->status == KVF_MISS) {
             sim_model_gone_set(sim, client->ns, request->chain, request->keys[cqe->index].chunk);
         }
         break;
     case KVF_OP_PREFETCH:
+        if (cqe->status != KVF_OK && cqe->status != KVF_MISS && cqe->status != KVF_COMING &&
+            cqe->status != KVF_ERR_BUSY && cqe->status != KVF_ERR_CANCELED) {
+            wrong(sim, client, request, cqe, "status that a prefetch cannot have");
+        }
         sim->cover[SIM_COVER_prefetched] += cqe->status == KVF_COMING;
+        break;
+    case KVF_OP_STAT:
+        if (cqe->status != KVF_OK ||
+            (cqe->index == KVF_STAT_ARENA_BYTES && cqe->offset != sim->agent->arena_bytes)) {
+            wrong(sim, client, request, cqe, "figure that cannot be");
+        }
         break;
     default:
         break;

@@ -144,7 +144,9 @@ static void purge_settle(struct sim *sim)
     if (sim->purge_running && sim->purge_done) {
         sim_trace(sim, "purge of namespace %u: %d", sim->purge_ns, sim->purge.status);
         sim->cover[SIM_COVER_purged] += sim->purge.status == KVF_OK;
-        sim_model_purged(sim, sim->purge_ns, sim->purge.status == KVF_OK);
+        /* a drive that loses writes has confirmed what it does not have */
+        sim_model_purged(sim, sim->purge_ns,
+                         sim->purge.status == KVF_OK && !sim_drives_may_lie(sim));
         sim->purge_running = false;
     }
 }
@@ -236,7 +238,8 @@ static void window_open(struct sim *sim, struct sim_drive *drive)
     drive->window = (uint8_t)sim_between(sim, 1, kinds - 1);
     drive->window_end_step = sim->step + sim_between(sim, 20, 400);
     if (sim_one_in(sim, 8)) { /* until the tier gives up */
-        one_in = 2;
+        drive->window = FAULT_READ_ERROR;
+        one_in = 1;
         drive->window_end_step += 4000;
     }
     faults.read_error = drive->window == FAULT_READ_ERROR ? one_in : 0;
@@ -326,16 +329,9 @@ static void question_answered(struct kvf_control *control)
     sim_hash(sim, control->n_rows ^ control->verified << 20 ^ control->bad << 40);
     if (control->op == KVF_CONTROL_VERIFY) {
         sim->cover[SIM_COVER_verified] += control->verified > 0;
-        if (control->bad != 0 && !sim->is_life_damaged) {
-            bool is_lying = false;
-
-            for (uint32_t i = 0; i < sim->shape.n_drives; i++) {
-                is_lying |= sim->drives[i].has_silent_faults;
-            }
-            if (!is_lying) {
-                sim_fail(sim, "verify finds %llu bad blocks on drives that never failed",
-                         (unsigned long long)control->bad);
-            }
+        if (control->bad != 0 && !sim->is_life_damaged && !sim_drives_may_lie(sim)) {
+            sim_fail(sim, "verify finds %llu bad blocks on drives that never failed",
+                     (unsigned long long)control->bad);
         }
     }
     sim->question_running = false;
@@ -386,6 +382,10 @@ static void power_loss_in_io(struct sim *sim)
 
 static void end_daemon(struct sim *sim)
 {
+    if (sim_one_in(sim, 5)) { /* amid a purge that the drives do not know of yet */
+        purge(sim);
+        (void)sim_advance(sim, 2 * sim->shape.tick_ns);
+    }
     switch (sim_below(sim, sim->shape.n_drives > 0 ? 4 : 2)) {
     case 0:
         sim_daemon_restart(sim, SIM_END_DRAIN);
