@@ -304,7 +304,7 @@ static uint32_t print_summary(const struct options *options, const struct summar
 
 static int run_range(const struct options *options)
 {
-    static struct result done[JOBS_MAX]; /* results, in the order of seeds */
+    static struct result one; /* large for a stack */
     struct job jobs[JOBS_MAX] = {{0}};
     struct summary summary = {0};
     uint64_t next = options->first_seed;
@@ -322,25 +322,27 @@ static int run_range(const struct options *options)
             next++;
         }
         job = &jobs[told % options->jobs];
-        job_finish(job, &done[0]);
-        summarize(&summary, &done[0]);
+        job_finish(job, &one);
+        summarize(&summary, &one);
         told++;
-        if (options->mutation != NULL && done[0].failed) {
+        if (options->mutation != NULL && one.failed) {
             break; /* found */
         }
     }
+    if (options->mutation != NULL) {
+        printf("mutation %s: %s after %llu seeds%s%s\n", options->mutation,
+               summary.failed > 0 ? "found" : "NOT FOUND", (unsigned long long)summary.seeds,
+               summary.failed > 0 ? ": " : "", summary.failed > 0 ? one.text : "");
+    }
     for (uint32_t i = 0; i < options->jobs; i++) {
         if (jobs[i].pid != 0) {
-            job_finish(&jobs[i], &done[0]);
+            job_finish(&jobs[i], &one);
         }
     }
     if (summary.json != NULL) {
         (void)fclose(summary.json);
     }
     if (options->mutation != NULL) {
-        printf("mutation %s: %s after %llu seeds: %s\n", options->mutation,
-               summary.failed > 0 ? "found" : "NOT FOUND", (unsigned long long)summary.seeds,
-               summary.failed > 0 ? "see above" : "nothing");
         return summary.failed > 0 ? 0 : 1;
     }
     return print_summary(options, &summary) > 0 || summary.failed > 0;
