@@ -4,7 +4,9 @@
  */
 #include "codec/codec_exact.h"
 
+#include "codec/codec_exact_kernels.h"
 #include "codec/codec_pages.h"
+#include "codec/simd.h"
 
 _Static_assert((int)KVF_DIM_MAX <= (int)KVF_EXACT_CHUNK_ELEMENTS,
                "a chunk holds at least one vector");
@@ -49,70 +51,89 @@ static uint32_t chunk_tokens(const struct exact_shape *shape, uint32_t n_tokens,
     return left < shape->tokens_a_chunk ? left : shape->tokens_a_chunk;
 }
 
-/* bf16 and fp32 share the place of sign and exponent once a bf16 is moved to the upper half. */
-static inline uint8_t exponent_of(uint32_t bits)
+/* -------------------------------------------------------------------------------------------------
+ * Elements
+ */
+static uint32_t split_bf16(const struct kvf_exact_table *table, const uint8_t *from, uint32_t n,
+                           uint8_t *rest, uint8_t *indices, uint64_t masks[KVF_EXACT_MASKS])
 {
-    return (uint8_t)(bits >> 23);
+    memset(masks, 0, KVF_EXACT_MASKS * sizeof(masks[0]));
+    return kvf_exact_split_from(table, from, 0, n, rest, indices, masks);
 }
 
-/* The elements of one vector as fp32 bits. */
-static void load_vector(const struct kvf_codec_tensor *tensor, const uint8_t *from, uint32_t *to)
+static void join_bf16(const uint8_t exponent[KVF_EXACT_EXPONENTS], const uint8_t *rest,
+                      const uint8_t *indices, uint32_t n, uint8_t *to)
 {
-    if (tensor->element_bytes == sizeof(uint32_t)) {
-        memcpy(to, from, tensor->dim * sizeof(uint32_t));
-        return;
-    }
-    for (uint32_t i = 0; i < tensor->dim; i++) {
-        uint16_t half;
-        memcpy(&half, from + 2 * i, sizeof(half));
-        to[i] = (uint32_t)half << 16;
-    }
+    kvf_exact_join_from(exponent, rest, indices, 0, n, to);
 }
 
-static void store_vector(const struct kvf_codec_tensor *tensor, const uint32_t *from, uint8_t *to)
+/* fp32 is rare: plain C at all levels. */
+static uint32_t split_f32(const struct kvf_exact_table *table, const uint8_t *from, uint32_t n,
+                          uint8_t *rest, uint8_t *indices, uint64_t masks[KVF_EXACT_MASKS])
 {
-    if (tensor->element_bytes == sizeof(uint32_t)) {
-        memcpy(to, from, tensor->dim * sizeof(uint32_t));
-        return;
-    }
-    for (uint32_t i = 0; i < tensor->dim; i++) {
-        uint16_t half = (uint16_t)(from[i] >> 16);
-        memcpy(to + 2 * i, &half, sizeof(half));
-    }
-}
-
-/* Sign and mantissa of n elements, rest_bytes each. */
-static void write_rest(const uint32_t *bits, uint32_t n, uint32_t rest_bytes, uint8_t *to)
-{
-    if (rest_bytes == 1) {
-        for (uint32_t i = 0; i < n; i++) {
-            to[i] = (uint8_t)((bits[i] >> 24 & 0x80) | (bits[i] >> 16 & 0x7f));
-        }
-        return;
-    }
+    uint32_t escapes = 0;
+    memset(masks, 0, KVF_EXACT_MASKS * sizeof(masks[0]));
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t rest = (bits[i] >> 8 & 0x800000) | (bits[i] & 0x7fffff);
-        to[3 * i] = (uint8_t)rest;
-        to[3 * i + 1] = (uint8_t)(rest >> 8);
-        to[3 * i + 2] = (uint8_t)(rest >> 16);
+        uint32_t bits = kvf_load_u32(from + 4 * i);
+        uint32_t kept = (bits >> 8 & 0x800000) | (bits & 0x7fffff);
+        rest[3 * i] = (uint8_t)kept;
+        rest[3 * i + 1] = (uint8_t)(kept >> 8);
+        rest[3 * i + 2] = (uint8_t)(kept >> 16);
+        uint32_t index = table->index[bits >> 23 & 0xff];
+        uint64_t escape = index / KVF_EXACT_EXPONENTS;
+        index %= KVF_EXACT_EXPONENTS;
+        indices[i / 2] = (uint8_t)(i % 2 != 0 ? indices[i / 2] | index << 4 : index);
+        masks[i / KVF_EXACT_MASK_BITS] |= escape << i % KVF_EXACT_MASK_BITS;
+        escapes += (uint32_t)escape;
     }
+    return escapes;
 }
 
-static void read_rest(const uint8_t *from, uint32_t n, uint32_t rest_bytes, uint32_t *bits)
+static void join_f32(const uint8_t exponent[KVF_EXACT_EXPONENTS], const uint8_t *rest,
+                     const uint8_t *indices, uint32_t n, uint8_t *to)
 {
-    if (rest_bytes == 1) {
-        for (uint32_t i = 0; i < n; i++) {
-            bits[i] = (from[i] & 0x80u) << 24 | (from[i] & 0x7fu) << 16;
-        }
-        return;
-    }
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t rest = from[3 * i] | (uint32_t)from[3 * i + 1] << 8 |
-                        (uint32_t)from[3 * i + 2] << 16;
-        bits[i] = (rest & 0x800000) << 8 | (rest & 0x7fffff);
+        uint32_t kept = rest[3 * i] | (uint32_t)rest[3 * i + 1] << 8 |
+                        (uint32_t)rest[3 * i + 2] << 16;
+        uint32_t index = indices[i / 2] >> (i % 2 * 4) & 15;
+        kvf_store_u32(to + 4 * i,
+                      (kept & 0x800000) << 8 | (uint32_t)exponent[index] << 23 | (kept & 0x7fffff));
     }
 }
 
+static const struct kvf_exact_kernels kernels_f32 = {.split = split_f32, .join = join_f32};
+static const struct kvf_exact_kernels kernels_bf16 = {.split = split_bf16, .join = join_bf16};
+
+static const struct kvf_exact_kernels *const kernels[KVF_SIMD_LEVELS] = {
+    [KVF_SIMD_SCALAR] = &kernels_bf16,
+#if defined(__x86_64__)
+    [KVF_SIMD_AVX2] = &kvf_exact_kernels_avx2,
+    [KVF_SIMD_AVX512] = &kvf_exact_kernels_avx512,
+#endif
+};
+
+static const struct kvf_exact_kernels *kernels_for(const struct kvf_codec_tensor *tensor)
+{
+    return tensor->element_bytes == sizeof(uint32_t) ? &kernels_f32
+                                                     : kernels[kvf_codec_simd_level()];
+}
+
+static uint8_t get_exponent(const uint8_t *elements, uint32_t i, uint32_t element_bytes)
+{
+    const uint8_t *top = elements + (i + 1) * element_bytes - 2;
+    return (uint8_t)(top[1] << 1 | top[0] >> 7);
+}
+
+static void set_exponent(uint8_t *elements, uint32_t i, uint32_t element_bytes, uint8_t exponent)
+{
+    uint8_t *top = elements + (i + 1) * element_bytes - 2;
+    top[0] = (uint8_t)((top[0] & 0x7f) | exponent << 7);
+    top[1] = (uint8_t)((top[1] & 0x80) | exponent >> 1);
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Shape
+ */
 static int exact_resolve(struct kvf_codec_tensor *tensor, const struct kvf_profile_tensor *settings)
 {
     (void)settings;
@@ -157,32 +178,77 @@ static size_t exact_workspace_bytes(const struct kvf_codec_tensor *tensor)
     return KVF_EXACT_CHUNK_ELEMENTS * sizeof(uint32_t);
 }
 
-/* How often each exponent occurs. Four counts side by side: neighbours tend to have the same
+/* -------------------------------------------------------------------------------------------------
+ * Encode
+ */
+
+/* Count the exponents of a vector. Eight counts side by side: neighbours tend to have the same
  * exponent, and adding to one place again and again waits for the last addition. */
-static void count_exponents(const struct kvf_codec_tensor *tensor, const struct kvf_codec_job *job,
-                            uint32_t *vector, uint32_t counts_out[256])
+static void count_vector(const uint8_t *vector, uint32_t n, uint32_t element_bytes,
+                         uint32_t counts[8][256])
 {
-    uint32_t counts[4][256] = {{0}};
-    for (uint32_t row = 0; row < tensor->n_rows; row++) {
-        for (uint32_t token = 0; token < job->n_tokens; token++) {
-            load_vector(tensor, kvf_pages_vector(tensor, job, row, token), vector);
-            for (uint32_t i = 0; i < tensor->dim; i++) {
-                counts[i % 4][exponent_of(vector[i])]++;
-            }
+    uint32_t i = 0;
+    for (; element_bytes == 2 && i + 8 <= n; i += 8) {
+        uint64_t four[2];
+        memcpy(four, vector + 2 * i, sizeof(four));
+        for (int j = 0; j < 4; j++) {
+            counts[j][four[0] >> (7 + 16 * j) & 0xff]++;
+            counts[4 + j][four[1] >> (7 + 16 * j) & 0xff]++;
         }
     }
-    for (int i = 0; i < 256; i++) {
-        counts_out[i] = counts[0][i] + counts[1][i] + counts[2][i] + counts[3][i];
+    for (; i < n; i++) {
+        counts[i % 8][get_exponent(vector, i, element_bytes)]++;
     }
 }
 
-/* The most frequent exponents, the smaller one first among equals, and the index of each. An index
- * of KVF_EXACT_EXPONENTS is an escape. */
-static void choose_exponents(uint32_t counts[256], uint8_t table_out[KVF_EXACT_EXPONENTS],
-                             uint8_t index_out[256])
+/* How often each exponent occurs. Vectors that lie side by side are read one after the other, which
+ * is what processors expect. */
+static void count_exponents(const struct kvf_codec_tensor *tensor, const struct kvf_codec_job *job,
+                            uint32_t counts_out[256])
 {
-    memset(table_out, 0, KVF_EXACT_EXPONENTS);
-    memset(index_out, KVF_EXACT_EXPONENTS, 256);
+    uint32_t counts[8][256] = {{0}};
+    bool by_token = job->tensor->head_stride_bytes < job->tensor->token_stride_bytes;
+    uint32_t n_outer = by_token ? job->n_tokens : tensor->n_rows;
+    uint32_t n_inner = by_token ? tensor->n_rows : job->n_tokens;
+    for (uint32_t outer = 0; outer < n_outer; outer++) {
+        for (uint32_t inner = 0; inner < n_inner; inner++) {
+            uint32_t row = by_token ? inner : outer;
+            uint32_t token = by_token ? outer : inner;
+            count_vector(kvf_pages_vector(tensor, job, row, token), tensor->dim,
+                         tensor->element_bytes, counts);
+        }
+    }
+    for (int i = 0; i < 256; i++) {
+        counts_out[i] = 0;
+        for (int j = 0; j < 8; j++) {
+            counts_out[i] += counts[j][i];
+        }
+    }
+}
+
+/* The table in the form for vectors. */
+static void fill_lookup(struct kvf_exact_table *table)
+{
+    memset(table->lookup, 0, sizeof(table->lookup));
+    table->n_uppers = 0;
+    for (uint32_t exponent = 0; exponent < 256; exponent++) {
+        uint8_t index = table->index[exponent];
+        if (index == KVF_EXACT_EXPONENTS) {
+            continue;
+        }
+        uint8_t upper = (uint8_t)(exponent >> 4);
+        if (table->n_uppers == 0 || table->upper[table->n_uppers - 1] != upper) {
+            table->upper[table->n_uppers++] = upper;
+        }
+        table->lookup[table->n_uppers - 1][exponent & 15] = index | KVF_EXACT_EXPONENTS;
+    }
+}
+
+/* The most frequent exponents, the smaller one first among equals, and the index of each. */
+static void choose_exponents(uint32_t counts[256], struct kvf_exact_table *table)
+{
+    memset(table->exponent, 0, sizeof(table->exponent));
+    memset(table->index, KVF_EXACT_EXPONENTS, sizeof(table->index));
     for (uint8_t code = 0; code < KVF_EXACT_EXPONENTS; code++) {
         int best = 0;
         for (int i = 1; i < 256; i++) {
@@ -191,36 +257,22 @@ static void choose_exponents(uint32_t counts[256], uint8_t table_out[KVF_EXACT_E
         if (counts[best] == 0) {
             break;
         }
-        table_out[code] = (uint8_t)best;
-        index_out[best] = code;
+        table->exponent[code] = (uint8_t)best;
+        table->index[best] = code;
         counts[best] = 0;
     }
+    fill_lookup(table);
 }
 
-/* Indices of one chunk; returns how many of its elements are escapes. */
-static uint32_t write_indices(const uint32_t *bits, uint32_t n, const uint8_t index[256],
-                              uint8_t *to)
+static void write_escapes(const uint8_t *elements, uint32_t element_bytes,
+                          const uint64_t masks[KVF_EXACT_MASKS], uint8_t *to)
 {
-    uint32_t escapes = 0;
-    for (uint32_t i = 0; i < n; i += 2) {
-        uint8_t low = index[exponent_of(bits[i])];
-        uint8_t high = i + 1 < n ? index[exponent_of(bits[i + 1])] : 0;
-        escapes += (low >> 4) + (high >> 4);
-        to[i / 2] = (uint8_t)((low & 15) | (high & 15) << 4);
-    }
-    return escapes;
-}
-
-_Static_assert(KVF_EXACT_EXPONENTS == 16, "write_indices tests bit 4");
-
-static void write_escapes(const uint32_t *bits, uint32_t n, const uint8_t index[256], uint8_t *to)
-{
-    for (uint32_t i = 0; i < n; i++) {
-        uint8_t exponent = exponent_of(bits[i]);
-        if (index[exponent] == KVF_EXACT_EXPONENTS) {
+    for (uint32_t m = 0; m < KVF_EXACT_MASKS; m++) {
+        for (uint64_t mask = masks[m]; mask != 0; mask &= mask - 1) {
+            uint32_t i = m * KVF_EXACT_MASK_BITS + (uint32_t)__builtin_ctzll(mask);
             to[0] = (uint8_t)i;
             to[1] = (uint8_t)(i >> 8);
-            to[2] = exponent;
+            to[2] = get_exponent(elements, i, element_bytes);
             to += KVF_EXACT_ESCAPE_BYTES;
         }
     }
@@ -236,11 +288,12 @@ struct exact_writer {
     size_t escape_bytes_max; /* with so many the strip is still smaller than raw */
 };
 
-static bool write_chunk(const uint32_t *bits, uint32_t n, uint32_t rest_bytes,
-                        const uint8_t index[256], struct exact_writer *writer)
+static bool write_chunk(const struct kvf_codec_tensor *tensor, const struct kvf_exact_table *table,
+                        const uint8_t *elements, uint32_t n, struct exact_writer *writer)
 {
-    write_rest(bits, n, rest_bytes, writer->rest);
-    uint32_t n_escapes = write_indices(bits, n, index, writer->indices);
+    uint64_t masks[KVF_EXACT_MASKS];
+    uint32_t n_escapes = kernels_for(tensor)->split(table, elements, n, writer->rest,
+                                                    writer->indices, masks);
     bool uncoded = n_escapes * KVF_EXACT_ESCAPE_BYTES > n;
     size_t bytes = uncoded ? n : n_escapes * KVF_EXACT_ESCAPE_BYTES;
     if (bytes > writer->escape_bytes_max - writer->escape_bytes) {
@@ -250,15 +303,15 @@ static bool write_chunk(const uint32_t *bits, uint32_t n, uint32_t rest_bytes,
     if (uncoded) {
         memset(writer->indices, 0, (n + 1) / 2);
         for (uint32_t i = 0; i < n; i++) {
-            escapes[i] = exponent_of(bits[i]);
+            escapes[i] = get_exponent(elements, i, tensor->element_bytes);
         }
     } else if (n_escapes != 0) {
-        write_escapes(bits, n, index, escapes);
+        write_escapes(elements, tensor->element_bytes, masks, escapes);
     }
     kvf_store_u32(writer->directory,
                   (uint32_t)writer->escape_bytes | (uncoded ? KVF_EXACT_CHUNK_UNCODED : 0));
     writer->directory += sizeof(uint32_t);
-    writer->rest += (size_t)n * rest_bytes;
+    writer->rest += (size_t)n * (tensor->element_bytes - 1u);
     writer->indices += (n + 1) / 2;
     writer->escape_bytes += bytes;
     return true;
@@ -274,11 +327,13 @@ static int exact_encode(const struct kvf_codec_tensor *tensor, const struct kvf_
     if (fixed_bytes + KVF_BLOCK_ALIGN_BYTES > shape.raw_bytes) {
         return KVF_ERR_NO_SPACE;
     }
-    uint32_t *bits = workspace;
+    uint8_t *elements = workspace;
+    size_t vector_bytes = (size_t)tensor->dim * tensor->element_bytes;
     uint32_t counts[256];
-    uint8_t index[256];
-    count_exponents(tensor, job, bits, counts);
-    choose_exponents(counts, strip, index);
+    struct kvf_exact_table table;
+    count_exponents(tensor, job, counts);
+    choose_exponents(counts, &table);
+    memcpy(strip, table.exponent, sizeof(table.exponent));
 
     uint8_t *codes = strip + shape.meta_bytes;
     struct exact_writer writer = {
@@ -294,9 +349,10 @@ static int exact_encode(const struct kvf_codec_tensor *tensor, const struct kvf_
         uint32_t n_tokens = chunk_tokens(&shape, job->n_tokens, chunk);
         for (uint32_t t = 0; t < n_tokens; t++) {
             uint32_t token = chunk * shape.tokens_a_chunk + t;
-            load_vector(tensor, kvf_pages_vector(tensor, job, row, token), bits + t * tensor->dim);
+            memcpy(elements + t * vector_bytes, kvf_pages_vector(tensor, job, row, token),
+                   vector_bytes);
         }
-        if (!write_chunk(bits, n_tokens * tensor->dim, shape.rest_bytes, index, &writer)) {
+        if (!write_chunk(tensor, &table, elements, n_tokens * tensor->dim, &writer)) {
             return KVF_ERR_NO_SPACE;
         }
     }
@@ -312,44 +368,38 @@ static int exact_encode(const struct kvf_codec_tensor *tensor, const struct kvf_
     return KVF_OK;
 }
 
-/* Put the exponents of one chunk into bits, which have sign and mantissa already. escapes has bytes
- * bytes. False if they cannot be those of n elements. */
-static bool read_exponents(const uint8_t *table, const uint8_t *indices, const uint8_t *escapes,
-                           size_t bytes, bool uncoded, uint32_t n, uint32_t *bits)
+/* -------------------------------------------------------------------------------------------------
+ * Decode
+ */
+
+/* Correct the exponents of a chunk by its escapes, of which there are bytes bytes. False if they
+ * cannot be those of n elements. */
+static bool read_escapes(const uint8_t *escapes, size_t bytes, bool uncoded, uint32_t n,
+                         uint32_t element_bytes, uint8_t *elements)
 {
     if (uncoded) {
-        if (bytes != n) {
-            return false;
+        for (uint32_t i = 0; i < n && bytes == n; i++) {
+            set_exponent(elements, i, element_bytes, escapes[i]);
         }
-        for (uint32_t i = 0; i < n; i++) {
-            bits[i] |= (uint32_t)escapes[i] << 23;
-        }
-        return true;
+        return bytes == n;
     }
     if (bytes % KVF_EXACT_ESCAPE_BYTES != 0) {
         return false;
-    }
-    for (uint32_t i = 0; i + 1 < n; i += 2) {
-        bits[i] |= (uint32_t)table[indices[i / 2] & 15] << 23;
-        bits[i + 1] |= (uint32_t)table[indices[i / 2] >> 4] << 23;
-    }
-    if (n % 2 != 0) {
-        bits[n - 1] |= (uint32_t)table[indices[n / 2] & 15] << 23;
     }
     for (size_t at = 0; at < bytes; at += KVF_EXACT_ESCAPE_BYTES) {
         uint32_t position = escapes[at] | (uint32_t)escapes[at + 1] << 8;
         if (position >= n) {
             return false;
         }
-        bits[position] = (bits[position] & 0x807fffff) | (uint32_t)escapes[at + 2] << 23;
+        set_exponent(elements, position, element_bytes, escapes[at + 2]);
     }
     return true;
 }
 
-/* One chunk into bits. */
+/* The elements of one chunk. */
 static bool read_chunk(const struct kvf_codec_tensor *tensor, const struct exact_shape *shape,
                        uint32_t n_tokens, uint32_t row, uint32_t chunk, const uint8_t *strip,
-                       size_t escape_bytes_max, uint32_t *bits)
+                       size_t escape_bytes_max, uint8_t *elements)
 {
     const uint8_t *codes = strip + shape->meta_bytes;
     const uint8_t *directory = strip + KVF_EXACT_EXPONENTS +
@@ -363,11 +413,11 @@ static bool read_chunk(const struct kvf_codec_tensor *tensor, const struct exact
     }
     size_t element = ((size_t)row * n_tokens + (size_t)chunk * shape->tokens_a_chunk) * tensor->dim;
     uint32_t n = chunk_tokens(shape, n_tokens, chunk) * tensor->dim;
-    read_rest(codes + element * shape->rest_bytes, n, shape->rest_bytes, bits);
     const uint8_t *indices = codes + shape->index_offset + row * shape->row_index_bytes +
                              chunk * shape->chunk_bytes;
-    return read_exponents(strip, indices, codes + shape->escape_offset + first, end - first,
-                          uncoded, n, bits);
+    kernels_for(tensor)->join(strip, codes + element * shape->rest_bytes, indices, n, elements);
+    return read_escapes(codes + shape->escape_offset + first, end - first, uncoded, n,
+                        tensor->element_bytes, elements);
 }
 
 static int exact_decode(const struct kvf_codec_tensor *tensor, const struct kvf_codec_job *job,
@@ -377,22 +427,23 @@ static int exact_decode(const struct kvf_codec_tensor *tensor, const struct kvf_
     /* stored_sizes made codes_bytes from a directory that may have changed since: hold on to
      * sizes. */
     size_t escape_bytes_max = sizes->codes_bytes - shape.escape_offset;
-    uint32_t *bits = workspace;
+    uint8_t *elements = workspace;
+    size_t vector_bytes = (size_t)tensor->dim * tensor->element_bytes;
     uint32_t token_end = job->token_first + job->n_wanted;
     uint32_t chunk_first = job->token_first / shape.tokens_a_chunk;
     uint32_t chunk_end = (token_end + shape.tokens_a_chunk - 1) / shape.tokens_a_chunk;
     for (uint32_t row = 0; row < tensor->n_rows; row++) {
         for (uint32_t chunk = chunk_first; chunk < chunk_end; chunk++) {
             if (!read_chunk(tensor, &shape, job->n_tokens, row, chunk, strip, escape_bytes_max,
-                            bits)) {
+                            elements)) {
                 return KVF_ERR_CORRUPT;
             }
             uint32_t n_tokens = chunk_tokens(&shape, job->n_tokens, chunk);
             for (uint32_t t = 0; t < n_tokens; t++) {
                 uint32_t token = chunk * shape.tokens_a_chunk + t;
                 if (token >= job->token_first && token < token_end) {
-                    uint8_t *to = kvf_pages_vector(tensor, job, row, token - job->token_first);
-                    store_vector(tensor, bits + t * tensor->dim, to);
+                    memcpy(kvf_pages_vector(tensor, job, row, token - job->token_first),
+                           elements + t * vector_bytes, vector_bytes);
                 }
             }
         }

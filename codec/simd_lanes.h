@@ -101,6 +101,27 @@ LANES_OP(lanes_i, i_round_bf16, (lanes_f a),
                                _mm512_test_epi32_mask(i_bits(a), i_set1(0x10000)),
                                _mm512_add_epi32(i_bits(a), i_set1(0x7fff)), i_set1(1)))
 
+/* bytes and words, in each 16 bytes or, where that does not matter, in all of them */
+LANES_OP(lanes_i, i_set1_8, (uint8_t a), _mm512_set1_epi8((char)a))
+LANES_OP(lanes_i, i_load_16_bytes, (const void *from),
+         _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)from)))
+LANES_OP(lanes_i, i_look_up_8, (lanes_i table, lanes_i a), _mm512_shuffle_epi8(table, a))
+LANES_OP(lanes_i, i_add_saturated_u8, (lanes_i a, lanes_i b), _mm512_adds_epu8(a, b))
+LANES_OP(lanes_i, i_left_16, (lanes_i a, unsigned int n), _mm512_slli_epi16(a, n))
+LANES_OP(lanes_i, i_right_16, (lanes_i a, unsigned int n), _mm512_srli_epi16(a, n))
+/* products of the bytes of a, unsigned, and of b, each pair added to a word */
+LANES_OP(lanes_i, i_multiply_add_8, (lanes_i a, lanes_i b), _mm512_maddubs_epi16(a, b))
+LANES_OP(lanes_i, i_unpack_low_8, (lanes_i a, lanes_i b), _mm512_unpacklo_epi8(a, b))
+LANES_OP(lanes_i, i_unpack_high_8, (lanes_i a, lanes_i b), _mm512_unpackhi_epi8(a, b))
+/* what i_pack_words gave, all of a before all of b */
+LANES_OP(lanes_i, i_order_packed, (lanes_i a),
+         _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), a))
+/* so that the unpacked halves are the first and the second half of a */
+LANES_OP(lanes_i, i_order_unpacked, (lanes_i a),
+         _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), a))
+/* a bit for each byte that is 0 */
+LANES_OP(uint64_t, i_zero_bytes, (lanes_i a), _mm512_testn_epi8_mask(a, a))
+
 LANES_OP(lanes_m, m_lanes, (uint32_t bits), (lanes_m)bits)
 LANES_OP(uint32_t, m_bits, (lanes_m a), (uint32_t)a)
 LANES_OP(lanes_m, m_not, (lanes_m a), (lanes_m)~a)
@@ -231,6 +252,26 @@ LANES_OP(lanes_i, i_half_up, (lanes_f a),
 LANES_OP(lanes_i, i_round_bf16, (lanes_f a),
          _mm256_add_epi32(_mm256_add_epi32(i_bits(a), i_set1(0x7fff)),
                           _mm256_and_si256(_mm256_srli_epi32(i_bits(a), 16), i_set1(1))))
+
+/* bytes and words, in each 16 bytes or, where that does not matter, in all of them */
+LANES_OP(lanes_i, i_set1_8, (uint8_t a), _mm256_set1_epi8((char)a))
+LANES_OP(lanes_i, i_load_16_bytes, (const void *from),
+         _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)from)))
+LANES_OP(lanes_i, i_look_up_8, (lanes_i table, lanes_i a), _mm256_shuffle_epi8(table, a))
+LANES_OP(lanes_i, i_add_saturated_u8, (lanes_i a, lanes_i b), _mm256_adds_epu8(a, b))
+LANES_OP(lanes_i, i_left_16, (lanes_i a, unsigned int n), _mm256_slli_epi16(a, (int)n))
+LANES_OP(lanes_i, i_right_16, (lanes_i a, unsigned int n), _mm256_srli_epi16(a, (int)n))
+/* products of the bytes of a, unsigned, and of b, each pair added to a word */
+LANES_OP(lanes_i, i_multiply_add_8, (lanes_i a, lanes_i b), _mm256_maddubs_epi16(a, b))
+LANES_OP(lanes_i, i_unpack_low_8, (lanes_i a, lanes_i b), _mm256_unpacklo_epi8(a, b))
+LANES_OP(lanes_i, i_unpack_high_8, (lanes_i a, lanes_i b), _mm256_unpackhi_epi8(a, b))
+/* what i_pack_words gave, all of a before all of b */
+LANES_OP(lanes_i, i_order_packed, (lanes_i a), _mm256_permute4x64_epi64(a, 0xd8))
+/* so that the unpacked halves are the first and the second half of a */
+LANES_OP(lanes_i, i_order_unpacked, (lanes_i a), _mm256_permute4x64_epi64(a, 0xd8))
+/* a bit for each byte that is 0 */
+LANES_OP(uint64_t, i_zero_bytes, (lanes_i a),
+         (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, _mm256_setzero_si256())))
 
 LANES_OP(lanes_m, m_equal_i, (lanes_i a, lanes_i b), _mm256_cmpeq_epi32(a, b))
 LANES_OP(lanes_m, m_lanes, (uint32_t bits),
