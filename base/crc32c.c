@@ -7,12 +7,22 @@
 #include <isa-l/crc.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 /* ISA-L takes the length as int. */
 #define CALL_BYTES_MAX ((size_t)1 << 30)
 
 /* Small enough that a piece just copied is still in the first or second level cache when it is
  * summed, large enough that the cost of two calls does not show. */
 #define COPY_PIECE_BYTES ((size_t)16 << 10)
+
+/* Copies of this size and more go past the caches, in pieces of a page: a target that large is not
+ * read before it has left them, and lines that are written as a whole need not be read first. */
+#define STREAM_BYTES_MIN   ((size_t)256 << 10)
+#define STREAM_PIECE_BYTES ((size_t)4 << 10)
+#define LINE_BYTES         64
 
 /* Reflected form of the Castagnoli polynomial. */
 #define POLYNOMIAL 0x82f63b78u
@@ -63,11 +73,10 @@ uint32_t kvf_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b)
     return multiply(power, crc_a) ^ crc_b;
 }
 
-uint32_t kvf_crc32c_copy(void *dst, const void *src, size_t bytes, uint32_t crc)
+/* Copy in pieces that are summed where they arrive. */
+static uint32_t copy_cached(unsigned char *to, const unsigned char *from, size_t bytes,
+                            uint32_t crc)
 {
-    unsigned char *to = dst;
-    const unsigned char *from = src;
-
     while (bytes > 0) {
         size_t piece_bytes = bytes < COPY_PIECE_BYTES ? bytes : COPY_PIECE_BYTES;
 
@@ -78,4 +87,61 @@ uint32_t kvf_crc32c_copy(void *dst, const void *src, size_t bytes, uint32_t crc)
         bytes -= piece_bytes;
     }
     return crc;
+}
+
+#if defined(__x86_64__)
+
+/* The same for whole lines at an aligned target. What is summed is a copy of the piece, and that
+ * copy is what goes to the target. */
+static uint32_t copy_streamed(unsigned char *to, const unsigned char *from, size_t bytes,
+                              uint32_t crc)
+{
+    _Alignas(LINE_BYTES) unsigned char piece[STREAM_PIECE_BYTES];
+
+    while (bytes > 0) {
+        size_t piece_bytes = bytes < sizeof(piece) ? bytes : sizeof(piece);
+
+        memcpy(piece, from, piece_bytes);
+        crc = kvf_crc32c(crc, piece, piece_bytes);
+        for (size_t at = 0; at < piece_bytes; at += LINE_BYTES) {
+            const __m128i *line = (const __m128i *)(const void *)(piece + at);
+            __m128i *line_to = (__m128i *)(void *)(to + at);
+            __m128i a = _mm_load_si128(line);
+            __m128i b = _mm_load_si128(line + 1);
+            __m128i c = _mm_load_si128(line + 2);
+            __m128i d = _mm_load_si128(line + 3);
+
+            _mm_stream_si128(line_to, a);
+            _mm_stream_si128(line_to + 1, b);
+            _mm_stream_si128(line_to + 2, c);
+            _mm_stream_si128(line_to + 3, d);
+        }
+        to += piece_bytes;
+        from += piece_bytes;
+        bytes -= piece_bytes;
+    }
+    _mm_sfence(); /* before any store that tells others of the copy */
+    return crc;
+}
+
+#endif
+
+uint32_t kvf_crc32c_copy(void *dst, const void *src, size_t bytes, uint32_t crc)
+{
+    unsigned char *to = dst;
+    const unsigned char *from = src;
+
+#if defined(__x86_64__)
+    if (bytes >= STREAM_BYTES_MIN) {
+        size_t head_bytes = -(uintptr_t)dst % LINE_BYTES;
+        size_t line_bytes = (bytes - head_bytes) / LINE_BYTES * LINE_BYTES;
+
+        crc = copy_cached(to, from, head_bytes, crc);
+        crc = copy_streamed(to + head_bytes, from + head_bytes, line_bytes, crc);
+        to += head_bytes + line_bytes;
+        from += head_bytes + line_bytes;
+        bytes -= head_bytes + line_bytes;
+    }
+#endif
+    return copy_cached(to, from, bytes, crc);
 }

@@ -109,25 +109,31 @@ static void lengths_beyond_one_call(void **state)
 
 static void copies_and_sums(void **state)
 {
-    static const size_t sizes[] = {0, 1, 4095, 16384, 16385, 100000};
+    static const size_t sizes[] = {0, 1, 4095, 16384, 16385, 100000, 262144, 262145, 1048601};
     struct kvf_random_seeded random;
 
     (void)state;
     kvf_random_seeded_init(&random, seed);
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         size_t bytes = sizes[i];
-        unsigned char *from = malloc(bytes + 1);
-        unsigned char *to = malloc(bytes + 1);
+        unsigned char *source = malloc(bytes + 64);
+        unsigned char *target = malloc(bytes + 130);
 
-        assert_non_null(from);
-        assert_non_null(to);
-        kvf_random_seeded_ops.fill(&random, from, bytes);
-        to[bytes] = 0xa5;
-        assert_int_equal(kvf_crc32c_copy(to, from, bytes, 99), kvf_crc32c(99, from, bytes));
-        assert_memory_equal(to, from, bytes);
-        assert_int_equal(to[bytes], 0xa5);
-        free(from);
-        free(to);
+        assert_non_null(source);
+        assert_non_null(target);
+        kvf_random_seeded_ops.fill(&random, source, bytes + 64);
+        for (size_t shift = 0; shift < 128; shift += 21) {
+            unsigned char *from = source + shift % 64;
+            unsigned char *to = target + 1 + shift;
+
+            memset(target, 0xa5, bytes + 130);
+            assert_int_equal(kvf_crc32c_copy(to, from, bytes, 99), kvf_crc32c(99, from, bytes));
+            assert_memory_equal(to, from, bytes);
+            assert_int_equal(to[-1], 0xa5);
+            assert_int_equal(to[bytes], 0xa5);
+        }
+        free(source);
+        free(target);
     }
 }
 
