@@ -206,6 +206,11 @@ static int adopt(struct recovery *recovery, uint32_t segment_index, uint8_t *ind
         kvf_cookie cookie;
 
         segment->record_pages += pages;
+        if (entry->namespace_epoch > tier->state.epoch_last) {
+            /* of a purge that a loss of power kept from the state page: the next one of this
+             * namespace must not get the same number, or it would spare this record */
+            tier->state.epoch_last = entry->namespace_epoch;
+        }
         if (entry->namespace_epoch < kvf_nvme_epoch_find(&tier->state, entry->namespace_id) &&
             !KVF_MUTANT(purge_forgotten)) {
             continue;
