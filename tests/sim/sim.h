@@ -86,6 +86,7 @@ struct sim_block {
     bool is_durable; /* completed as durable, and not forgotten since */
     uint64_t mask_turn;
     uint64_t zombies_ns;
+    uint64_t read_turn; /* when is_unread ended */
     uint64_t gone_turn; /* last turn in which it was told to be forgotten */
     uint64_t put_turn;
     uint64_t loaded_turn;

@@ -407,9 +407,36 @@ void sim_judge(struct sim *sim, struct sim_client *client)
     }
 }
 
+/* Does this client hold the block by a lookup's lease, and does the lease still say so? */
+static bool is_promised_by(struct sim *sim, const struct sim_client *client,
+                           const struct sim_block *block)
+{
+    uint32_t shard_count = sim->namespaces[client->ns].shard_count;
+
+    for (uint32_t i = 0; client->state == SIM_READY && i < client->n_leases; i++) {
+        const struct sim_lease *lease = &client->leases[i];
+
+        for (uint32_t k = 0; lease->is_lookup && k < lease->n_chunks * shard_count; k++) {
+            if (sim_block(sim, client->ns, lease->chain, k / shard_count, k % shard_count) ==
+                    block &&
+                lease->serials[k] == block->promise_serial &&
+                kvf_lease_word_live(&client->ring.leases[kvf_lease_id_index(lease->id)],
+                                    kvf_lease_id_generation(lease->id))) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 void sim_judge_suspect(struct sim *sim)
 {
-    if (sim->suspect != NULL && sim->suspect->gone_turn != sim->turn) {
+    bool is_promised = false;
+
+    for (uint32_t i = 0; sim->suspect != NULL && i < sim->shape.n_clients; i++) {
+        is_promised |= is_promised_by(sim, &sim->clients[i], sim->suspect);
+    }
+    if (is_promised && sim->suspect->gone_turn != sim->turn) {
         char text[200];
 
         sim_describe(sim, sim->suspect, text, sizeof(text));

@@ -216,7 +216,10 @@ void sim_model_hit(struct sim *sim, struct sim_block *block, uint32_t version)
         wrong(sim, block, "hit long after the end of its time to live", version);
     }
     set_mask(sim, block, (uint8_t)(1u << version));
-    block->is_unread = false;
+    if (block->is_unread) {
+        block->is_unread = false;
+        block->read_turn = sim->turn; /* puts of this very turn may have come before */
+    }
 }
 
 /* ---- puts ------------------------------------------------------------------------------------ */
@@ -274,17 +277,18 @@ static void put_compared(struct sim *sim, struct sim_block *block, uint32_t vers
 {
     uint8_t bit = (uint8_t)(1u << version);
     uint8_t mask = possible(sim, block);
+    bool is_unread = block->is_unread || block->read_turn == sim->turn;
 
-    if (is_same && !block->is_unread && (mask & bit) == 0) {
+    if (is_same && !is_unread && (mask & bit) == 0) {
         wrong(sim, block, "put of another payload answered exists", version);
     }
     if (!is_same && (mask & ~bit) == 0 && block->pending[version] == 0) {
         wrong(sim, block, "put of the same payload answered conflict", version);
     }
-    if (is_same && !block->is_unread) {
+    if (is_same && !is_unread) {
         set_mask(sim, block, bit);
     }
-    if (is_same && is_durable && !block->is_unread) {
+    if (is_same && is_durable && !is_unread) {
         block->is_durable = true;
         block->durable_version = (uint8_t)version;
         block->disk_mask |= bit;
@@ -420,6 +424,7 @@ void sim_model_restart(struct sim *sim, bool is_reformatted)
         block->is_unread = block->mask != 0;
         block->expires_ns = 0;
         block->gone_turn = 0;
+        block->read_turn = 0;
         block->put_turn = 0;
         void_promises(block);
     }
