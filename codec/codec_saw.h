@@ -3,10 +3,10 @@
  * codec_saw.h: rotated, optionally centred, uniform codes with a scale a vector ("saw"; after
  * SAW-INT4).
  *
- * This header is the format: codec_saw.c is its reference, and every other implementation gives the
- * same bytes. Heads of up to 256 elements are one row; wider ones are cut into sub-heads of 128 (if
- * dim is a multiple of 128) or 64 elements, each a row of its own (codec.h). n = group, the
- * elements of a row's vector; T = tokens of the block; k = rot_order.
+ * This header is the format: codec_saw_scalar.c is its reference, and every other implementation
+ * gives the same bytes. Heads of up to 256 elements are one row; wider ones are cut into sub-heads
+ * of 128 (if dim is a multiple of 128) or 64 elements, each a row of its own (codec.h). n = group,
+ * the elements of a row's vector; T = tokens of the block; k = rot_order.
  *
  *   mean    fp16[heads][dim]       only if centred: the mean of each channel, not rotated
  *   meta    u32[rows][T]           fp16 lo in bits 0-15, fp16 scale in bits 16-31

@@ -49,7 +49,6 @@ struct tile_work {
     uint8_t *rows[TOKENS_MAX + LANES]; /* vectors of the row; the last one repeated */
     const uint8_t *summed[TOKENS_MAX + KVF_SAW_PARTIAL_SUMS]; /* for sums: zeros for what is left
                                                                  out */
-    _Alignas(64) uint8_t tail[LANES][LANES * DWORD];
 };
 
 /* A row, as kvf_saw_row has it, and what is known about it here. */
@@ -167,10 +166,9 @@ static lanes_i load_dwords(struct tile_work *work, const uint8_t *const *rows, u
                 r[lane] = i_loadu(rows[lane] + at);
             }
         } else {
-            memset(work->tail, 0, sizeof(work->tail));
+            KVF_UNROLL
             for (int lane = 0; lane < LANES; lane++) {
-                memcpy(work->tail[lane], rows[lane] + at, n_bytes - at);
-                r[lane] = i_load(work->tail[lane]);
+                r[lane] = i_load_part(rows[lane] + at, n_bytes - at);
             }
         }
         i_transpose(r);
@@ -184,55 +182,74 @@ static lanes_i load_dwords(struct tile_work *work, const uint8_t *const *rows, u
 }
 
 /* LANES dwords of each of n_lanes vectors, of which n_bytes count, to rows + at. */
-KVF_LANES_INLINE void store_dwords(struct tile_work *work, lanes_i r[LANES], uint8_t *const *rows,
-                                   uint32_t n_lanes, uint32_t at, uint32_t n_bytes)
+KVF_LANES_INLINE void store_dwords(lanes_i r[LANES], uint8_t *const *rows, uint32_t n_lanes,
+                                   uint32_t at, uint32_t n_bytes)
 {
     i_transpose(r);
-    if (n_lanes == LANES && n_bytes >= LANES * DWORD) {
-        KVF_UNROLL
-        for (int lane = 0; lane < LANES; lane++) {
-            i_storeu(rows[lane] + at, r[lane]);
-        }
-        return;
-    }
-    n_bytes = n_bytes < LANES * DWORD ? n_bytes : LANES * DWORD;
     KVF_UNROLL
-    for (int lane = 0; lane < LANES; lane++) {
-        i_store(work->tail[lane], r[lane]);
-    }
-    for (uint32_t lane = 0; lane < n_lanes; lane++) {
-        memcpy(rows[lane] + at, work->tail[lane], n_bytes);
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        if (lane >= n_lanes) {
+            break;
+        }
+        if (n_bytes >= LANES * DWORD) {
+            i_storeu(rows[lane] + at, r[lane]);
+        } else {
+            i_store_part(rows[lane] + at, r[lane], n_bytes);
+        }
     }
 }
 
-/* raw to fp32 in x, not flipped. The loops over lanes are for the compiler to vectorize. */
+/* Element e of those that share a dword, as fp32. */
+KVF_LANES_INLINE lanes_f widen(lanes_i dword, uint8_t dtype, uint32_t e)
+{
+    lanes_i element = i_right(dword, e * (dtype == KVF_DTYPE_F16 ? 16 : 8));
+    lanes_i rest = i_left(element & i_set1(0x7f), 20);
+    lanes_i sign = i_left(element & i_set1(0x80), 24);
+    switch (dtype) {
+    case KVF_DTYPE_BF16:
+        return f_bits(i_left(dword, e == 0 ? 16 : 0) & i_set1(0xffff0000));
+    case KVF_DTYPE_F16:
+        return f_from_half(element);
+    case KVF_DTYPE_F8E4M3: /* as kvf_f32_from_f8e4m3 */
+        return f_bits(sign | i_bits(f_bits(rest) * f_set1(0x1p120f)) |
+                      i_keep(m_equal_i(rest, i_set1(0x07f00000)), i_set1(0x7fc00000)));
+    case KVF_DTYPE_F8E5M2:
+        return f_from_half(i_left(element, 8));
+    default:
+        return f_bits(dword);
+    }
+}
+
+KVF_LANES_INLINE void widen_all(struct tile_work *work, uint32_t n, uint8_t dtype, uint32_t a_dword)
+{
+    for (uint32_t i = 0; i < n; i += a_dword) {
+        lanes_i dword = i_load(work->raw[i / a_dword]);
+        KVF_UNROLL
+        for (uint32_t e = 0; e < a_dword; e++) {
+            f_store(work->x[i + e], widen(dword, dtype, e));
+        }
+    }
+}
+
+/* raw to fp32 in x, not flipped. */
 static void widen_tile(const struct tile_row *row)
 {
-    struct tile_work *work = row->work;
-    for (uint32_t i = 0; i < row->n; i++) {
-        const uint32_t *raw = work->raw[i * row->tensor->element_bytes / DWORD];
-        float *x = work->x[i];
-        switch (row->tensor->dtype) {
-        case KVF_DTYPE_BF16:
-            i_store(x, i_left(i_load(raw), i % 2 == 0 ? 16 : 0) & i_set1(0xffff0000));
-            break;
-        case KVF_DTYPE_F16:
-            f_store(x, f_from_half(i % 2 == 0 ? i_load(raw) : i_right(i_load(raw), 16)));
-            break;
-        case KVF_DTYPE_F8E4M3:
-            for (int lane = 0; lane < LANES; lane++) {
-                x[lane] = kvf_f32_from_f8e4m3((uint8_t)(raw[lane] >> (i % 4 * 8)));
-            }
-            break;
-        case KVF_DTYPE_F8E5M2:
-            for (int lane = 0; lane < LANES; lane++) {
-                x[lane] = kvf_f32_from_f8e5m2((uint8_t)(raw[lane] >> (i % 4 * 8)));
-            }
-            break;
-        default:
-            i_store(x, i_load(raw));
-            break;
-        }
+    switch (row->tensor->dtype) {
+    case KVF_DTYPE_BF16:
+        widen_all(row->work, row->n, KVF_DTYPE_BF16, 2);
+        break;
+    case KVF_DTYPE_F16:
+        widen_all(row->work, row->n, KVF_DTYPE_F16, 2);
+        break;
+    case KVF_DTYPE_F8E4M3:
+        widen_all(row->work, row->n, KVF_DTYPE_F8E4M3, 4);
+        break;
+    case KVF_DTYPE_F8E5M2:
+        widen_all(row->work, row->n, KVF_DTYPE_F8E5M2, 4);
+        break;
+    default:
+        widen_all(row->work, row->n, KVF_DTYPE_F32, 1);
+        break;
     }
 }
 
@@ -419,16 +436,38 @@ static void factor_step(float (*x)[LANES], uint32_t m, uint32_t stride, const fl
     }
 }
 
-/* Any order, in place. Forward if the row's factor is, else the inverse: the stages are their own
- * inverse, and over integers that floats hold exactly their order does not matter. */
-static void rotate_any(const struct tile_row *row, float (*x)[LANES])
+/* Stages over the lowest bits, of which there are p, up to 4, in their order: 0, 1, 3, 2. */
+KVF_LANES_INLINE void rotate_low(float (*x)[LANES], uint32_t n, uint32_t p)
+{
+    uint32_t n_low = 1u << p;
+    for (uint32_t base = 0; base < n; base += n_low) {
+        lanes_f e[16];
+        KVF_UNROLL
+        for (uint32_t i = 0; i < n_low; i++) {
+            e[i] = f_load(x[base + i]);
+        }
+        stage(e, (int)n_low, 1);
+        stage(e, (int)n_low, 2);
+        if (p > 3) {
+            stage(e, (int)n_low, 8);
+        }
+        if (p > 2) {
+            stage(e, (int)n_low, 4);
+        }
+        KVF_UNROLL
+        for (uint32_t i = 0; i < n_low; i++) {
+            f_store(x[base + i], e[i]);
+        }
+    }
+}
+
+/* All stages of orders with any number of bits. */
+static void rotate_stages(float (*x)[LANES], uint32_t n, uint32_t power)
 {
     static const uint8_t bits[] = KVF_ROTATE_STAGES;
-    uint32_t m = kvf_rotate_factor_order(row->tensor->rot_order);
-    uint32_t power = row->tensor->rot_order / m;
     for (uint32_t i = 0; i < sizeof(bits); i++) {
         uint32_t stride = 1u << bits[i];
-        for (uint32_t base = 0; stride < power && base < row->n; base += 2 * stride) {
+        for (uint32_t base = 0; stride < power && base < n; base += 2 * stride) {
             for (uint32_t at = base; at < base + stride; at++) {
                 lanes_f u = f_load(x[at]);
                 lanes_f v = f_load(x[at + stride]);
@@ -436,6 +475,28 @@ static void rotate_any(const struct tile_row *row, float (*x)[LANES])
                 f_store(x[at + stride], u - v);
             }
         }
+    }
+}
+
+/* Any order, in place. Forward if the row's factor is, else the inverse: the stages are their own
+ * inverse, and over integers that floats hold exactly their order does not matter. */
+static void rotate_any(const struct tile_row *row, float (*x)[LANES])
+{
+    uint32_t m = kvf_rotate_factor_order(row->tensor->rot_order);
+    uint32_t power = row->tensor->rot_order / m;
+    switch (power) {
+    case 4:
+        rotate_low(x, row->n, 2);
+        break;
+    case 8:
+        rotate_low(x, row->n, 3);
+        break;
+    case 16:
+        rotate_low(x, row->n, 4);
+        break;
+    default:
+        rotate_stages(x, row->n, power);
+        break;
     }
     for (uint32_t base = 0; m > 1 && base < row->n; base += row->tensor->rot_order) {
         for (uint32_t b = 0; b < power; b++) {

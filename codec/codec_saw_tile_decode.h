@@ -170,7 +170,7 @@ KVF_LANES_INLINE void store_raw(struct tile_work *work, uint32_t n_dwords, uint8
                 i_stream(rows[lane] + at * DWORD, r[lane]);
             }
         } else {
-            store_dwords(work, r, rows, n_lanes, at * DWORD, LANES * DWORD);
+            store_dwords(r, rows, n_lanes, at * DWORD, LANES * DWORD);
         }
     }
 }
@@ -234,50 +234,76 @@ static void decode_any(const struct tile_row *row, const struct tile_scale *scal
     }
 }
 
-/* The elements that share dword j of a vector, from x. The loops over lanes are for the compiler to
- * vectorize. */
-static lanes_i narrow_dword(const struct tile_row *row, uint32_t j)
+/* As kvf_narrow of codec_fp.h, with the sign bit above. */
+KVF_LANES_INLINE lanes_i narrow_f8(lanes_f value, uint32_t mantissa_bits, uint32_t bias, float max)
 {
-    float(*x)[LANES] = row->work->x;
-    uint32_t elements = DWORD / row->tensor->element_bytes;
-    uint32_t i = j * elements;
-    _Alignas(64) uint32_t dword[LANES] = {0};
-    if (i >= row->n) {
-        return i_set1(0);
-    }
-    switch (row->tensor->dtype) {
-    case KVF_DTYPE_BF16:
-        return pair_bf16(f_load(x[i]), i + 1 < row->n ? f_load(x[i + 1]) : f_set1(0.0f));
-    case KVF_DTYPE_F16:
-    case KVF_DTYPE_F8E4M3:
-    case KVF_DTYPE_F8E5M2:
-        break;
-    default:
-        return i_load(x[i]);
-    }
-    for (uint32_t e = 0; e < elements && i + e < row->n; e++) {
-        const float *from = x[i + e];
-        for (int lane = 0; lane < LANES && row->tensor->dtype == KVF_DTYPE_F16; lane++) {
-            dword[lane] |= (uint32_t)kvf_f16_from_f32(from[lane]) << 16 * e;
-        }
-        for (int lane = 0; lane < LANES && row->tensor->dtype == KVF_DTYPE_F8E4M3; lane++) {
-            dword[lane] |= (uint32_t)kvf_f8e4m3_from_f32(from[lane]) << 8 * e;
-        }
-        for (int lane = 0; lane < LANES && row->tensor->dtype == KVF_DTYPE_F8E5M2; lane++) {
-            dword[lane] |= (uint32_t)kvf_f8e5m2_from_f32(from[lane]) << 8 * e;
-        }
-    }
-    return i_load(dword);
+    uint32_t shift = 23 - mantissa_bits;
+    uint32_t magic_bits = (127 + 23 + 1 - bias - mantissa_bits) << 23;
+    lanes_i sign = i_right(i_bits(value), 24) & i_set1(0x80);
+    lanes_i bits = i_min_u32(i_bits(value) & i_set1(0x7fffffff), i_set1(kvf_f32_bits(max)));
+    lanes_i odd = i_right(bits, shift) & i_set1(1);
+    lanes_i rounding = i_set1((1u << (shift - 1)) - 1 - ((127 - bias) << 23));
+    lanes_i normal = i_right(i_add(bits, i_add(odd, rounding)), shift);
+    lanes_f magic = f_set1(kvf_f32_from_bits(magic_bits));
+    lanes_i subnormal = i_sub(i_bits(f_bits(bits) + magic), i_set1(magic_bits));
+    lanes_m is_small = m_greater_i(i_set1((127 + 1 - bias) << 23), bits);
+    return sign | i_select(is_small, subnormal, normal);
 }
 
-static void store_tile(const struct tile_row *row, uint8_t *const *rows, uint32_t n_lanes)
+/* Elements that share a dword. */
+KVF_LANES_INLINE lanes_i narrow(float (*x)[LANES], uint8_t dtype)
+{
+    lanes_i dword = i_load(x[0]);
+    if (dtype == KVF_DTYPE_BF16) {
+        return pair_bf16(f_load(x[0]), f_load(x[1]));
+    }
+    if (dtype == KVF_DTYPE_F16) {
+        return pair_f16(f_load(x[0]), f_load(x[1]));
+    }
+    if (dtype == KVF_DTYPE_F8E4M3 || dtype == KVF_DTYPE_F8E5M2) {
+        dword = i_set1(0);
+        KVF_UNROLL
+        for (uint32_t e = 0; e < 4; e++) {
+            lanes_i byte = dtype == KVF_DTYPE_F8E4M3 ? narrow_f8(f_load(x[e]), 3, 7, 448.0f)
+                                                     : narrow_f8(f_load(x[e]), 2, 15, 57344.0f);
+            dword = dword | i_left(byte, 8 * e);
+        }
+    }
+    return dword;
+}
+
+/* x to the pages. What x has behind the last element does not matter. */
+KVF_LANES_INLINE void store_all(const struct tile_row *row, uint8_t dtype, uint32_t a_dword,
+                                uint8_t *const *rows, uint32_t n_lanes)
 {
     for (uint32_t at = 0; at < row->bytes; at += LANES * DWORD) {
         lanes_i r[LANES];
         for (uint32_t j = 0; j < LANES; j++) {
-            r[j] = narrow_dword(row, at / DWORD + j);
+            uint32_t i = (at / DWORD + j) * a_dword;
+            r[j] = i < row->n ? narrow(row->work->x + i, dtype) : i_set1(0);
         }
-        store_dwords(row->work, r, rows, n_lanes, at, row->bytes - at);
+        store_dwords(r, rows, n_lanes, at, row->bytes - at);
+    }
+}
+
+static void store_tile(const struct tile_row *row, uint8_t *const *rows, uint32_t n_lanes)
+{
+    switch (row->tensor->dtype) {
+    case KVF_DTYPE_BF16:
+        store_all(row, KVF_DTYPE_BF16, 2, rows, n_lanes);
+        break;
+    case KVF_DTYPE_F16:
+        store_all(row, KVF_DTYPE_F16, 2, rows, n_lanes);
+        break;
+    case KVF_DTYPE_F8E4M3:
+        store_all(row, KVF_DTYPE_F8E4M3, 4, rows, n_lanes);
+        break;
+    case KVF_DTYPE_F8E5M2:
+        store_all(row, KVF_DTYPE_F8E5M2, 4, rows, n_lanes);
+        break;
+    default:
+        store_all(row, KVF_DTYPE_F32, 1, rows, n_lanes);
+        break;
     }
 }
 

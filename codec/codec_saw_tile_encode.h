@@ -47,6 +47,9 @@ static void rotate_tile(const struct tile_row *row, bool centred, float (*y)[LAN
     for (uint32_t i = 0; i < row->n; i++) {
         i_store(y[i], i_load(work->x[i]) ^ i_set1(work->signs[i]));
     }
+    for (uint32_t lane = 0; next != NULL && lane < LANES; lane++) {
+        fetch_next(next, lane, row->bytes);
+    }
     rotate_any(row, y);
     for (uint32_t i = 0; centred && i < row->n; i++) {
         f_store(y[i], f_load(y[i]) - f_set1(work->mean[i]));
@@ -171,11 +174,10 @@ KVF_LANES_INLINE lanes_i pack_dword(const float *const *e, uint32_t bits,
 }
 
 /* Codes of a tile from y in the stored order, n of them, to the rows. */
-KVF_LANES_INLINE void pack_special(const struct tile_row *row, uint32_t n, uint32_t bits,
-                                   float (*y)[LANES], const struct tile_scale *scale,
-                                   uint8_t *const *rows, uint32_t n_lanes)
+KVF_LANES_INLINE void pack_special(uint32_t n, uint32_t bits, float (*y)[LANES],
+                                   const struct tile_scale *scale, uint8_t *const *rows,
+                                   uint32_t n_lanes)
 {
-    struct tile_work *work = row->work;
     uint32_t a_dword = 32 / bits;
     uint32_t n_dwords = n / a_dword;
     for (uint32_t first = 0; first < n_dwords; first += LANES) {
@@ -192,7 +194,7 @@ KVF_LANES_INLINE void pack_special(const struct tile_row *row, uint32_t n, uint3
                 r[j] = pack_dword(e, bits, scale);
             }
         }
-        store_dwords(work, r, rows, n_lanes, first * DWORD, n_dwords * DWORD - first * DWORD);
+        store_dwords(r, rows, n_lanes, first * DWORD, n_dwords * DWORD - first * DWORD);
     }
 }
 
@@ -200,7 +202,6 @@ KVF_LANES_INLINE void pack_special(const struct tile_row *row, uint32_t n, uint3
 static void pack_any(const struct tile_row *row, float (*y)[LANES], const struct tile_scale *scale,
                      uint8_t *const *rows, uint32_t n_lanes)
 {
-    struct tile_work *work = row->work;
     const struct kvf_codec_tensor *tensor = row->tensor;
     uint32_t bits = tensor->descriptor.bits;
     uint32_t a_dword = 32 / bits;
@@ -222,7 +223,7 @@ static void pack_any(const struct tile_row *row, float (*y)[LANES], const struct
                 r[j] = r[j] & i_set1((1u << left * bits) - 1);
             }
         }
-        store_dwords(work, r, rows, n_lanes, at, tensor->code_bytes - at);
+        store_dwords(r, rows, n_lanes, at, tensor->code_bytes - at);
     }
 }
 
@@ -236,22 +237,22 @@ static void pack_tile(const struct tile_row *row, float (*y)[LANES], const struc
     }
     switch (row->width * 16 + row->tensor->descriptor.bits) {
     case 6 * 16 + 4:
-        pack_special(row, 64, 4, y, scale, rows, n_lanes);
+        pack_special(64, 4, y, scale, rows, n_lanes);
         break;
     case 6 * 16 + 8:
-        pack_special(row, 64, 8, y, scale, rows, n_lanes);
+        pack_special(64, 8, y, scale, rows, n_lanes);
         break;
     case 7 * 16 + 4:
-        pack_special(row, 128, 4, y, scale, rows, n_lanes);
+        pack_special(128, 4, y, scale, rows, n_lanes);
         break;
     case 7 * 16 + 8:
-        pack_special(row, 128, 8, y, scale, rows, n_lanes);
+        pack_special(128, 8, y, scale, rows, n_lanes);
         break;
     case 8 * 16 + 4:
-        pack_special(row, 256, 4, y, scale, rows, n_lanes);
+        pack_special(256, 4, y, scale, rows, n_lanes);
         break;
     case 8 * 16 + 8:
-        pack_special(row, 256, 8, y, scale, rows, n_lanes);
+        pack_special(256, 8, y, scale, rows, n_lanes);
         break;
     default:
         pack_any(row, y, scale, rows, n_lanes);

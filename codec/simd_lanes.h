@@ -13,6 +13,7 @@
 
 #include <immintrin.h>
 #include <stdint.h>
+#include <string.h>
 
 #define KVF_LANES        1
 #define KVF_LANES_INLINE static inline __attribute__((always_inline))
@@ -74,6 +75,7 @@ LANES_OP(lanes_i, i_sub_16, (lanes_i a, lanes_i b), _mm512_sub_epi16(a, b))
 LANES_OP(lanes_i, i_multiply_add_16, (lanes_i a, lanes_i b), _mm512_madd_epi16(a, b))
 LANES_OP(lanes_i, i_max_i32, (lanes_i a, lanes_i b), _mm512_max_epi32(a, b))
 LANES_OP(lanes_i, i_max_u32, (lanes_i a, lanes_i b), _mm512_max_epu32(a, b))
+LANES_OP(lanes_i, i_min_u32, (lanes_i a, lanes_i b), _mm512_min_epu32(a, b))
 LANES_OP(lanes_i, i_max_16, (lanes_i a, lanes_i b), _mm512_max_epi16(a, b))
 LANES_OP(lanes_i, i_min_16, (lanes_i a, lanes_i b), _mm512_min_epi16(a, b))
 /* the low words of both: a's below b's */
@@ -122,6 +124,11 @@ LANES_OP(lanes_i, i_order_unpacked, (lanes_i a),
 /* a bit for each byte that is 0 */
 LANES_OP(uint64_t, i_zero_bytes, (lanes_i a), _mm512_testn_epi8_mask(a, a))
 
+/* the first n bytes, zero behind them; and to memory */
+LANES_OP(lanes_i, i_load_part, (const void *from, uint32_t n),
+         _mm512_maskz_loadu_epi8(((uint64_t)1 << n) - 1, from))
+LANES_OP(void, i_store_part, (void *to, lanes_i a, uint32_t n),
+         _mm512_mask_storeu_epi8(to, ((uint64_t)1 << n) - 1, a))
 LANES_OP(lanes_m, m_lanes, (uint32_t bits), (lanes_m)bits)
 LANES_OP(uint32_t, m_bits, (lanes_m a), (uint32_t)a)
 LANES_OP(lanes_m, m_not, (lanes_m a), (lanes_m)~a)
@@ -226,6 +233,7 @@ LANES_OP(lanes_i, i_sub_16, (lanes_i a, lanes_i b), _mm256_sub_epi16(a, b))
 LANES_OP(lanes_i, i_multiply_add_16, (lanes_i a, lanes_i b), _mm256_madd_epi16(a, b))
 LANES_OP(lanes_i, i_max_i32, (lanes_i a, lanes_i b), _mm256_max_epi32(a, b))
 LANES_OP(lanes_i, i_max_u32, (lanes_i a, lanes_i b), _mm256_max_epu32(a, b))
+LANES_OP(lanes_i, i_min_u32, (lanes_i a, lanes_i b), _mm256_min_epu32(a, b))
 LANES_OP(lanes_i, i_max_16, (lanes_i a, lanes_i b), _mm256_max_epi16(a, b))
 LANES_OP(lanes_i, i_min_16, (lanes_i a, lanes_i b), _mm256_min_epi16(a, b))
 LANES_OP(lanes_i, i_low_words, (lanes_i a, lanes_i b),
@@ -272,6 +280,20 @@ LANES_OP(lanes_i, i_order_unpacked, (lanes_i a), _mm256_permute4x64_epi64(a, 0xd
 /* a bit for each byte that is 0 */
 LANES_OP(uint64_t, i_zero_bytes, (lanes_i a),
          (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, _mm256_setzero_si256())))
+
+KVF_LANES_INLINE lanes_i i_load_part(const void *from, uint32_t n)
+{
+    _Alignas(32) uint8_t part[32] = {0};
+    memcpy(part, from, n);
+    return i_load(part);
+}
+
+KVF_LANES_INLINE void i_store_part(void *to, lanes_i a, uint32_t n)
+{
+    _Alignas(32) uint8_t part[32];
+    i_store(part, a);
+    memcpy(to, part, n);
+}
 
 LANES_OP(lanes_m, m_equal_i, (lanes_i a, lanes_i b), _mm256_cmpeq_epi32(a, b))
 LANES_OP(lanes_m, m_lanes, (uint32_t bits),
