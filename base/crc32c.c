@@ -19,7 +19,9 @@
 #define COPY_PIECE_BYTES ((size_t)16 << 10)
 
 /* Copies of this size and more go past the caches, in pieces of a page: a target that large is not
- * read before it has left them, and lines that are written as a whole need not be read first. */
+ * read before it has left them, and lines that are written as a whole need not be read first. On
+ * AMD's fourth generation a megabyte is then copied and summed at 19 GB/s instead of 9.6 (memcpy
+ * alone: 10.5); on Intel's it is 4.8 instead of 6.1, so there it is left alone. */
 #define STREAM_BYTES_MIN   ((size_t)256 << 10)
 #define STREAM_PIECE_BYTES ((size_t)4 << 10)
 #define LINE_BYTES         64
@@ -132,7 +134,7 @@ uint32_t kvf_crc32c_copy(void *dst, const void *src, size_t bytes, uint32_t crc)
     const unsigned char *from = src;
 
 #if defined(__x86_64__)
-    if (bytes >= STREAM_BYTES_MIN) {
+    if (bytes >= STREAM_BYTES_MIN && __builtin_cpu_is("amd")) {
         size_t head_bytes = -(uintptr_t)dst % LINE_BYTES;
         size_t line_bytes = (bytes - head_bytes) / LINE_BYTES * LINE_BYTES;
 
