@@ -19,7 +19,11 @@
 #define KVF_LANES_INLINE static inline __attribute__((always_inline))
 
 /* Ahead of a loop over registers: they stay registers only if nothing is left of the loop. */
+#if defined(__clang__)
+#define KVF_UNROLL _Pragma("GCC unroll 16") /* more, and it does none of those loops */
+#else
 #define KVF_UNROLL _Pragma("GCC unroll 32")
+#endif
 
 #if defined(__AVX512F__)
 
