@@ -166,7 +166,7 @@ static void block_row(struct kvf_agent *agent, const struct kvf_entry *entry,
     row->shard = (uint16_t)entry->shard;
     row->shard_count = agent->namespaces[entry->namespace_index].shard_count;
     row->in_dram = kvf_entry_in_dram(entry);
-    row->in_nvme = entry->nvme == KVF_NVME_STORED ? 1 : entry->nvme == KVF_NVME_QUEUED ? 2 : 0;
+    row->in_nvme = kvf_entry_on_drive(entry) ? 1 : entry->nvme == KVF_NVME_QUEUED ? 2 : 0;
     row->drive = (uint8_t)entry->drive;
     row->pinned = row->in_dram &&
                   kvf_dram_pins(agent->dram_store, kvf_place_slot(agent, entry)) > 0;
@@ -440,7 +440,7 @@ static bool verify_drive(struct kvf_verify *verify, const struct kvf_entry *entr
     struct kvf_drive *drive = &agent->drives[entry->drive];
     const struct kvf_namespace *ns = &agent->namespaces[entry->namespace_index];
 
-    if (entry->state == KVF_ENTRY_FREE || entry->nvme != KVF_NVME_STORED) {
+    if (entry->state == KVF_ENTRY_FREE || !kvf_entry_on_drive(entry)) {
         return false;
     }
     memset(&verify->io, 0, sizeof(verify->io));

@@ -97,6 +97,7 @@ struct kvf_entry *kvf_index_insert(struct kvf_index *index, const uint8_t key_id
     entry->shard = shard & 0xfffu;
     entry->namespace_index = namespace_index & 0x3ffu;
     entry->state = KVF_ENTRY_FILLING;
+    entry->is_fresh = 1;
     entry->dram_slot = KVF_INDEX_NONE;
     kvf_entry_set_nvme(entry, KVF_LOCATION_NONE);
     entry->next = *bucket;

@@ -33,7 +33,8 @@ enum kvf_entry_state {
 enum kvf_entry_nvme {
     KVF_NVME_NONE = 0,
     KVF_NVME_QUEUED = 1, /* its write is queued or running */
-    KVF_NVME_STORED = 2,
+    KVF_NVME_STORED = 2, /* its record outlives a kill of the daemon */
+    KVF_NVME_SYNCED = 3, /* and a loss of power */
 };
 
 struct kvf_entry {
@@ -53,9 +54,9 @@ struct kvf_entry {
     uint32_t is_hit : 1;         /* used since it was written: a segment's reuse keeps it once */
     uint32_t is_no_write : 1;    /* never goes to a drive */
     uint32_t is_head : 1;        /* begins a chain */
-    uint32_t is_synced : 1;      /* its record on the drive outlives a loss of power */
     uint32_t is_crc_unknown : 1; /* recovered and not read yet: payload_crc32c is not known */
     uint32_t is_admitted : 1;    /* goes, or went, to its drive: the chain behind it may follow */
+    uint32_t is_fresh : 1;       /* put since the clock hand (room.c) came by last */
 };
 static_assert(sizeof(struct kvf_entry) == 60, "entry and bucket take 64 bytes");
 
@@ -121,6 +122,11 @@ static inline void kvf_entry_set_nvme(struct kvf_entry *entry, kvf_location loca
 static inline bool kvf_entry_in_dram(const struct kvf_entry *entry)
 {
     return entry->state == KVF_ENTRY_READY && entry->dram_slot != KVF_INDEX_NONE;
+}
+
+static inline bool kvf_entry_on_drive(const struct kvf_entry *entry)
+{
+    return entry->nvme == KVF_NVME_STORED || entry->nvme == KVF_NVME_SYNCED;
 }
 
 #endif /* KVF_AGENT_INDEX_H */

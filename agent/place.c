@@ -231,7 +231,7 @@ void kvf_place_leave_drive(struct kvf_agent *agent, struct kvf_entry *entry, boo
 {
     struct kvf_drive *drive = &agent->drives[entry->drive];
 
-    assert(entry->nvme == KVF_NVME_STORED);
+    assert(kvf_entry_on_drive(entry));
     if (drop) {
         drive->tier->ops->drop(drive->tier, kvf_entry_nvme_location(entry));
     }
@@ -329,7 +329,7 @@ void kvf_place_forget_block(struct kvf_agent *agent, struct kvf_entry *entry)
         flight_settle(writer, KVF_ERR_BUSY, NULL);
         keep_number = true;
     }
-    if (entry->nvme == KVF_NVME_STORED) {
+    if (kvf_entry_on_drive(entry)) {
         kvf_place_leave_drive(agent, entry, true);
     }
     if (counted) {
@@ -529,7 +529,7 @@ static void load_fail(struct kvf_flight *flight, int status)
     } else {
         entry->state = KVF_ENTRY_READY;
         entry->dram_slot = KVF_INDEX_NONE;
-        if (entry->nvme == KVF_NVME_STORED &&
+        if (kvf_entry_on_drive(entry) &&
             (status == KVF_ERR_TIER_OFF || /* nothing comes back from there */
              ((status == KVF_MISS || status == KVF_ERR_IO) &&
               kvf_entry_nvme_location(entry) == flight->io.location))) {
@@ -608,7 +608,7 @@ static enum load_outcome load_start(struct kvf_drive *drive, struct kvf_flight *
     if (flight->slot == KVF_LOCATION_NONE) {
         kvf_room_before_reserve(agent);
     }
-    if (flight->is_abandoned || entry->nvme != KVF_NVME_STORED) {
+    if (flight->is_abandoned || !kvf_entry_on_drive(entry)) {
         load_fail(flight, KVF_MISS);
         return LOAD_OVER;
     }
@@ -649,7 +649,7 @@ int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, struct kvf_
 {
     struct kvf_flight *flight;
 
-    assert(entry->state == KVF_ENTRY_READY && entry->nvme == KVF_NVME_STORED);
+    assert(entry->state == KVF_ENTRY_READY && kvf_entry_on_drive(entry));
     flight = flight_new(agent, KVF_FLIGHT_LOAD, entry, session);
     if (flight == NULL) {
         return KVF_ERR_BUSY;
@@ -747,10 +747,10 @@ static void write_done(struct kvf_tier_io *io)
     if (io->status == KVF_OK && flight->is_abandoned) {
         drive->tier->ops->drop(drive->tier, io->location);
     } else if (!flight->is_abandoned) {
-        entry->nvme = io->status == KVF_OK ? KVF_NVME_STORED : KVF_NVME_NONE;
+        entry->nvme = KVF_NVME_NONE;
         entry->is_admitted = io->status == KVF_OK;
-        entry->is_synced = io->status == KVF_OK && flight->io.durable;
         if (io->status == KVF_OK) {
+            entry->nvme = flight->io.durable ? KVF_NVME_SYNCED : KVF_NVME_STORED;
             kvf_entry_set_nvme(entry, io->location);
             agent->namespaces[entry->namespace_index].nvme_bytes += entry->record_bytes;
         }

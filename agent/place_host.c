@@ -61,7 +61,7 @@ static void evict(void *ctx, kvf_location location, kvf_cookie cookie)
         block = shard_count <= 1 ? entry : kvf_index_find(&agent->index, entry->key_id, shard);
         if (block != NULL) {
             agent->metrics.evicted_blocks += block->dram_slot != KVF_INDEX_NONE;
-            all_stored &= block->nvme == KVF_NVME_STORED;
+            all_stored &= kvf_entry_on_drive(block);
         }
     }
     if (!all_stored || KVF_MUTANT(stored_forgotten)) {
@@ -96,7 +96,7 @@ static void leave_drive(struct kvf_agent *agent, struct kvf_entry *entry)
 
 static bool is_stored_at(const struct kvf_entry *entry, kvf_location location)
 {
-    return entry->state != KVF_ENTRY_FREE && entry->nvme == KVF_NVME_STORED &&
+    return entry->state != KVF_ENTRY_FREE && kvf_entry_on_drive(entry) &&
            kvf_entry_nvme_location(entry) == location;
 }
 
@@ -176,12 +176,11 @@ static kvf_cookie recovered(void *ctx, const struct kvf_block_name *name, kvf_lo
         return KVF_COOKIE_NONE;
     }
     entry->state = KVF_ENTRY_READY;
-    entry->nvme = KVF_NVME_STORED;
+    entry->nvme = KVF_NVME_SYNCED; /* recovery has sealed what was open */
     entry->drive = (uint32_t)(drive - agent->drives) & 7u;
     entry->record_bytes = (uint32_t)record_bytes & 0x7ffffffu;
     entry->is_crc_unknown = 1;
     entry->is_admitted = 1;
-    entry->is_synced = 1; /* recovery has sealed what was open */
     kvf_entry_set_nvme(entry, location);
     if (agent->incomplete_tail - agent->incomplete_head < KVF_INCOMPLETE_MAX) {
         kvf_room_watch_set(agent, entry); /* without room for it: until its segment is reused */

@@ -59,13 +59,13 @@ static int make_durable(struct kvf_agent *agent, struct kvf_entry *entry,
     uint32_t word;
     int status;
 
-    if (entry->nvme == KVF_NVME_STORED && entry->is_synced) {
+    if (entry->nvme == KVF_NVME_SYNCED) {
         return KVF_EXISTS;
     }
     if (agent->n_drives == 0) {
         return KVF_ERR_TIER_OFF;
     }
-    if (entry->nvme == KVF_NVME_STORED) {
+    if (kvf_entry_on_drive(entry)) {
         kvf_place_leave_drive(agent, entry, true); /* written once more, with a sync behind it */
     } else if (!entry->is_admitted) {
         memcpy(&word, entry->key_id + 16, sizeof(word));
@@ -95,7 +95,8 @@ static bool put_existing(struct kvf_request *request, struct kvf_entry *entry)
     struct kvf_flight *writer = NULL;
     int status;
 
-    if (!in_dram && (agent->drives[entry->drive].is_off || (durable && !entry->is_synced))) {
+    if (!in_dram &&
+        (agent->drives[entry->drive].is_off || (durable && entry->nvme != KVF_NVME_SYNCED))) {
         kvf_place_forget_set(agent, entry);
         return false;
     }

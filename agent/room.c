@@ -5,14 +5,17 @@
  * became whole, blocks whose time is up.
  *
  * Quotas and the index have no order of use of their own. They share a clock hand over the entries:
- * an entry that was used since the hand came by last is spared once, the next one is taken.
+ * an entry that was put or used since the hand came by last is spared once, the next one is taken.
+ * New entries need it as much as used ones: they take the places of what was forgotten, and such a
+ * place may lie right before the hand.
  */
 #include "agent/core.h"
 
 #include <string.h>
 
 #include "base/mutant.h"
-/* Entries that one search looks at: what it finds cold it takes, so long searches are rare. */
+/* Entries that one search spares at most, and as many more that it looks at: beyond the first, what
+ * was used is taken as well, so that a large index full of used entries refuses nobody. */
 #define STEPS_MAX 4096
 /* Under pressure, sets that have been incomplete for longer than this go before whole ones. */
 #define INCOMPLETE_GRACE_S 1
@@ -46,9 +49,9 @@ static bool matches(const struct kvf_agent *agent, const struct kvf_entry *entry
 /* Forget one set that matches. False: none that may leave was found. */
 static bool take_one(struct kvf_agent *agent, const struct room *room)
 {
-    uint32_t limit = agent->index.fresh < STEPS_MAX ? 2 * agent->index.fresh : 2 * STEPS_MAX;
+    uint32_t spares = agent->index.fresh < STEPS_MAX ? agent->index.fresh : STEPS_MAX;
 
-    for (uint32_t i = 0; i < limit; i++) {
+    for (uint32_t i = 0; i < 2 * spares; i++) {
         struct kvf_entry *entry;
 
         if (agent->hand >= agent->index.fresh) {
@@ -58,12 +61,13 @@ static bool take_one(struct kvf_agent *agent, const struct room *room)
         if (!matches(agent, entry, room) || !kvf_place_may_leave(agent, entry)) {
             continue;
         }
-        if (entry->is_hit) {
+        if (i < spares && (entry->is_hit || entry->is_fresh)) {
             entry->is_hit = 0;
+            entry->is_fresh = 0;
             continue;
         }
         agent->metrics.evicted_blocks += entry->dram_slot != KVF_INDEX_NONE;
-        if (room->in_dram && entry->nvme == KVF_NVME_STORED &&
+        if (room->in_dram && kvf_entry_on_drive(entry) &&
             agent->namespaces[entry->namespace_index].shard_count <= 1) {
             kvf_place_leave_dram(agent, entry); /* the drive still has it */
         } else {

@@ -225,9 +225,9 @@ static void test_full_index_of_sets(void **state)
     for (uint16_t i = 0; i < SHARDS; i++) {
         ranks[i] = open_rank(i);
     }
-    for (uint64_t first = 0; first < 4000; first += 40) {
-        room_put_all(ranks[0], first, 40, 100, KVF_PUT_NO_WRITE);
-        room_put_all(ranks[1], first, 40, 100, KVF_PUT_NO_WRITE);
+    for (uint64_t first = 0; first < 4000; first += 20) {
+        room_put_all(ranks[0], first, 20, 100, KVF_PUT_NO_WRITE);
+        room_put_all(ranks[1], first, 20, 100, KVF_PUT_NO_WRITE);
     }
     for (uint16_t i = 0; i < SHARDS; i++) {
         assert_int_equal(kvf_test_block_get(ranks[i], 3999, 100, NULL), KVF_OK);

@@ -77,7 +77,7 @@ static void audit_entry(struct sim *sim, const struct kvf_entry *entry, struct s
     }
     sums->blocks[entry->namespace_index] += entry->state != KVF_ENTRY_FILLING;
     if (entry->state == KVF_ENTRY_READY) {
-        CHECK(entry->dram_slot != KVF_INDEX_NONE || entry->nvme == KVF_NVME_STORED,
+        CHECK(entry->dram_slot != KVF_INDEX_NONE || kvf_entry_on_drive(entry),
               "an entry that is nowhere");
         if (entry->dram_slot != KVF_INDEX_NONE) {
             audit_dram(sim, entry, sums);
@@ -90,7 +90,7 @@ static void audit_entry(struct sim *sim, const struct kvf_entry *entry, struct s
                   !flight->is_abandoned,
               "an entry on its way without a flight");
     }
-    if (entry->nvme == KVF_NVME_STORED) {
+    if (kvf_entry_on_drive(entry)) {
         sums->nvme_bytes[entry->namespace_index] += entry->record_bytes;
     }
 }
@@ -334,7 +334,7 @@ static void check_drives(struct sim *sim)
             const struct kvf_entry *entry = &sim->agent->index.entries[k];
 
             stored += entry->state != KVF_ENTRY_FREE && !entry->is_set &&
-                      entry->nvme == KVF_NVME_STORED && entry->drive == i;
+                      kvf_entry_on_drive(entry) && entry->drive == i;
         }
         if (stat.queue_depth == 0) {
             CHECK(stat.stored_blocks == stored, "drive %u: %llu, %llu", i,

@@ -36,7 +36,7 @@ static void remember(struct sim *sim, struct sim_durable *durable, const struct 
                      const struct sim_block *block)
 {
     if (entry == NULL || entry->state == KVF_ENTRY_FREE || entry->is_set ||
-        entry->nvme != KVF_NVME_STORED || sim->drives[entry->drive].has_silent_faults) {
+        !kvf_entry_on_drive(entry) || sim->drives[entry->drive].has_silent_faults) {
         return;
     }
     struct item *item = &durable->items[durable->n_items++];
@@ -78,7 +78,8 @@ struct sim_durable *sim_durable_remember(struct sim *sim, enum sim_end end, bool
                                                            i % SIM_SHARDS_MAX);
 
             /* it may have been reclaimed, and written once more since, without a sync */
-            remember(sim, durable, entry != NULL && entry->is_synced ? entry : NULL, block);
+            remember(sim, durable, entry != NULL && entry->nvme == KVF_NVME_SYNCED ? entry : NULL,
+                     block);
         }
     }
     return durable;
@@ -152,7 +153,7 @@ void sim_durable_check(struct sim *sim, struct sim_durable *durable)
         if (sim->drives[item->drive].has_silent_faults || index->count == index->capacity) {
             continue; /* damaged while the daemon was down, or no room for all that came back */
         }
-        if (entry == NULL || entry->nvme != KVF_NVME_STORED) {
+        if (entry == NULL || !kvf_entry_on_drive(entry)) {
             lost(sim, item, item->why != NULL ? item->why : "it is there, but did not come back");
         }
         sim_cover(sim, SIM_COVER_durable_checked);
@@ -189,7 +190,7 @@ void sim_durable_audit(struct sim *sim)
             continue;
         }
         entry = kvf_index_find(index, sim_block_key_id(sim, block), i % SIM_SHARDS_MAX);
-        if (entry != NULL && entry->nvme == KVF_NVME_STORED && entry->is_synced) {
+        if (entry != NULL && entry->nvme == KVF_NVME_SYNCED) {
             block->location = kvf_entry_nvme_location(entry);
             block->location_drive = entry->drive & 7u;
             continue;
