@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_gpu_host.h: which kernels do a piece of work, and in what shape they are launched. Plain
+ * arithmetic: nothing here talks to a device, so it is there on machines without one.
+ *
+ * Each kernel is `extern "C" __global__ void name(struct kvf_gpu_work work, uint32_t tensors)`;
+ * tensors has bit 0 for K, bit 1 for V: parts of other tensors are left alone, so that K and V may
+ * take different kernels over one list. Launches of one piece of work run in order on one stream.
+ */
+#ifndef KVF_CODEC_CODEC_GPU_HOST_H
+#define KVF_CODEC_CODEC_GPU_HOST_H
+
+#include "codec/codec.h"
+#include "codec/codec_gpu.h"
+
+enum {
+    KVF_GPU_LAUNCHES_MAX = 8, /* of one call below */
+};
+
+struct kvf_gpu_launch {
+    const char *kernel;
+    uint32_t n_blocks; /* thread blocks, one dimension */
+    uint32_t n_threads;
+    uint32_t shared_bytes; /* dynamic; over 48 KiB the caller raises the kernel's limit */
+    uint32_t tensors;
+};
+
+/* A tensor's facts for kernels; all zero for a tensor that does not exist. */
+void kvf_gpu_tensor_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_tensor *out);
+
+/* Every call below writes up to KVF_GPU_LAUNCHES_MAX launches and returns how many; 0: no kernel
+ * can do this, and the C codec has to. For encode, work has all parts of its blocks; for decode,
+ * only parts that are stored by the codec that the call names. */
+
+/* Encode all parts of a plan whose tensors are of fixed rate (saw or raw, in any combination): the
+ * parts, then sinks and escapes to the raw area behind each block's last part, then the results. */
+uint32_t kvf_gpu_encode_fixed(const struct kvf_gpu_work *work,
+                              struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
+/* Any other plan (exact, alone or with others). `stored` of a block's first part is where its
+ * payload begins, that of its other parts is ignored: sizes are known only on the device. */
+uint32_t kvf_gpu_encode_varying(const struct kvf_gpu_work *work,
+                                struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
+/* Bytes that work.scratch must have for either, on 256. */
+uint64_t kvf_gpu_encode_scratch_bytes(const struct kvf_gpu_work *work);
+
+/* codec: enum kvf_block_codec of the parts. */
+uint32_t kvf_gpu_decode(const struct kvf_gpu_work *work, uint8_t codec,
+                        struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
+
+/* Put vectors of raw areas into pages, after the decode of the same blocks. Here a part's `stored`
+ * is the section of the raw area (codec_layout.h) and n_sinks the number of its vectors. The
+ * content is not trusted: indices out of range are skipped. */
+uint32_t kvf_gpu_patch(const struct kvf_gpu_work *work,
+                       struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
+
+#endif /* KVF_CODEC_CODEC_GPU_HOST_H */
