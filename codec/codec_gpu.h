@@ -50,13 +50,13 @@ struct kvf_gpu_part {
     uint64_t stored;      /* in the payload: the part's first byte, on 128 bytes */
     uint32_t first_page;  /* index in page_ids of the page that holds view token 0 */
     uint32_t block;       /* index of the block's result */
+    uint32_t n_sinks;     /* encode: leading tokens that become escapes; patch: see there */
     uint16_t n_tokens;    /* of the block */
-    uint16_t n_sinks;     /* encode: leading tokens that become escapes */
     uint16_t token_first; /* decode: first token that is wanted; it is view token 0 */
     uint16_t n_wanted;    /* decode: tokens wanted */
     uint16_t layer;
     uint8_t is_v;
-    uint8_t reserved[5];
+    uint8_t reserved[3];
 };
 
 /* What the encoders find out about a block. Written by the last kernel of an encode, zeroed by the
