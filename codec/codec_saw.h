@@ -10,9 +10,17 @@
  *
  *   mean    fp16[heads][dim]       only if centred: the mean of each channel, not rotated
  *   meta    u32[rows][T]           fp16 lo in bits 0-15, fp16 scale in bits 16-31
- *   codes   [rows][T][code_bytes]  4 bits: (n + 1) / 2 bytes, position p in the low nibble of
- *                                  byte p / 2 if p is even, in the high one if it is odd;
- *                                  8 bits: n bytes
+ *   codes   [rows][T][code_bytes]  a vector's planes, one after the other
+ *
+ * Planes. A code of b bits is cut into one or two planes, and the upper bits come first:
+ *
+ *     b        8    6    5    4    3    2
+ *     planes   8   4+2  4+1   4   2+1   2
+ *
+ * A plane of w bits has (n w + 7) / 8 bytes; position p lies in the w bits from bit w (p mod (8 /
+ * w)) on of byte p / (8 / w), and bits that no position has are 0. A code is the sum of its planes,
+ * the first one shifted left by the width of the second. So 6 bits at n = 128 are 64 bytes with
+ * code >> 2 and 32 bytes with code & 3, and no code crosses a byte.
  *
  * Position and coefficient. A vector's n coefficients are cut into powers of two, largest first,
  * and stored piece by piece (80 = 64 + 16, 96 = 64 + 32, 112 = 64 + 32 + 16, 192 = 128 + 64).
@@ -72,12 +80,35 @@ enum kvf_saw_layout {
         4, 3, 0, 1, 7, 6, 5, 2                                                                     \
     }
 
-/* Share of the range that is kept, times 32768. Measured on Gaussian data; see
- * docs/block-format.md. */
+/* Share of the range that is kept, times 32768; all of it at 5 bits and more. Measured on Gaussian
+ * data; see docs/block-format.md. NARROW: up to 64 elements. */
 enum kvf_saw_clip {
-    KVF_SAW_CLIP_4_NARROW = 31457, /* 4 bits, up to 64 elements: .96 */
-    KVF_SAW_CLIP_4 = 30802,        /* 4 bits, wider: .94 */
+    KVF_SAW_CLIP_4_NARROW = 31457, /* .96 */
+    KVF_SAW_CLIP_4 = 30802,        /* .94 */
+    KVF_SAW_CLIP_3_NARROW = 28180, /* .86 */
+    KVF_SAW_CLIP_3 = 26214,        /* .80 */
+    KVF_SAW_CLIP_2_NARROW = 21627, /* .66 */
+    KVF_SAW_CLIP_2 = 18350,        /* .56 */
 };
+
+/* Bits of the second plane of codes of so many bits; 0: there is one plane. */
+static inline uint32_t kvf_saw_low_bits(uint32_t bits)
+{
+    return bits == 6 ? 2 : bits == 5 || bits == 3 ? 1 : 0;
+}
+
+/* Bytes of a plane of a vector of n elements. */
+static inline uint32_t kvf_saw_plane_bytes(uint32_t n, uint32_t plane_bits)
+{
+    return (n * plane_bits + 7) / 8;
+}
+
+/* Bytes of all planes: the code_bytes of codec.h. */
+static inline uint32_t kvf_saw_code_bytes(uint32_t n, uint32_t bits)
+{
+    uint32_t low = kvf_saw_low_bits(bits);
+    return kvf_saw_plane_bytes(n, bits - low) + kvf_saw_plane_bytes(n, low);
+}
 
 extern const struct kvf_codec_ops kvf_codec_saw;
 
