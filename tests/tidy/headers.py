@@ -4,9 +4,9 @@
 
 The public one must also do so in plain C99 without a warning, for applications with other habits.
 
-    headers.py <root> [--without cuda] [--without ucx] -- <compiler> <options>...
+    headers.py <root> [--without ucx] -- <compiler> <options>...
 
-Headers that include CUDA's or UCX's are left out when this build has none of it, and counted.
+Headers that include UCX's are left out when this build has none of it, and counted.
 """
 import os
 import re
@@ -16,8 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 FOLDERS = ("base", "transport", "gpu", "codec", "tiers", "client", "agent", "tests")
 PUBLIC_FOLDER = "client/include/"
-OPTIONAL = {"cuda": re.compile(r"#\s*include\s*<(cuda|cublas|nv)"),
-            "ucx": re.compile(r"#\s*include\s*<uc[pts]/")}
+OPTIONAL = {"ucx": re.compile(r"#\s*include\s*<uc[pts]/")}
 
 
 def find(root):
