@@ -80,7 +80,7 @@ static void fuzz_header(const uint8_t *data, size_t bytes)
     }
     kvf_ring_client_init(&ring, (void *)base, &header); /* addresses only, nothing is read */
     end = (uintptr_t)ring.leases + (uint64_t)ring.lease_entries * sizeof(uint64_t);
-    must(end <= base + header.segment_bytes, "leases end inside");
+    must(end - base <= header.segment_bytes, "leases end inside");
     must((uintptr_t)(ring.keys + ring.key_entries) <= (uintptr_t)ring.leases, "keys before leases");
     must((uintptr_t)(ring.cq + ring.cq_entries) <= (uintptr_t)ring.keys, "completions before keys");
     must((uintptr_t)(ring.sq + ring.sq_entries) <= (uintptr_t)ring.cq, "submissions first");
