@@ -62,7 +62,7 @@ static void deaf_turn(struct deaf *deaf)
 
 static void test_deaf_client(void **state)
 {
-    static const char *const sets[] = {"dram.bytes=16MiB", "drain.timeout=5s", NULL};
+    static const char *const sets[] = {"dram.bytes=16MiB", NULL};
     struct deaf deaf = {0};
     struct kvf_client *client;
     uint64_t begun_ns;
@@ -81,14 +81,14 @@ static void test_deaf_client(void **state)
     raw_attach(&deaf.raw, the_daemon.socket_path);
     begun_ns = kvf_now_ns();
     while (kvf_test_daemon_number(&the_daemon, "nvme.0.loads") < 2 * N_BLOCKS) { /* always cold */
-        assert_true(kvf_now_ns() - begun_ns < 30 * KVF_NS_PER_S);
+        assert_true(kvf_now_ns() - begun_ns < 120 * KVF_NS_PER_S);
         deaf_turn(&deaf);
         room_sleep_ms(1);
     }
     begun_ns = kvf_now_ns();
     kvf_test_process_signal(&the_daemon.process, SIGTERM);
     while (!kvf_test_daemon_has_ended(&the_daemon, 1, &wait_status)) {
-        assert_true(kvf_now_ns() - begun_ns < 30 * KVF_NS_PER_S);
+        assert_true(kvf_now_ns() - begun_ns < 120 * KVF_NS_PER_S);
         deaf_turn(&deaf);
     }
     assert_true(WIFEXITED(wait_status));

@@ -22,7 +22,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/clock.h"
 #include "base/crc32c.h"
 #include "tests/support/blocks.h"
 #include "tests/support/daemon.h"
@@ -151,15 +150,12 @@ static void test_stop_keeps_puts(void **state)
 static void test_stop_with_clients(void **state)
 {
     struct kvf_client *client;
-    uint64_t start_ns;
 
     (void)state;
     kvf_test_daemon_start(&the_daemon);
     client = kvf_test_client_open(&the_daemon, NULL);
     put_some(0);
-    start_ns = kvf_now_ns();
-    assert_int_equal(kvf_test_daemon_stop(&the_daemon), 0);
-    assert_true(kvf_now_ns() - start_ns < 15 * KVF_NS_PER_S);
+    assert_int_equal(kvf_test_daemon_stop(&the_daemon), 0); /* not 0 once drain.timeout is over */
     assert_true(kvf_test_block_get(client, 1, BLOCK_BYTES, NULL) < 0);
     kvf_close(client);
 }
@@ -180,7 +176,7 @@ static void test_stop_at_any_time(void **state)
         kvf_test_daemon_spawn(&the_daemon);
         nanosleep(&pause, NULL);
         kvf_test_process_signal(&the_daemon.process, SIGTERM);
-        assert_true(kvf_test_daemon_has_ended(&the_daemon, 30000, &wait_status));
+        assert_true(kvf_test_daemon_has_ended(&the_daemon, 60000, &wait_status));
         /* before its handler is there the signal ends it, which is fine, too */
         assert_true(wait_status == 0 || (wait_status & 0x7f) == SIGTERM);
     }

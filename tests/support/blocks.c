@@ -63,9 +63,12 @@ bool kvf_test_payload_ok(uint64_t number, const void *payload, size_t bytes)
     return true;
 }
 
+#define PATIENCE_MS 120000 /* a slow machine is not what these tests look for */
+
 int kvf_test_block_put(struct kvf_client *client, uint64_t number, size_t bytes, uint32_t flags)
 {
-    struct kvf_put_options options = {.struct_bytes = sizeof(options), .flags = flags};
+    struct kvf_put_options options = {
+        .struct_bytes = sizeof(options), .flags = flags, .budget_ms = PATIENCE_MS};
     struct kvf_put_item item = {.struct_bytes = sizeof(item), .source = KVF_SOURCE_BYTES};
     struct kvf_test_key key;
     void *payload = malloc(bytes);
@@ -107,9 +110,10 @@ int kvf_test_block_get(struct kvf_client *client, uint64_t number, size_t bytes,
 {
     struct kvf_test_key bytes_of_key;
     struct kvf_key key = kvf_test_key(number, &bytes_of_key);
+    struct kvf_get_options options = {.struct_bytes = sizeof(options), .budget_ms = PATIENCE_MS};
     struct kvf_hit hit = {.status = KVF_ERR_INTERNAL};
 
-    (void)kvf_get(client, &key, 1, NULL, &hit); /* the hit's status says it all */
+    (void)kvf_get(client, &key, 1, &options, &hit); /* the hit's status says it all */
     if (tier_out != NULL) {
         *tier_out = hit.tier;
     }

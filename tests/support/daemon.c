@@ -22,7 +22,7 @@
 #include <unistd.h>
 
 #define READY_MS 120000u /* generous: a slow machine is not what these tests look for */
-#define END_MS   60000u
+#define END_MS   120000u
 
 static void die(const struct kvf_test_daemon *daemon, const char *what)
 {
@@ -46,6 +46,7 @@ void kvf_test_daemon_create(struct kvf_test_daemon *daemon, const char *const *s
     kvf_test_daemon_set(daemon, "dram.area_bytes=1MiB");
     kvf_test_daemon_set(daemon, "nvme.0.bytes=64MiB");
     kvf_test_daemon_set(daemon, "nvme.0.segment_bytes=4MiB");
+    kvf_test_daemon_set(daemon, "drain.timeout=60s");
     for (size_t i = 0; sets != NULL && sets[i] != NULL; i++) {
         kvf_test_daemon_set(daemon, sets[i]);
     }
