@@ -73,13 +73,17 @@ static void test_deadline_of_a_second_life(void **state)
     static const char *const sets[] = {"put.set_timeout=2s", NULL};
     struct kvf_client *rank;
     uint64_t begun_ns;
+    int status;
 
     (void)state;
     begin(sets);
     rank = open_rank(0);
-    assert_int_equal(kvf_test_block_put(rank, 1, BLOCK_BYTES, KVF_PUT_NO_WRITE), KVF_OK);
-    room_sleep_ms(1300);
-    assert_int_equal(kvf_evict(rank, room_keys(1, 1), 1, NULL), KVF_OK);
+    do { /* again if this process woke up only after the first life was over */
+        assert_int_equal(kvf_test_block_put(rank, 1, BLOCK_BYTES, KVF_PUT_NO_WRITE), KVF_OK);
+        room_sleep_ms(1300);
+        status = kvf_evict(rank, room_keys(1, 1), 1, NULL);
+        assert_true(status == KVF_OK || status == KVF_MISS);
+    } while (status != KVF_OK);
     begun_ns = kvf_now_ns();
     assert_int_equal(kvf_test_block_put(rank, 1, BLOCK_BYTES, KVF_PUT_NO_WRITE), KVF_OK);
     while (kvf_test_block_get(rank, 1, BLOCK_BYTES, NULL) == KVF_OK) {
@@ -254,7 +258,7 @@ static void test_ttl(void **state)
     begun_ns = kvf_now_ns();
     assert_int_equal(room_put(client, 2, 2, BLOCK_BYTES, &options), KVF_OK);
     while (kvf_test_block_get(client, 2, BLOCK_BYTES, NULL) == KVF_OK) {
-        assert_true(kvf_now_ns() - begun_ns < 30 * KVF_NS_PER_S);
+        assert_true(kvf_now_ns() - begun_ns < 60 * KVF_NS_PER_S);
         room_sleep_ms(10);
     }
     assert_true(kvf_now_ns() - begun_ns >= KVF_NS_PER_S);
