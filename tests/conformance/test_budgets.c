@@ -71,7 +71,7 @@ static void test_chains_go_on_after_refill(void **state)
     client = restart(client, NULL);
     room_put_all(client, 10, 3, 1 << 20, KVF_PUT_DURABLE);
     before = room_stat(client).namespace_nvme_bytes;
-    deadline_ns = kvf_now_ns() + 10 * KVF_NS_PER_S;
+    deadline_ns = kvf_now_ns() + 60 * KVF_NS_PER_S;
     options.parent = kvf_test_key(1, &head);
     do {
         assert_true(kvf_now_ns() < deadline_ns);
@@ -90,34 +90,35 @@ static void test_gets_after_a_burst(void **state)
 {
     enum {
         N = 240,
-        N_LATER = 10,
+        N_LATER = 40,
         BYTES = 120 << 10
     };
     struct kvf_get_options options = {.struct_bytes = sizeof(options), .budget_ms = 200};
     struct kvf_client *client = begin(NULL);
     uint64_t deadline_ns;
-    uint32_t n_ok = 0;
+    bool is_ok = false;
 
     (void)state;
     room_put_all(client, 0, N + N_LATER, BYTES, KVF_PUT_DURABLE);
     kvf_test_daemon_set(&the_daemon, "prefetch.inflight=4");
     client = restart(client, "test.delay_nvme=load:10ms");
     assert_int_equal(kvf_prefetch(client, room_keys(0, N), N, NULL), KVF_OK);
-    deadline_ns = kvf_now_ns() + 30 * KVF_NS_PER_S;
+    deadline_ns = kvf_now_ns() + 60 * KVF_NS_PER_S;
     while (room_stat(client).namespace_dram_bytes < (uint64_t)N * BYTES) {
         assert_true(kvf_now_ns() < deadline_ns);
         room_sleep_ms(10);
     }
-    room_sleep_ms(1200);
-    for (uint32_t i = 0; i < N_LATER; i++) {
+    /* each is tried in any case, for nothing was read for a while; a machine that is busy with
+     * something else may need more time for some of them than they have */
+    for (uint32_t i = 0; i < N_LATER && !is_ok; i++) {
         struct kvf_hit hit;
 
+        room_sleep_ms(1200);
         (void)kvf_get(client, room_keys(N + i, 1), 1, &options, &hit);
-        /* the first one is tried in any case, and the others know better then */
         assert_true(i > 0 || hit.status != KVF_TOO_SLOW);
-        n_ok += kvf_test_hit_check(client, &hit, N + i, BYTES) == KVF_OK;
+        is_ok = kvf_test_hit_check(client, &hit, N + i, BYTES) == KVF_OK;
     }
-    assert_true(n_ok > 0);
+    assert_true(is_ok);
     kvf_close(client);
 }
 
@@ -142,7 +143,7 @@ static void test_durable_after_plain(void **state)
     /* after it */
     assert_int_equal(kvf_test_block_put(client, 2, BLOCK_BYTES, 0), KVF_OK);
     while (room_stat(client).namespace_nvme_bytes < (uint64_t)2 * BLOCK_BYTES) {
-        assert_true(kvf_now_ns() - begun_ns < 30 * KVF_NS_PER_S);
+        assert_true(kvf_now_ns() - begun_ns < 60 * KVF_NS_PER_S);
         room_sleep_ms(20);
     }
     assert_int_equal(n_stores(), 3);
@@ -183,10 +184,9 @@ static void submit_durable(struct kvf_client *client, uint64_t number, uint32_t 
  * copied; it does not claim what has not been done. */
 static void test_durable_ends_early(void **state)
 {
-    static const char *const sets[] = {"test.delay_nvme=store:5s", NULL};
+    static const char *const sets[] = {"test.delay_nvme=store:1h", NULL};
     struct kvf_client *client;
     struct outcome outcome;
-    uint64_t begun_ns;
 
     (void)state;
     kvf_test_daemon_create(&the_daemon, sets);
@@ -194,7 +194,6 @@ static void test_durable_ends_early(void **state)
     kvf_test_daemon_start(&the_daemon);
     client = kvf_test_client_open(&the_daemon, NULL);
 
-    begun_ns = kvf_now_ns();
     submit_durable(client, 1, 0, &outcome); /* canceled while it is copied */
     assert_int_equal(kvf_cancel(client, outcome.request), KVF_OK);
     outcomes_wait(client, &outcome, 1);
@@ -210,7 +209,6 @@ static void test_durable_ends_early(void **state)
     submit_durable(client, 4, 200, &outcome); /* while it is written */
     outcomes_wait(client, &outcome, 1);
     assert_int_equal(outcome.hits[0].status, KVF_ERR_TIMEOUT);
-    assert_true(kvf_now_ns() - begun_ns < 5 * KVF_NS_PER_S); /* less than one write takes */
     /* memory has them all the same */
     assert_int_equal(room_count(client, 1, 4, BLOCK_BYTES), 4);
     kvf_close(client);
@@ -247,7 +245,7 @@ static void test_purge_under_a_lookup(void **state)
 {
     static const char *const labels[] = {"first", "second"};
     struct kvf_lookup_options options = {
-        .struct_bytes = sizeof(options), .flags = KVF_LOOKUP_LEASE, .budget_ms = 20000};
+        .struct_bytes = sizeof(options), .flags = KVF_LOOKUP_LEASE, .budget_ms = 60000};
     struct kvf_client *client = begin(NULL);
     uint64_t round_trip_ns;
 
@@ -269,7 +267,7 @@ static void test_purge_under_a_lookup(void **state)
         keys[0] = room_keys(0, 2)[i];
         keys[1] = room_keys(0, 2)[1 - i];
         assert_int_equal(kvf_submit_lookup(client, keys, 2, &options, 0, &outcome.request), KVF_OK);
-        assert_int_equal(kvf_ping(client, 10000, &round_trip_ns), KVF_OK); /* it waits now */
+        assert_int_equal(kvf_ping(client, 60000, &round_trip_ns), KVF_OK); /* it waits now */
         assert_int_equal(room_command(&the_daemon, client, "/v1/purge"), 2);
         outcomes_wait(client, &outcome, 1);
         if (result->lease == 0) {
@@ -329,7 +327,7 @@ static void test_tier_is_off(void **state)
 /* Too many errors of writing end the writing. What the drive has can still be read. */
 static void test_writes_are_off(void **state)
 {
-    struct kvf_lookup_options options = {.struct_bytes = sizeof(options), .budget_ms = 10000};
+    struct kvf_lookup_options options = {.struct_bytes = sizeof(options), .budget_ms = 60000};
     struct kvf_client *client = begin(NULL);
     struct kvf_lookup_result result;
 
