@@ -59,7 +59,7 @@ static uint32_t hold(struct kvf_client *client, uint64_t first, struct kvf_hit *
 /* Puts that find no room are tried again: what waits for the drive is pinned, too, for a while. */
 static void put_n(struct kvf_client *client, uint64_t first, uint32_t n)
 {
-    uint64_t deadline_ns = kvf_now_ns() + 30 * KVF_NS_PER_S;
+    uint64_t deadline_ns = kvf_now_ns() + 120 * KVF_NS_PER_S;
 
     for (uint32_t i = 0; i < n; i++) {
         int status;
@@ -242,25 +242,26 @@ static void test_max_age(void **state)
     const struct timespec pause = {.tv_nsec = 20 * KVF_NS_PER_MS};
     struct kvf_client *client = kvf_test_client_open(&the_daemon, NULL);
     uint64_t start_ns = kvf_now_ns();
+    uint64_t n_tries = 0;
     struct kvf_hit hit;
-    uint64_t round_trip_ns;
 
     (void)state;
     assert_int_equal(kvf_test_block_put(client, 1, BLOCK_BYTES, 0), KVF_OK);
     assert_int_equal(get(client, 1, &hit), KVF_OK);
     while (kvf_lease_check(client, hit.lease) == KVF_OK) {
-        assert_true(kvf_now_ns() - start_ns < 30 * KVF_NS_PER_S);
+        assert_true(kvf_now_ns() - start_ns < 60 * KVF_NS_PER_S);
         nanosleep(&pause, NULL);
     }
     assert_true(kvf_now_ns() - start_ns >= KVF_NS_PER_S);
     assert_int_equal(kvf_lease_release(client, hit.lease), KVF_ERR_LOST);
-    while (kvf_ping(client, 1000, &round_trip_ns) != KVF_OK) {
-        assert_true(kvf_now_ns() - start_ns < 30 * KVF_NS_PER_S);
+    while (kvf_test_block_get(client, 1, BLOCK_BYTES, NULL) != KVF_OK) { /* until it is back */
+        assert_true(kvf_now_ns() - start_ns < 60 * KVF_NS_PER_S);
         nanosleep(&pause, NULL);
+        n_tries++;
     }
-    assert_int_equal(kvf_test_block_get(client, 1, BLOCK_BYTES, NULL), KVF_OK);
-    assert_int_equal(kvf_test_daemon_number(&the_daemon, "metrics.leased_bytes"), 0);
-    assert_int_equal(kvf_test_daemon_number(&the_daemon, "metrics.leases_lost"), 1);
+    assert_true(kvf_test_daemon_wait_number(&the_daemon, "metrics.leased_bytes", 0, 60000));
+    /* each try may have been stopped for longer than a lease lasts */
+    assert_in_range(kvf_test_daemon_number(&the_daemon, "metrics.leases_lost"), 1, 1 + n_tries);
     kvf_close(client);
 }
 
