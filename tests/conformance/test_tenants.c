@@ -124,7 +124,7 @@ static void test_shares_of_a_client(void **state)
             ask_for(greedy, N_WAITING * N_KEYS, N_PREFETCHES, false);
         }
         for (uint64_t i = 0; i < 50; i++) {
-            assert_int_equal(kvf_ping(other, 10000, &round_trip_ns), KVF_OK);
+            assert_int_equal(kvf_ping(other, 60000, &round_trip_ns), KVF_OK);
             assert_int_equal(
                 kvf_test_block_put(other, (uint64_t)pass << 32 | i, BYTES, KVF_PUT_NO_WRITE),
                 KVF_OK);
@@ -155,7 +155,7 @@ static void test_loads_of_another_tenant(void **state)
     static struct kvf_hit hits[N_FIRST];
     struct outcome outcome = {.n_blocks = N_FIRST, .hits = hits};
     struct kvf_client *first, *second;
-    uint64_t deadline_ns = kvf_now_ns() + 30 * KVF_NS_PER_S;
+    uint64_t deadline_ns;
 
     (void)state;
     create_two(sets);
@@ -178,11 +178,11 @@ static void test_loads_of_another_tenant(void **state)
     assert_int_equal(
         kvf_submit_get(first, room_keys(0, N_FIRST), N_FIRST, &options, 0, &outcome.request),
         KVF_OK);
+    deadline_ns = kvf_now_ns() + 60 * KVF_NS_PER_S;
     while (room_stat(first).leased_bytes < (uint64_t)20 * BYTES) {
         assert_true(kvf_now_ns() < deadline_ns);
         room_sleep_ms(5);
     }
-    options.budget_ms = 5000;
     for (uint64_t i = 1; i < N_SECOND; i++) {
         struct kvf_hit hit;
 

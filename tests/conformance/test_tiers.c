@@ -34,7 +34,7 @@ enum {
     N_CALLS = 256,
     NAMESPACE_ID = 5,
     RECORD_BYTES_MAX = 1 << 20,
-    PATIENCE_S = 30, /* far more than any call takes: only a hang gets there */
+    PATIENCE_S = 120, /* far more than any call takes: only a hang gets there */
 };
 
 /* What the host knows of a record, by its number, which is also its cookie. */

@@ -24,7 +24,7 @@
 #include "codec/codec.h"
 #include "transport/seqpacket.h"
 
-#define WAIT_MS 20000
+#define WAIT_MS 60000
 
 void raw_connect(struct raw_client *raw, const char *socket_path)
 {
@@ -33,7 +33,7 @@ void raw_connect(struct raw_client *raw, const char *socket_path)
     memset(raw, 0, sizeof(*raw));
     raw->fd = raw->ring_fd = raw->staging_fd = raw->wake_fd = raw->piece_fd = -1;
     raw->next_request = 1;
-    assert_int_equal(kvf_seqpacket_connect(socket_path, 5000, &raw->fd, text, sizeof(text)),
+    assert_int_equal(kvf_seqpacket_connect(socket_path, WAIT_MS, &raw->fd, text, sizeof(text)),
                      KVF_OK);
 }
 
@@ -200,7 +200,7 @@ void raw_submit(struct raw_client *raw, const struct kvf_shm_sqe *sqe,
                 const struct kvf_shm_key *keys, uint32_t n_entries)
 {
     const struct timespec pause = {.tv_nsec = 100 * 1000};
-    uint64_t deadline_ns = kvf_now_ns() + 5 * KVF_NS_PER_S;
+    uint64_t deadline_ns = kvf_now_ns() + WAIT_MS * KVF_NS_PER_MS;
     struct kvf_ring_client *ring = &raw->ring;
 
     while (kvf_ring_client_room(ring, n_entries) != KVF_OK && kvf_now_ns() < deadline_ns) {
@@ -224,7 +224,7 @@ void raw_submit(struct raw_client *raw, const struct kvf_shm_sqe *sqe,
 
 bool raw_take(struct raw_client *raw, struct kvf_shm_cqe *cqe_out)
 {
-    uint64_t deadline_ns = kvf_now_ns() + KVF_NS_PER_S;
+    uint64_t deadline_ns = kvf_now_ns() + WAIT_MS * KVF_NS_PER_MS;
     const struct timespec pause = {.tv_nsec = 100 * 1000};
 
     while (kvf_ring_client_take(&raw->ring, cqe_out) != KVF_OK) {

@@ -28,7 +28,7 @@
 #include "tests/support/daemon.h"
 #include "transport/shm_lease.h"
 
-#define HANG_UP_MS 10000
+#define HANG_UP_MS 60000
 
 static struct kvf_test_daemon the_daemon;
 
@@ -68,7 +68,7 @@ static void assert_nobody_noticed(void)
 {
     const struct timespec pause = {.tv_nsec = KVF_NS_PER_MS};
     uint64_t before = atomic_load(&good.n_good);
-    uint64_t deadline_ns = kvf_now_ns() + 20 * KVF_NS_PER_S;
+    uint64_t deadline_ns = kvf_now_ns() + 60 * KVF_NS_PER_S;
 
     while (atomic_load(&good.n_good) < before + 2 && kvf_now_ns() < deadline_ns) {
         nanosleep(&pause, NULL);
@@ -255,8 +255,8 @@ static void test_handshake_stalls(void **state)
     raw_connect(&silent, the_daemon.socket_path);
     raw_connect(&unmapped, the_daemon.socket_path);
     assert_true(raw_begin(&unmapped, &hello));
-    assert_true(raw_is_hung_up(&silent, 3 * HANG_UP_MS));
-    assert_true(raw_is_hung_up(&unmapped, 3 * HANG_UP_MS));
+    assert_true(raw_is_hung_up(&silent, HANG_UP_MS));
+    assert_true(raw_is_hung_up(&unmapped, HANG_UP_MS));
     raw_close(&silent);
     raw_close(&unmapped);
     assert_nobody_noticed();
@@ -793,7 +793,7 @@ static void test_connections_without_end(void **state)
         }
     }
     assert_nobody_noticed();
-    assert_true(kvf_test_daemon_wait_number(&the_daemon, "clients", 1, 20000));
+    assert_true(kvf_test_daemon_wait_number(&the_daemon, "clients", 1, 60000));
 }
 
 static int group_setup(void **state)
@@ -811,7 +811,7 @@ static int group_teardown(void **state)
     pthread_join(good.thread, NULL);
     assert_int_equal(atomic_load(&good.failure), KVF_OK);
     /* everything that they were given has come back */
-    assert_true(kvf_test_daemon_wait_number(&the_daemon, "clients", 0, 20000));
+    assert_true(kvf_test_daemon_wait_number(&the_daemon, "clients", 0, 60000));
     assert_int_equal(kvf_test_daemon_number(&the_daemon, "staging_used_bytes"), 0);
     assert_int_equal(kvf_test_daemon_number(&the_daemon, "metrics.leased_bytes"), 0);
     assert_int_equal(kvf_test_daemon_stop(&the_daemon), 0);

@@ -28,7 +28,7 @@
 #define SEGMENT_BYTES (64u << 10)
 #define SEGMENTS      6
 #define STORES        40
-#define CHILD_MS      20000
+#define CHILD_MS      120000
 
 static struct rig rig;
 static const char *program;
