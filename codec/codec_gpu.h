@@ -50,7 +50,12 @@ struct kvf_gpu_part {
     uint64_t stored;      /* in the payload: the part's first byte, on 128 bytes */
     uint32_t first_page;  /* index in page_ids of the page that holds view token 0 */
     uint32_t block;       /* index of the block's result */
-    uint32_t n_sinks;     /* encode: leading tokens that become escapes; patch: see there */
+    union {
+        uint32_t n_sinks;    /* encode: leading tokens that become escapes */
+        uint32_t part_bytes; /* decode of exact: of the stored part, as the host has checked them;
+                                what the part says about itself is not trusted */
+        uint32_t n_vectors;  /* patch: in the section */
+    };
     uint16_t n_tokens;    /* of the block */
     uint16_t token_first; /* decode: first token that is wanted; it is view token 0 */
     uint16_t n_wanted;    /* decode: tokens wanted */
@@ -83,7 +88,7 @@ enum kvf_gpu_result_flags {
 struct kvf_gpu_work {
     struct kvf_gpu_tensor tensors[2]; /* K, V */
     struct kvf_gpu_pages pages[2];
-    uint64_t parts;    /* const struct kvf_gpu_part * */
+    uint64_t parts;    /* struct kvf_gpu_part *; written to by kvf_gpu_encode_varying alone */
     uint64_t page_ids; /* const uint32_t * */
     uint64_t results;  /* struct kvf_gpu_result *, encode */
     uint64_t scratch;  /* device memory whose size the host asks for by kvf_gpu_scratch_bytes */

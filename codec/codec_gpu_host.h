@@ -37,7 +37,8 @@ void kvf_gpu_tensor_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_t
 uint32_t kvf_gpu_encode_fixed(const struct kvf_gpu_work *work,
                               struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
 /* Any other plan (exact, alone or with others). `stored` of a block's first part is where its
- * payload begins, that of its other parts is ignored: sizes are known only on the device. */
+ * payload begins; that of its other parts is filled in by the kernels, since sizes are known only
+ * on the device. */
 uint32_t kvf_gpu_encode_varying(const struct kvf_gpu_work *work,
                                 struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
 /* Bytes that work.scratch must have for either, on 256. */
@@ -48,7 +49,7 @@ uint32_t kvf_gpu_decode(const struct kvf_gpu_work *work, uint8_t codec,
                         struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
 
 /* Put vectors of raw areas into pages, after the decode of the same blocks. Here a part's `stored`
- * is the section of the raw area (codec_layout.h) and n_sinks the number of its vectors. The
+ * is the section of the raw area (codec_layout.h) and n_vectors the number of its vectors. The
  * content is not trusted: indices out of range are skipped. */
 uint32_t kvf_gpu_patch(const struct kvf_gpu_work *work,
                        struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
