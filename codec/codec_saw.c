@@ -62,21 +62,33 @@ static int saw_group(uint16_t dim)
 
 static uint16_t saw_clip_q15(const struct kvf_profile_tensor *settings, uint16_t group)
 {
-    if (settings->clip == 0 || settings->bits != 4) {
+    bool narrow = group <= 64;
+    switch (settings->clip != 0 ? settings->bits : 0) {
+    case 4:
+        return narrow ? KVF_SAW_CLIP_4_NARROW : KVF_SAW_CLIP_4;
+    case 3:
+        return narrow ? KVF_SAW_CLIP_3_NARROW : KVF_SAW_CLIP_3;
+    case 2:
+        return narrow ? KVF_SAW_CLIP_2_NARROW : KVF_SAW_CLIP_2;
+    default:
         return KVF_BLOCK_CLIP_ONE;
     }
-    return group <= 64 ? KVF_SAW_CLIP_4_NARROW : KVF_SAW_CLIP_4;
+}
+
+/* 7 would take three planes, and nothing asks for it; 1 bit would not be worth its scale. */
+static bool has_width(uint8_t bits)
+{
+    return bits == 8 || (bits >= 2 && bits <= 6);
 }
 
 static int saw_resolve(struct kvf_codec_tensor *tensor, const struct kvf_profile_tensor *settings)
 {
     tensor->group = (uint16_t)saw_group(tensor->dim);
-    if (tensor->group == 0 || tensor->dtype == KVF_DTYPE_U8 ||
-        (settings->bits != 4 && settings->bits != 8)) {
+    if (tensor->group == 0 || tensor->dtype == KVF_DTYPE_U8 || !has_width(settings->bits)) {
         return KVF_ERR_UNSUPPORTED;
     }
     tensor->n_rows = (uint16_t)(tensor->n_heads * (tensor->dim / tensor->group));
-    tensor->code_bytes = (uint16_t)(settings->bits == 8 ? tensor->group : (tensor->group + 1) / 2);
+    tensor->code_bytes = (uint16_t)kvf_saw_code_bytes(tensor->group, settings->bits);
     tensor->rot_order = settings->rotate ? kvf_rotate_order(tensor->group) : 1;
     tensor->sqrt_order = kvf_rotate_sqrt(tensor->rot_order);
     tensor->rsqrt_order = kvf_rotate_rsqrt(tensor->rot_order);

@@ -294,29 +294,41 @@ static void quantize_tile(const struct saw_row *row, const struct saw_lanes *lan
     }
 }
 
+/* One plane of the codes: their plane_bits bits from bit shift on. */
+static void pack_plane(const struct saw_row *row, uint32_t plane_bits, uint32_t shift,
+                       uint8_t (*packed)[LANES])
+{
+    const uint8_t *order = row->tensor->order;
+    uint32_t n = row->tensor->group;
+    uint32_t a_byte = 8 / plane_bits;
+    uint32_t mask = (1u << plane_bits) - 1;
+    for (uint32_t first = 0; first < n; first += a_byte, packed++) {
+        memset(*packed, 0, LANES);
+        for (uint32_t i = 0; i < a_byte && first + i < n; i++) {
+            const uint8_t *codes = row->work->codes[order[first + i]];
+            for (uint32_t lane = 0; lane < LANES; lane++) {
+                uint32_t part = codes[lane] >> shift & mask;
+                (*packed)[lane] = (uint8_t)((*packed)[lane] | part << i * plane_bits);
+            }
+        }
+    }
+}
+
 /* Codes of n_lanes vectors to the strip, code_bytes each. */
 static void pack_tile(const struct saw_row *row, uint32_t n_lanes, uint8_t *to)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
-    struct saw_workspace *work = row->work;
-    const uint8_t *order = tensor->order;
-    uint32_t n = tensor->group;
-    for (uint32_t byte = 0; byte < tensor->code_bytes; byte++) {
-        uint8_t *packed = work->packed[byte];
-        if (tensor->descriptor.bits == 8) {
-            memcpy(packed, work->codes[order[byte]], LANES);
-            continue;
-        }
-        static const uint8_t none[LANES];
-        const uint8_t *low = work->codes[order[2 * byte]];
-        const uint8_t *high = 2 * byte + 1 < n ? work->codes[order[2 * byte + 1]] : none;
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            packed[lane] = (uint8_t)(low[lane] | high[lane] << 4);
-        }
+    uint32_t bits = tensor->descriptor.bits;
+    uint32_t low_bits = kvf_saw_low_bits(bits);
+    uint8_t(*packed)[LANES] = row->work->packed;
+    pack_plane(row, bits - low_bits, low_bits, packed);
+    if (low_bits != 0) {
+        packed += kvf_saw_plane_bytes(tensor->group, bits - low_bits);
+        pack_plane(row, low_bits, 0, packed);
     }
     for (uint32_t lane = 0; lane < n_lanes; lane++) {
         for (uint32_t byte = 0; byte < tensor->code_bytes; byte++) {
-            to[byte] = work->packed[byte][lane];
+            to[byte] = row->work->packed[byte][lane];
         }
         to += tensor->code_bytes;
     }
@@ -359,6 +371,23 @@ static int scalar_encode_row(const struct kvf_saw_row *at, uint8_t *mean, uint8_
  * Decode
  */
 
+/* One plane, times 2^shift, to the codes in coefficient order. */
+static void add_plane(const struct saw_row *row, uint32_t plane_bits, uint32_t shift,
+                      uint8_t (*packed)[LANES])
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    uint32_t a_byte = 8 / plane_bits;
+    int32_t mask = (1 << plane_bits) - 1;
+    for (uint32_t position = 0; position < tensor->group; position++) {
+        int32_t *sums = row->work->sums[tensor->order[position]];
+        const uint8_t *bytes = packed[position / a_byte];
+        uint32_t at = position % a_byte * plane_bits;
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            sums[lane] += (bytes[lane] >> at & mask) << shift;
+        }
+    }
+}
+
 /* Codes of n_lanes vectors, as integers in coefficient order. */
 static void unpack_tile(const struct saw_row *row, uint32_t n_lanes, const uint8_t *from)
 {
@@ -371,19 +400,12 @@ static void unpack_tile(const struct saw_row *row, uint32_t n_lanes, const uint8
         }
         from += tensor->code_bytes;
     }
-    for (uint32_t position = 0; position < n; position++) {
-        int32_t *sums = work->sums[tensor->order[position]];
-        if (tensor->descriptor.bits == 8) {
-            for (uint32_t lane = 0; lane < LANES; lane++) {
-                sums[lane] = work->packed[position][lane];
-            }
-            continue;
-        }
-        const uint8_t *packed = work->packed[position / 2];
-        uint32_t shift = position % 2 * 4;
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            sums[lane] = packed[lane] >> shift & 15;
-        }
+    uint32_t bits = tensor->descriptor.bits;
+    uint32_t low_bits = kvf_saw_low_bits(bits);
+    memset(work->sums, 0, n * sizeof(work->sums[0]));
+    add_plane(row, bits - low_bits, low_bits, work->packed);
+    if (low_bits != 0) {
+        add_plane(row, low_bits, 0, work->packed + kvf_saw_plane_bytes(n, bits - low_bits));
     }
 }
 

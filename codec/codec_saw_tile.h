@@ -155,7 +155,7 @@ static struct tile_row row_of(const struct kvf_saw_row *at, const uint8_t *mean,
 
 /* n_bytes of each of LANES vectors to raw, padded with zeros to a multiple of LANES dwords. Returns
  * the largest magnitude of all words, were they bf16 or fp16, each in its half of the lane. */
-static lanes_i load_dwords(struct tile_work *work, const uint8_t *const *rows, uint32_t n_bytes)
+static lanes_i load_dwords(uint32_t (*raw)[LANES], const uint8_t *const *rows, uint32_t n_bytes)
 {
     lanes_i peak = i_set1(0);
     for (uint32_t at = 0; at < n_bytes; at += LANES * DWORD) {
@@ -174,7 +174,7 @@ static lanes_i load_dwords(struct tile_work *work, const uint8_t *const *rows, u
         i_transpose(r);
         KVF_UNROLL
         for (int j = 0; j < LANES; j++) {
-            i_store(work->raw[at / DWORD + (uint32_t)j], r[j]);
+            i_store(raw[at / DWORD + (uint32_t)j], r[j]);
             peak = i_max_16(peak, r[j] & i_set1(0x7fff7fff));
         }
     }

@@ -5,9 +5,10 @@
  * Sums of codes are integers: they are added in whatever order and type is quickest. Below 2^15
  * that is two words in a dword, else floats, which hold integers below 2^24 exactly.
  *
- * Two codes that are half a dword apart stay together, as a pair of words, up to the last stage:
- * their position differs in bit b, 2 for 4-bit codes and 1 for 8-bit codes. Pair q stands for the
- * positions that are q with a bit b put in.
+ * Two codes stay together, as a pair of words, up to the last stage: their position differs in bit
+ * b. 4-bit and 8-bit codes are paired with what is half a dword away, so b is 2 or 1; all others
+ * have b = 3, for which the dwords of their planes are first brought into that form. Pair q stands
+ * for the positions that are q with a bit b put in.
  */
 #ifndef KVF_CODEC_CODEC_SAW_TILE_DECODE_H
 #define KVF_CODEC_CODEC_SAW_TILE_DECODE_H
@@ -57,26 +58,88 @@ KVF_LANES_INLINE uint32_t index_of_pair(uint32_t q, uint32_t w, uint32_t b)
     return index_of_position(low | (q >> b) << (b + 1), w);
 }
 
-/* Pairs are kept in y, by q. The last stages are those over their upper bits, 16 pairs at a time,
- * or 8 if bit b is one of the upper four. */
+/* The dword in raw from which on the second plane of codes is. */
+KVF_LANES_INLINE uint32_t low_plane_at(uint32_t n, uint32_t bits)
+{
+    return (kvf_saw_plane_bytes(n, bits - kvf_saw_low_bits(bits)) + DWORD - 1) / DWORD;
+}
+
+KVF_LANES_INLINE uint32_t pair_bit(uint32_t bits)
+{
+    return bits == 8 ? 1 : bits == 4 ? 2 : 3;
+}
+
+/* Pairs are kept in y, by q. The last stages are those over their upper bits: for b = 3 all from 3
+ * on, else 16 pairs at a time, or 8 if bit b is one of the upper four. */
 KVF_LANES_INLINE uint32_t last_pairs(uint32_t w, uint32_t b)
 {
-    return b == w - 4 ? 8 : 16;
+    return b == 3 ? 1u << (w - 4) : b == w - 4 ? 8 : 16;
+}
+
+/* Bits of words to the pairs' low bits: those from bit from on, of which mask says how many, to bit
+ * to. */
+KVF_LANES_INLINE lanes_i pair_bits(lanes_i words, uint32_t from, uint32_t to, uint32_t mask)
+{
+    lanes_i moved = from >= to ? i_right(words, from - to) : i_left(words, to - from);
+    return moved & i_set1((mask << to) * 0x00010001U);
+}
+
+/* Eight pairs, positions 16 block + i and 16 block + i + 8, from the planes in raw. */
+KVF_LANES_INLINE void unpack_block(uint32_t (*raw)[LANES], uint32_t (*low)[LANES], uint32_t block,
+                                   uint32_t bits, lanes_i pairs[8])
+{
+    uint32_t low_bits = kvf_saw_low_bits(bits);
+    uint32_t high_bits = bits - low_bits;
+    if (high_bits == 4) {
+        lanes_i first = i_load(raw[2 * block]);
+        lanes_i second = i_load(raw[2 * block + 1]);
+        lanes_i words[2] = {i_low_words(first, second), i_high_words(first, second)};
+        KVF_UNROLL
+        for (uint32_t i = 0; i < 8; i++) {
+            pairs[i] = pair_bits(words[i / 4], i % 4 * 4, low_bits, 15);
+        }
+    } else {
+        lanes_i words = i_load(raw[block]);
+        KVF_UNROLL
+        for (uint32_t i = 0; i < 8; i++) {
+            pairs[i] = pair_bits(words, i * 2, low_bits, 3);
+        }
+    }
+    if (low_bits == 2) {
+        lanes_i words = i_load(low[block]);
+        KVF_UNROLL
+        for (uint32_t i = 0; i < 8; i++) {
+            pairs[i] = pairs[i] | pair_bits(words, i * 2, 0, 3);
+        }
+    } else if (low_bits == 1) {
+        /* the 16 bits of this block, so that a byte is at the start of either word */
+        lanes_i both = i_load(low[block / 2]);
+        both = block % 2 != 0 ? i_right(both, 16) : both;
+        lanes_i words = (both & i_set1(0xff)) | (i_left(both, 8) & i_set1(0x00ff0000));
+        KVF_UNROLL
+        for (uint32_t i = 0; i < 8; i++) {
+            pairs[i] = pairs[i] | pair_bits(words, i, 0, 1);
+        }
+    }
 }
 
 /* Codes from raw to pairs in y, through all stages but the last ones. */
 KVF_LANES_INLINE void unpack_pairs(struct tile_work *work, uint32_t w, uint32_t bits)
 {
-    uint32_t b = bits == 4 ? 2 : 1;
+    uint32_t b = pair_bit(bits);
     uint32_t n_last = last_pairs(w, b);
     uint32_t n = (1u << (w - 1)) / n_last;
     lanes_i mask = i_set1(bits == 4 ? 0x000f000f : 0x00ff00ff);
     for (uint32_t k = 0; k < n_last; k++) {
         lanes_i e[8];
-        KVF_UNROLL
-        for (uint32_t l = 0; l < n; l++) {
-            lanes_i dword = i_load(work->raw[(k * n + l) >> b]);
-            e[l] = i_right(dword, (l & ((1u << b) - 1)) * bits) & mask;
+        if (b == 3) {
+            unpack_block(work->raw, work->raw + low_plane_at(1u << w, bits), k, bits, e);
+        } else {
+            KVF_UNROLL
+            for (uint32_t l = 0; l < n; l++) {
+                lanes_i dword = i_load(work->raw[(k * n + l) >> b]);
+                e[l] = i_right(dword, (l & ((1u << b) - 1)) * bits) & mask;
+            }
         }
         stages_pairs(e, n);
         KVF_UNROLL
@@ -111,14 +174,16 @@ KVF_LANES_INLINE lanes_i pair_f16(lanes_f even, lanes_f odd)
     return i_low_words(i_half_nearest(even), i_half_nearest(odd));
 }
 
-/* Pairs from y through the last stages, to values in bf16 or fp16, to raw. */
+/* Pairs from y through the last stages, to values in bf16 or fp16, to raw. Elements 2 j and 2 j + 1
+ * share a dword: their positions differ in bit w - 3, which is a bit of q, or bit b. */
 KVF_LANES_INLINE void finish_pairs(struct tile_work *work, uint32_t w, uint32_t bits, bool is_bf16,
                                    const struct tile_scale *scale)
 {
-    uint32_t b = bits == 4 ? 2 : 1;
+    uint32_t b = pair_bit(bits);
     uint32_t n_last = last_pairs(w, b);
     uint32_t n = (1u << (w - 1)) / n_last;
-    uint32_t odd = n_last == 16 ? 2 : 1; /* the bit of k that is bit 0 of the index */
+    bool pairs_share = b == w - 3;
+    uint32_t odd = pairs_share ? 0 : (1u << (w - 4)) / n; /* that bit of k */
     lanes_i sum = i_set1(0x00010001);
     lanes_i difference = i_set1(0xffff0001);
     for (uint32_t l = 0; l < n; l++) {
@@ -133,14 +198,15 @@ KVF_LANES_INLINE void finish_pairs(struct tile_work *work, uint32_t w, uint32_t 
         for (uint32_t at = 0; at < 2 * n_last; at++) {
             uint32_t k = at / 2;
             uint32_t half = at % 2;
-            if ((k & odd) != 0) {
+            if ((k & odd) != 0 || (pairs_share && half != 0)) {
                 continue;
             }
             uint32_t i = first + index_of_pair(k * n, w, b) + index_of_position(half << b, w);
             lanes_i stage = half ? difference : sum;
             lanes_f even = f_from_i(i_multiply_add_16(e[k], stage));
             even = value_of(work, scale, i, even, at == 0 && l == 0);
-            lanes_f next = f_from_i(i_multiply_add_16(e[k | odd], stage));
+            lanes_f next = f_from_i(
+                i_multiply_add_16(e[k | odd], pairs_share ? difference : stage));
             next = value_of(work, scale, i + 1, next, false);
             i_store(work->raw[i / 2], is_bf16 ? pair_bf16(even, next) : pair_f16(even, next));
         }
@@ -175,18 +241,31 @@ KVF_LANES_INLINE void store_raw(struct tile_work *work, uint32_t n_dwords, uint8
     }
 }
 
+/* The code at a position, of the planes in raw. */
+KVF_LANES_INLINE lanes_i code_at(const struct tile_work *work, uint32_t position, uint32_t bits,
+                                 uint32_t low_at)
+{
+    uint32_t low_bits = kvf_saw_low_bits(bits);
+    uint32_t high_bits = bits - low_bits;
+    uint32_t bit = position * high_bits;
+    lanes_i code = i_right(i_load(work->raw[bit / 32]), bit % 32) & i_set1((1u << high_bits) - 1);
+    if (low_bits != 0) {
+        bit = position * low_bits;
+        lanes_i low = i_right(i_load(work->raw[low_at + bit / 32]), bit % 32);
+        code = i_left(code, low_bits) | (low & i_set1((1u << low_bits) - 1));
+    }
+    return code;
+}
+
 /* Codes from raw through the stages over l, to y; for sums that are too large for words. */
 KVF_LANES_INLINE void unpack_special(struct tile_work *work, uint32_t w, uint32_t bits)
 {
     uint32_t n_l = 1u << (w - 4);
     for (uint32_t k = 0; k < COEFFICIENTS_A_K; k++) {
-        uint32_t bit = k * n_l * bits;
         lanes_f e[COEFFICIENTS_A_K];
         KVF_UNROLL
         for (uint32_t l = 0; l < n_l; l++) {
-            lanes_i dword = i_load(work->raw[bit / 32 + l * bits / 32]);
-            dword = i_right(dword, bit % 32 + l * bits % 32);
-            e[l] = f_from_i(dword & i_set1((1u << bits) - 1));
+            e[l] = f_from_i(code_at(work, k * n_l + l, bits, low_plane_at(1u << w, bits)));
         }
         stages_l(e, w);
         KVF_UNROLL
@@ -222,10 +301,10 @@ static void decode_any(const struct tile_row *row, const struct tile_scale *scal
     struct tile_work *work = row->work;
     const struct kvf_codec_tensor *tensor = row->tensor;
     uint32_t bits = tensor->descriptor.bits;
+    uint32_t low_at = low_plane_at(row->n, bits);
     for (uint32_t position = 0; position < row->n; position++) {
-        uint32_t bit = position * bits;
-        lanes_i dword = i_right(i_load(work->raw[bit / 32]), bit % 32);
-        f_store(work->x[tensor->order[position]], f_from_i(dword & i_set1((1u << bits) - 1)));
+        lanes_i code = code_at(work, position, bits, low_at);
+        f_store(work->x[tensor->order[position]], f_from_i(code));
     }
     rotate_any(row, work->x);
     for (uint32_t i = 0; i < row->n; i++) {
@@ -327,12 +406,63 @@ static void store_tile(const struct tile_row *row, uint8_t *const *rows, uint32_
         }                                                                                          \
     }
 
+DECODE_SPECIAL(decode_64_2, 6, 2)
+DECODE_SPECIAL(decode_64_3, 6, 3)
 DECODE_SPECIAL(decode_64_4, 6, 4)
+DECODE_SPECIAL(decode_64_5, 6, 5)
+DECODE_SPECIAL(decode_64_6, 6, 6)
 DECODE_SPECIAL(decode_64_8, 6, 8)
+DECODE_SPECIAL(decode_128_2, 7, 2)
+DECODE_SPECIAL(decode_128_3, 7, 3)
 DECODE_SPECIAL(decode_128_4, 7, 4)
+DECODE_SPECIAL(decode_128_5, 7, 5)
+DECODE_SPECIAL(decode_128_6, 7, 6)
 DECODE_SPECIAL(decode_128_8, 7, 8)
+DECODE_SPECIAL(decode_256_2, 8, 2)
+DECODE_SPECIAL(decode_256_3, 8, 3)
 DECODE_SPECIAL(decode_256_4, 8, 4)
+DECODE_SPECIAL(decode_256_5, 8, 5)
+DECODE_SPECIAL(decode_256_6, 8, 6)
 DECODE_SPECIAL(decode_256_8, 8, 8)
+
+static void decode_other(const struct tile_row *row, const struct tile_scale *scale,
+                         uint8_t *const *rows, uint32_t n_lanes)
+{
+    decode_any(row, scale);
+    store_tile(row, rows, n_lanes);
+}
+
+typedef void decode_path(const struct tile_row *row, const struct tile_scale *scale,
+                         uint8_t *const *rows, uint32_t n_lanes);
+
+/* By w - 5, or 0, and by the width of codes. */
+static decode_path *const decode_paths[4][9] = {
+    {NULL, NULL, decode_other, decode_other, decode_other, decode_other, decode_other, NULL,
+     decode_other},
+    {NULL, NULL, decode_64_2, decode_64_3, decode_64_4, decode_64_5, decode_64_6, NULL,
+     decode_64_8},
+    {NULL, NULL, decode_128_2, decode_128_3, decode_128_4, decode_128_5, decode_128_6, NULL,
+     decode_128_8},
+    {NULL, NULL, decode_256_2, decode_256_3, decode_256_4, decode_256_5, decode_256_6, NULL,
+     decode_256_8},
+};
+
+/* Codes of a tile to raw: planes from whole dwords on, as low_plane_at says. */
+static void load_codes(const struct tile_row *row, const uint8_t **code_rows)
+{
+    uint32_t bits = row->tensor->descriptor.bits;
+    uint32_t code_bytes = row->tensor->code_bytes;
+    uint32_t high_bytes = kvf_saw_plane_bytes(row->n, bits - kvf_saw_low_bits(bits));
+    if (high_bytes % DWORD == 0 || high_bytes == code_bytes) {
+        load_dwords(row->work->raw, code_rows, code_bytes);
+        return;
+    }
+    load_dwords(row->work->raw, code_rows, high_bytes);
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        code_rows[lane] += high_bytes;
+    }
+    load_dwords(row->work->raw + low_plane_at(row->n, bits), code_rows, code_bytes - high_bytes);
+}
 
 static void decode_tile(const struct tile_row *row, uint32_t token, const uint8_t *meta,
                         const uint8_t *codes)
@@ -347,37 +477,15 @@ static void decode_tile(const struct tile_row *row, uint32_t token, const uint8_
         uint32_t within = lane < n_lanes ? lane : n_lanes - 1;
         code_rows[lane] = codes + (size_t)(token + within) * tensor->code_bytes;
     }
-    load_dwords(row->work, code_rows, tensor->code_bytes);
+    load_codes(row, code_rows);
     lanes_i words = i_load(meta_of);
     struct tile_scale scale = {
         .offset = f_from_half(words) * f_set1(tensor->sqrt_order),
         .factor = f_from_half(i_right(words, 16)) * f_set1(tensor->rsqrt_order),
     };
-    uint8_t *const *rows = row->work->rows + token;
-    switch (row->width * 16 + tensor->descriptor.bits) {
-    case 6 * 16 + 4:
-        decode_64_4(row, &scale, rows, n_lanes);
-        break;
-    case 6 * 16 + 8:
-        decode_64_8(row, &scale, rows, n_lanes);
-        break;
-    case 7 * 16 + 4:
-        decode_128_4(row, &scale, rows, n_lanes);
-        break;
-    case 7 * 16 + 8:
-        decode_128_8(row, &scale, rows, n_lanes);
-        break;
-    case 8 * 16 + 4:
-        decode_256_4(row, &scale, rows, n_lanes);
-        break;
-    case 8 * 16 + 8:
-        decode_256_8(row, &scale, rows, n_lanes);
-        break;
-    default:
-        decode_any(row, &scale);
-        store_tile(row, rows, n_lanes);
-        break;
-    }
+    decode_path *decode =
+        decode_paths[row->width != 0 ? row->width - 5 : 0][tensor->descriptor.bits];
+    decode(row, &scale, row->work->rows + token, n_lanes);
 }
 
 static void decode_row(const struct kvf_saw_row *at, const uint8_t *mean, const uint8_t *meta,

@@ -227,6 +227,183 @@ static void pack_any(const struct tile_row *row, float (*y)[LANES], const struct
     }
 }
 
+/* -------------------------------------------------------------------------------------------------
+ * Codes in two planes, and of 2 bits: 32 positions at a time
+ */
+enum {
+    BLOCK_CODES = 32,
+    BLOCK_QUADS = BLOCK_CODES / 4,
+};
+
+/* Bits of each byte to their place, others cleared. */
+KVF_LANES_INLINE lanes_i place_bits(lanes_i q, int by, uint8_t mask)
+{
+    lanes_i moved = by < 0 ? i_right(q, (unsigned int)-by) : i_left(q, (unsigned int)by);
+    return moved & i_set1(mask * 0x01010101U);
+}
+
+/* Below, byte j of q[s] is the code at position s + 8 j of a block; bytes are in the order of
+ * quantize_four. That is the order in which i_unpack_low_8 gives the dwords with bytes 0 and 1, and
+ * i_unpack_high_8 those with bytes 2 and 3, of every lane. */
+
+/* Bits 4 in a byte from bit shift on: four dwords. */
+KVF_LANES_INLINE void pack_plane_4(const lanes_i *q, int shift, uint32_t (*to)[LANES])
+{
+    lanes_i bytes[4]; /* u + 4 j of the plane */
+    KVF_UNROLL
+    for (int u = 0; u < 4; u++) {
+        bytes[u] = place_bits(q[2 * u], -shift, 0x0f) | place_bits(q[2 * u + 1], 4 - shift, 0xf0);
+    }
+    lanes_i first = i_unpack_low_8(bytes[0], bytes[1]);
+    lanes_i second = i_unpack_low_8(bytes[2], bytes[3]);
+    i_store(to[0], i_low_words(first, second));
+    i_store(to[1], i_high_words(first, second));
+    first = i_unpack_high_8(bytes[0], bytes[1]);
+    second = i_unpack_high_8(bytes[2], bytes[3]);
+    i_store(to[2], i_low_words(first, second));
+    i_store(to[3], i_high_words(first, second));
+}
+
+/* Two bits: two dwords. */
+KVF_LANES_INLINE void pack_plane_2(const lanes_i *q, int shift, uint32_t (*to)[LANES])
+{
+    lanes_i bytes[2]; /* u + 2 j of the plane */
+    KVF_UNROLL
+    for (int u = 0; u < 2; u++) {
+        bytes[u] = place_bits(q[4 * u], -shift, 0x03) | place_bits(q[4 * u + 1], 2 - shift, 0x0c) |
+                   place_bits(q[4 * u + 2], 4 - shift, 0x30) |
+                   place_bits(q[4 * u + 3], 6 - shift, 0xc0);
+    }
+    i_store(to[0], i_unpack_low_8(bytes[0], bytes[1]));
+    i_store(to[1], i_unpack_high_8(bytes[0], bytes[1]));
+}
+
+/* The lowest bit: a dword. */
+KVF_LANES_INLINE void pack_plane_1(const lanes_i *q, uint32_t (*to)[LANES])
+{
+    lanes_i bytes = i_set1(0);
+    KVF_UNROLL
+    for (int s = 0; s < BLOCK_QUADS; s++) {
+        bytes = bytes | place_bits(q[s], s, (uint8_t)(1 << s));
+    }
+    i_store(to[0], i_interleave_words(bytes));
+}
+
+/* The vector with the coefficient of a position; beyond the last one, any. */
+KVF_LANES_INLINE const float *at_position(float (*y)[LANES], const uint8_t *order, uint32_t n,
+                                          uint32_t position)
+{
+    return order == NULL ? y[position] : y[order[position < n ? position : n - 1]];
+}
+
+/* Codes of n positions to raw: the first plane from dword 0 on, the second one from low_at on.
+ * order NULL: y is in the stored order. */
+KVF_LANES_INLINE void pack_blocks(uint32_t n, uint32_t bits, const uint8_t *order,
+                                  float (*y)[LANES], const struct tile_scale *scale,
+                                  uint32_t (*raw)[LANES], uint32_t low_at)
+{
+    uint32_t low_bits = kvf_saw_low_bits(bits);
+    lanes_i top = i_set1(((1u << bits) - 1) * 0x01010101U);
+    for (uint32_t first = 0; first < n; first += BLOCK_CODES) {
+        lanes_i q[BLOCK_QUADS];
+        KVF_UNROLL
+        for (uint32_t s = 0; s < BLOCK_QUADS; s++) {
+            lanes_i quad = quantize_four(at_position(y, order, n, first + s),
+                                         at_position(y, order, n, first + s + 8),
+                                         at_position(y, order, n, first + s + 16),
+                                         at_position(y, order, n, first + s + 24), scale);
+            q[s] = i_min_u8(quad, top);
+        }
+        if (bits - low_bits == 4) {
+            pack_plane_4(q, (int)low_bits, raw + first / 8);
+        } else {
+            pack_plane_2(q, (int)low_bits, raw + first / 16);
+        }
+        if (low_bits == 2) {
+            pack_plane_2(q, 0, raw + low_at + first / 16);
+        } else if (low_bits == 1) {
+            pack_plane_1(q, raw + low_at + first / 32);
+        }
+    }
+}
+
+/* n_bytes from the dwords of raw on to the rows, from offset on. */
+static void store_codes(uint32_t (*raw)[LANES], uint8_t *const *rows, uint32_t offset,
+                        uint32_t n_bytes, uint32_t n_lanes)
+{
+    for (uint32_t at = 0; at < n_bytes; at += LANES * DWORD) {
+        lanes_i r[LANES];
+        KVF_UNROLL
+        for (uint32_t j = 0; j < LANES; j++) {
+            r[j] = i_load(raw[at / DWORD + j]);
+        }
+        store_dwords(r, rows, n_lanes, offset + at, n_bytes - at);
+    }
+}
+
+/* Bits that no position has are 0. */
+static void clear_tail(uint32_t (*raw)[LANES], uint32_t n, uint32_t plane_bits)
+{
+    uint32_t used = n * plane_bits % 32;
+    if (used != 0) {
+        uint32_t *last = raw[n * plane_bits / 32];
+        i_store(last, i_load(last) & i_set1((1u << used) - 1));
+    }
+}
+
+#define PACK_PLANES(name, bits)                                                                    \
+    static void name(const struct tile_row *row, float(*y)[LANES], const struct tile_scale *scale, \
+                     uint32_t low_at)                                                              \
+    {                                                                                              \
+        if (row->width != 0) {                                                                     \
+            pack_blocks(row->n, bits, NULL, y, scale, row->work->raw, low_at);                     \
+        } else {                                                                                   \
+            pack_blocks(row->n, bits, row->tensor->order, y, scale, row->work->raw, low_at);       \
+        }                                                                                          \
+    }
+
+PACK_PLANES(pack_planes_6, 6)
+PACK_PLANES(pack_planes_5, 5)
+PACK_PLANES(pack_planes_3, 3)
+PACK_PLANES(pack_planes_2, 2)
+
+static void pack_planes(const struct tile_row *row, float (*y)[LANES],
+                        const struct tile_scale *scale, uint8_t *const *rows, uint32_t n_lanes)
+{
+    uint32_t bits = row->tensor->descriptor.bits;
+    uint32_t low_bits = kvf_saw_low_bits(bits);
+    uint32_t high_bytes = kvf_saw_plane_bytes(row->n, bits - low_bits);
+    uint32_t code_bytes = row->tensor->code_bytes;
+    /* whole blocks: the planes are one piece, in raw as in the strip */
+    bool whole = row->n % BLOCK_CODES == 0;
+    uint32_t low_at = whole ? high_bytes / DWORD : GROUP_MAX / 8;
+    uint32_t(*raw)[LANES] = row->work->raw;
+    switch (bits) {
+    case 6:
+        pack_planes_6(row, y, scale, low_at);
+        break;
+    case 5:
+        pack_planes_5(row, y, scale, low_at);
+        break;
+    case 3:
+        pack_planes_3(row, y, scale, low_at);
+        break;
+    default:
+        pack_planes_2(row, y, scale, low_at);
+        break;
+    }
+    if (whole) {
+        store_codes(raw, rows, 0, code_bytes, n_lanes);
+        return;
+    }
+    clear_tail(raw, row->n, bits - low_bits);
+    store_codes(raw, rows, 0, high_bytes, n_lanes);
+    if (low_bits != 0) {
+        clear_tail(raw + low_at, row->n, low_bits);
+        store_codes(raw + low_at, rows, high_bytes, code_bytes - high_bytes, n_lanes);
+    }
+}
+
 /* Codes of escapes are 0, whatever came out for them. */
 static void pack_tile(const struct tile_row *row, float (*y)[LANES], const struct tile_scale *scale,
                       uint8_t *codes, uint32_t n_lanes)
@@ -255,7 +432,11 @@ static void pack_tile(const struct tile_row *row, float (*y)[LANES], const struc
         pack_special(256, 8, y, scale, rows, n_lanes);
         break;
     default:
-        pack_any(row, y, scale, rows, n_lanes);
+        if (row->tensor->descriptor.bits % 4 == 0) {
+            pack_any(row, y, scale, rows, n_lanes);
+        } else {
+            pack_planes(row, y, scale, rows, n_lanes);
+        }
         break;
     }
     uint32_t escaped = m_bits(scale->escaped) & ((1u << n_lanes) - 1u);
@@ -296,7 +477,7 @@ static struct tile_scale measure_tile(const struct tile_row *row, uint32_t token
     };
     lanes_f min;
     lanes_f max;
-    lanes_i peak = load_dwords(work, (const uint8_t *const *)(work->rows + token), row->bytes);
+    lanes_i peak = load_dwords(work->raw, (const uint8_t *const *)(work->rows + token), row->bytes);
     if (row->tensor->dtype == KVF_DTYPE_BF16) {
         peak = find_peak(row, peak);
         rotate_tile_bf16(row, peak, y, &next, &min, &max);
@@ -376,7 +557,8 @@ static void make_mean(const struct tile_row *row, uint8_t *mean_out)
     memset(work->partial, 0, row->n * sizeof(work->partial[0]));
     for (uint32_t token = 0; token < n_tokens; token += LANES) {
         uint32_t n_lanes = n_tokens - token < LANES ? n_tokens - token : LANES;
-        lanes_i peak = load_dwords(work, (const uint8_t *const *)(work->rows + token), row->bytes);
+        lanes_i peak = load_dwords(work->raw, (const uint8_t *const *)(work->rows + token),
+                                   row->bytes);
         widen_tile(row);
         lanes_m coded = m_not(find_escapes(row, find_peak(row, peak), token, n_lanes));
         count += (uint32_t)__builtin_popcount(m_bits(coded));

@@ -68,6 +68,30 @@ const struct kvf_profile kvf_profiles[] = {
         .v = SAW(8, 0, 1),
     },
     {
+        .name = "saw6",
+        .use = "K 6 bits centred, V 6 bits: 6.28 bits a value",
+        .k = SAW(6, KVF_TENSOR_CENTER, 1),
+        .v = SAW(6, 0, 1),
+    },
+    {
+        .name = "saw5",
+        .use = "K 5 bits centred, V 5 bits: 5.28 bits a value",
+        .k = SAW(5, KVF_TENSOR_CENTER, 1),
+        .v = SAW(5, 0, 1),
+    },
+    {
+        .name = "saw3",
+        .use = "K 3 bits centred, V 3 bits: 3.28 bits a value",
+        .k = SAW(3, KVF_TENSOR_CENTER, 1),
+        .v = SAW(3, 0, 1),
+    },
+    {
+        .name = "saw2",
+        .use = "K 2 bits centred, V 2 bits: 2.28 bits a value",
+        .k = SAW(2, KVF_TENSOR_CENTER, 1),
+        .v = SAW(2, 0, 1),
+    },
+    {
         /* SAW-INT4 as published, to compare with: plain Hadamard, the whole range, no centring. The
          * paper's text rounds the zero point to an integer; the code that its figures were measured
          * with keeps a real number, the minimum. That is what our lo is, so this follows the code;
