@@ -11,44 +11,9 @@
 _Static_assert((int)KVF_DIM_MAX <= (int)KVF_EXACT_CHUNK_ELEMENTS,
                "a chunk holds at least one vector");
 
-/* Where things are in the parts of one tensor of one strip. */
-struct exact_shape {
-    uint32_t tokens_a_chunk;
-    uint32_t chunks_a_row;
-    uint32_t n_chunks;
-    uint32_t rest_bytes;    /* of one element */
-    size_t chunk_bytes;     /* indices of a full chunk */
-    size_t row_index_bytes; /* indices of a row */
-    size_t meta_bytes;      /* padded */
-    size_t index_offset;    /* in codes */
-    size_t escape_offset;   /* in codes */
-    size_t raw_bytes;       /* padded: what codec raw would take */
-};
-
-static struct exact_shape exact_shape(const struct kvf_codec_tensor *tensor, uint32_t n_tokens)
+static struct kvf_exact_shape exact_shape(const struct kvf_codec_tensor *tensor, uint32_t n_tokens)
 {
-    struct exact_shape shape;
-    shape.tokens_a_chunk = KVF_EXACT_CHUNK_ELEMENTS / tensor->dim;
-    shape.chunks_a_row = (n_tokens + shape.tokens_a_chunk - 1) / shape.tokens_a_chunk;
-    shape.n_chunks = shape.chunks_a_row * tensor->n_rows;
-    shape.rest_bytes = tensor->element_bytes - 1u;
-    shape.chunk_bytes = (shape.tokens_a_chunk * tensor->dim + 1) / 2;
-    uint32_t last_tokens = n_tokens - (shape.chunks_a_row - 1) * shape.tokens_a_chunk;
-    shape.row_index_bytes = (shape.chunks_a_row - 1) * shape.chunk_bytes +
-                            (last_tokens * tensor->dim + 1) / 2;
-    shape.meta_bytes = kvf_part_bytes(KVF_EXACT_EXPONENTS +
-                                      ((size_t)shape.n_chunks + 1) * sizeof(uint32_t));
-    size_t n_elements = (size_t)tensor->n_rows * n_tokens * tensor->dim;
-    shape.index_offset = n_elements * shape.rest_bytes;
-    shape.escape_offset = shape.index_offset + tensor->n_rows * shape.row_index_bytes;
-    shape.raw_bytes = kvf_part_bytes(n_elements * tensor->element_bytes);
-    return shape;
-}
-
-static uint32_t chunk_tokens(const struct exact_shape *shape, uint32_t n_tokens, uint32_t chunk)
-{
-    uint32_t left = n_tokens - chunk * shape->tokens_a_chunk;
-    return left < shape->tokens_a_chunk ? left : shape->tokens_a_chunk;
+    return kvf_exact_shape(tensor->n_rows, tensor->dim, tensor->element_bytes, n_tokens);
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -159,7 +124,7 @@ static int exact_stored_sizes(const struct kvf_codec_tensor *tensor, uint32_t n_
                               const uint8_t *strip, size_t strip_bytes,
                               struct kvf_codec_sizes *sizes_out)
 {
-    struct exact_shape shape = exact_shape(tensor, n_tokens);
+    struct kvf_exact_shape shape = exact_shape(tensor, n_tokens);
     if (shape.meta_bytes > strip_bytes) {
         return KVF_ERR_CORRUPT;
     }
@@ -322,9 +287,9 @@ static int exact_encode(const struct kvf_codec_tensor *tensor, const struct kvf_
                         struct kvf_codec_sizes *sizes_out)
 {
     (void)escapes;
-    struct exact_shape shape = exact_shape(tensor, job->n_tokens);
-    size_t fixed_bytes = shape.meta_bytes + shape.escape_offset;
-    if (fixed_bytes + KVF_BLOCK_ALIGN_BYTES > shape.raw_bytes) {
+    struct kvf_exact_shape shape = exact_shape(tensor, job->n_tokens);
+    int64_t escape_bytes_max = kvf_exact_escape_bytes_max(&shape);
+    if (escape_bytes_max < 0) {
         return KVF_ERR_NO_SPACE;
     }
     uint8_t *elements = workspace;
@@ -341,12 +306,12 @@ static int exact_encode(const struct kvf_codec_tensor *tensor, const struct kvf_
         .rest = codes,
         .indices = codes + shape.index_offset,
         .escapes = codes + shape.escape_offset,
-        .escape_bytes_max = shape.raw_bytes - KVF_BLOCK_ALIGN_BYTES - fixed_bytes,
+        .escape_bytes_max = (size_t)escape_bytes_max,
     };
     for (uint32_t i = 0; i < shape.n_chunks; i++) {
         uint32_t row = i / shape.chunks_a_row;
         uint32_t chunk = i % shape.chunks_a_row;
-        uint32_t n_tokens = chunk_tokens(&shape, job->n_tokens, chunk);
+        uint32_t n_tokens = kvf_exact_chunk_tokens(&shape, job->n_tokens, chunk);
         for (uint32_t t = 0; t < n_tokens; t++) {
             uint32_t token = chunk * shape.tokens_a_chunk + t;
             memcpy(elements + t * vector_bytes, kvf_pages_vector(tensor, job, row, token),
@@ -397,7 +362,7 @@ static bool read_escapes(const uint8_t *escapes, size_t bytes, bool uncoded, uin
 }
 
 /* The elements of one chunk. */
-static bool read_chunk(const struct kvf_codec_tensor *tensor, const struct exact_shape *shape,
+static bool read_chunk(const struct kvf_codec_tensor *tensor, const struct kvf_exact_shape *shape,
                        uint32_t n_tokens, uint32_t row, uint32_t chunk, const uint8_t *strip,
                        size_t escape_bytes_max, uint8_t *elements)
 {
@@ -412,7 +377,7 @@ static bool read_chunk(const struct kvf_codec_tensor *tensor, const struct exact
         return false;
     }
     size_t element = ((size_t)row * n_tokens + (size_t)chunk * shape->tokens_a_chunk) * tensor->dim;
-    uint32_t n = chunk_tokens(shape, n_tokens, chunk) * tensor->dim;
+    uint32_t n = kvf_exact_chunk_tokens(shape, n_tokens, chunk) * tensor->dim;
     const uint8_t *indices = codes + shape->index_offset + row * shape->row_index_bytes +
                              chunk * shape->chunk_bytes;
     kernels_for(tensor)->join(strip, codes + element * shape->rest_bytes, indices, n, elements);
@@ -423,7 +388,7 @@ static bool read_chunk(const struct kvf_codec_tensor *tensor, const struct exact
 static int exact_decode(const struct kvf_codec_tensor *tensor, const struct kvf_codec_job *job,
                         const uint8_t *strip, const struct kvf_codec_sizes *sizes, void *workspace)
 {
-    struct exact_shape shape = exact_shape(tensor, job->n_tokens);
+    struct kvf_exact_shape shape = exact_shape(tensor, job->n_tokens);
     /* stored_sizes made codes_bytes from a directory that may have changed since: hold on to
      * sizes. */
     size_t escape_bytes_max = sizes->codes_bytes - shape.escape_offset;
@@ -438,7 +403,7 @@ static int exact_decode(const struct kvf_codec_tensor *tensor, const struct kvf_
                             elements)) {
                 return KVF_ERR_CORRUPT;
             }
-            uint32_t n_tokens = chunk_tokens(&shape, job->n_tokens, chunk);
+            uint32_t n_tokens = kvf_exact_chunk_tokens(&shape, job->n_tokens, chunk);
             for (uint32_t t = 0; t < n_tokens; t++) {
                 uint32_t token = chunk * shape.tokens_a_chunk + t;
                 if (token >= job->token_first && token < token_end) {

@@ -28,14 +28,10 @@
 #define KVF_CODEC_CODEC_EXACT_H
 
 #include "codec/codec.h"
+#include "codec/codec_exact_shape.h"
 
-enum kvf_exact_layout {
-    KVF_EXACT_CHUNK_ELEMENTS = 1024, /* at most; positions are u16 */
-    KVF_EXACT_EXPONENTS = 16,
-    KVF_EXACT_ESCAPE_BYTES = 3,
-};
-
-#define KVF_EXACT_CHUNK_UNCODED 0x80000000U /* directory: bit 31 */
+_Static_assert((int)KVF_EXACT_PART_ALIGN == KVF_BLOCK_ALIGN_BYTES,
+               "parts begin on this many bytes");
 
 extern const struct kvf_codec_ops kvf_codec_exact;
 

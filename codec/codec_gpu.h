@@ -46,10 +46,10 @@ struct kvf_gpu_pages {
 };
 
 struct kvf_gpu_part {
-    uint64_t base;        /* the layer's first page, any alignment of the element */
-    uint64_t stored;      /* in the payload: the part's first byte, on 128 bytes */
-    uint32_t first_page;  /* index in page_ids of the page that holds view token 0 */
-    uint32_t block;       /* index of the block's result */
+    uint64_t base;       /* the layer's first page, any alignment of the element */
+    uint64_t stored;     /* in the payload: the part's first byte, on 128 bytes */
+    uint32_t first_page; /* index in page_ids of the page that holds view token 0 */
+    uint32_t block;      /* index of the block's result */
     union {
         uint32_t n_sinks;    /* encode: leading tokens that become escapes */
         uint32_t part_bytes; /* decode of exact: of the stored part, as the host has checked them;
