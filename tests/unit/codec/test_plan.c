@@ -27,7 +27,7 @@ static void names_fit_and_are_unique(void **state)
         assert_ptr_equal(kvf_profile_find(profile->name), profile);
         n++;
     }
-    assert_int_equal(n, 7);
+    assert_int_equal(n, 11);
     assert_null(kvf_profile_find("none"));
     assert_ptr_equal(kvf_codec_find(KVF_CODEC_SAW), kvf_codecs[2]);
     assert_null(kvf_codec_find(77));
@@ -55,6 +55,11 @@ static void sizes_are_exact(void **state)
         {"balanced", 80, (4.4 + 0.0625 + 4.4) / 2},
         {"safe", 128, (8.25 + 0.0625 + 4.25) / 2},
         {"saw8", 128, 8.25},
+        {"saw6", 128, (6.25 + 0.0625 + 6.25) / 2},
+        {"saw5", 128, (5.25 + 0.0625 + 5.25) / 2},
+        {"saw5", 80, (5.4 + 0.0625 + 5.4) / 2},
+        {"saw3", 128, (3.25 + 0.0625 + 3.25) / 2},
+        {"saw2", 128, (2.25 + 0.0625 + 2.25) / 2},
         {"saw4-paper", 128, 4.25},
         {"saw4-paper", 256, 4.125},
     };
@@ -67,6 +72,44 @@ static void sizes_are_exact(void **state)
         double bits = (double)kvf_codec_plan_payload_bytes(&plan, 256) * 8.0 / values;
         assert_true(bits == expected[i].bits);
         assert_true(plan.lossless == (strcmp(expected[i].profile, "raw") == 0));
+    }
+}
+
+/* Planes end at a byte each: codec_saw.h's table, by hand. */
+static void planes_are_whole_bytes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *profile;
+        uint16_t dim;
+        uint16_t bytes;
+    } expected[] = {
+        {"saw6", 128, 64 + 32}, {"saw5", 128, 64 + 16}, {"balanced", 128, 64},
+        {"saw3", 128, 32 + 16}, {"saw2", 128, 32},      {"saw8", 128, 128},
+        {"saw6", 7, 4 + 2},     {"saw5", 7, 4 + 1},     {"balanced", 7, 4},
+        {"saw3", 12, 3 + 2},    {"saw2", 9, 3},         {"saw6", 33, 17 + 9},
+    };
+    for (size_t i = 0; i < sizeof(expected) / sizeof(expected[0]); i++) {
+        struct kvf_codec_plan plan;
+        struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 1, 1, expected[i].dim, 0,
+                                                        16);
+        assert_int_equal(init(&plan, &geometry, expected[i].profile), KVF_OK);
+        assert_int_equal(plan.k.code_bytes, expected[i].bytes);
+    }
+}
+
+/* Widths that have no planes are refused. */
+static void other_widths_are_refused(void **state)
+{
+    (void)state;
+    for (uint32_t bits = 0; bits <= 16; bits++) {
+        struct kvf_codec_tensor tensor = {
+            .n_heads = 1, .dim = 64, .dtype = KVF_DTYPE_BF16, .element_bytes = 2};
+        struct kvf_profile_tensor settings = {
+            .codec = KVF_CODEC_SAW, .bits = (uint8_t)bits, .rotate = 1};
+        bool there = bits == 8 || (bits >= 2 && bits <= 6);
+        assert_int_equal(kvf_codec_find(KVF_CODEC_SAW)->resolve(&tensor, &settings),
+                         there ? KVF_OK : KVF_ERR_UNSUPPORTED);
     }
 }
 
@@ -112,6 +155,14 @@ static void clip_and_rotation_are_in_the_descriptor(void **state)
     assert_int_equal(plan.k.descriptor.flags, KVF_TENSOR_CENTER | KVF_TENSOR_SIGNS);
     assert_int_equal(plan.v.descriptor.flags, KVF_TENSOR_SIGNS);
     assert_int_equal(plan.k.descriptor.rot_kind, KVF_ROT_SYLVESTER);
+    assert_int_equal(init(&plan, &geometry, "saw3"), KVF_OK);
+    assert_int_equal(plan.k.descriptor.clip_q15, 26214); /* .80 */
+    assert_int_equal(plan.v.descriptor.clip_q15, 28180); /* .86 */
+    assert_int_equal(init(&plan, &geometry, "saw2"), KVF_OK);
+    assert_int_equal(plan.k.descriptor.clip_q15, 18350); /* .56 */
+    assert_int_equal(plan.v.descriptor.clip_q15, 21627); /* .66 */
+    assert_int_equal(init(&plan, &geometry, "saw5"), KVF_OK);
+    assert_int_equal(plan.k.descriptor.clip_q15, KVF_BLOCK_CLIP_ONE);
     assert_int_equal(init(&plan, &geometry, "saw4-paper"), KVF_OK);
     assert_int_equal(plan.k.descriptor.clip_q15, KVF_BLOCK_CLIP_ONE);
     assert_int_equal(plan.k.descriptor.flags, 0);
@@ -243,6 +294,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(names_fit_and_are_unique),
         cmocka_unit_test(sizes_are_exact),
+        cmocka_unit_test(planes_are_whole_bytes),
+        cmocka_unit_test(other_widths_are_refused),
         cmocka_unit_test(mla_keeps_the_rotary_part_raw),
         cmocka_unit_test(groups_divide_wide_heads),
         cmocka_unit_test(clip_and_rotation_are_in_the_descriptor),
