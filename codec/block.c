@@ -4,6 +4,7 @@
  */
 #include "codec/codec.h"
 #include "codec/codec_fp.h"
+#include "codec/codec_gpu.h"
 #include "codec/codec_layout.h"
 
 #include "base/crc32c.h"
@@ -314,6 +315,56 @@ int kvf_block_describe_bytes(struct kvf_record_page *page, const void *payload, 
     return kvf_block_describe_summed(page, kvf_crc32c(0, payload, bytes), bytes);
 }
 
+/* What the layer table of a block says whose strips are of fixed size. */
+static void fixed_layers_fill(const struct kvf_codec_plan *plan, uint32_t n_tokens,
+                              struct kvf_record_page *page)
+{
+    struct kvf_codec_sizes k;
+    struct kvf_codec_sizes v = {0};
+    plan->k.ops->sizes(&plan->k, n_tokens, &k);
+    if (plan->v.dim != 0) {
+        plan->v.ops->sizes(&plan->v, n_tokens, &v);
+    }
+    size_t units = (kvf_sizes_total(&k) + kvf_sizes_total(&v)) / KVF_BLOCK_ALIGN_BYTES;
+    for (uint32_t layer = 0; layer < plan->geometry.n_layers; layer++) {
+        page->layer_offsets[layer] = (uint32_t)(layer * units);
+        page->layer_bits[layer] = (uint8_t)(plan->k.descriptor.bits | plan->v.descriptor.bits << 4);
+    }
+}
+
+int kvf_block_describe_gpu(const struct kvf_codec_plan *plan, uint32_t token_start,
+                           uint32_t n_tokens, const struct kvf_gpu_result *result,
+                           uint32_t payload_crc32c, struct kvf_record_page *page)
+{
+    if (plan->profile->opaque || n_tokens < 1 || n_tokens > plan->geometry.chunk_tokens ||
+        token_start > UINT32_MAX - n_tokens) {
+        return KVF_ERR_INVALID;
+    }
+    if (result->flags != KVF_GPU_DONE || result->raw_area_offset > payload_units_max ||
+        result->raw_area_bytes > KVF_PAYLOAD_BYTES_MAX) {
+        return KVF_ERR_CORRUPT;
+    }
+    memset(page, 0, sizeof(*page));
+    fill_header(plan, token_start, n_tokens, &page->header);
+    if (kvf_codec_plan_is_fixed(plan)) {
+        fixed_layers_fill(plan, n_tokens, page);
+    } else {
+        memcpy(page->layer_offsets, result->layer_offsets,
+               plan->geometry.n_layers * sizeof(page->layer_offsets[0]));
+        memcpy(page->layer_bits, result->layer_bits, plan->geometry.n_layers);
+    }
+    page->header.n_escapes = result->n_escapes;
+    page->header.raw_area_offset = result->raw_area_offset;
+    page->header.raw_area_bytes = result->raw_area_bytes;
+    page->header.total_bytes = KVF_BLOCK_PAGE_BYTES +
+                               (uint64_t)result->raw_area_offset * KVF_BLOCK_ALIGN_BYTES +
+                               result->raw_area_bytes;
+    page->header.payload_crc32c = payload_crc32c;
+    kvf_block_seal_header(page);
+    /* a device that computes nonsense is found here, not by whoever reads the block */
+    return kvf_block_check(page, page->header.total_bytes);
+}
+
 /* Fields that no version of this build gives another value. */
 static bool constants_hold(const struct kvf_block_header *header)
 {
@@ -442,75 +493,173 @@ int kvf_block_matches_plan(const struct kvf_record_page *page, const struct kvf_
 }
 
 /* -------------------------------------------------------------------------------------------------
- * Decode
+ * Open
  */
-struct decoder {
-    const struct kvf_codec_plan *plan;
-    const struct kvf_record_page *page; /* a private copy */
-    const uint8_t *payload;
-    const struct kvf_kv_view *kv;
-    uint32_t token_first;
-    uint32_t n_tokens;
-    void *workspace;
-};
-
-static struct kvf_codec_job decode_job(const struct decoder *decoder, uint32_t layer, int is_v)
+static bool ranges_hold(const struct kvf_block_header *header,
+                        const struct kvf_block_ranges *ranges)
 {
-    const struct kvf_tensor_view *tensor = is_v ? &decoder->kv->v : &decoder->kv->k;
-    return (struct kvf_codec_job){
-        .view = decoder->kv,
-        .tensor = tensor,
-        .base = tensor->layers[layer],
-        .n_tokens = decoder->page->header.n_tokens,
-        .token_first = decoder->token_first,
-        .n_wanted = decoder->n_tokens,
-    };
+    return ranges->layer_first < header->n_layers &&
+           ranges->n_layers <= header->n_layers - ranges->layer_first &&
+           ranges->token_first < header->n_tokens &&
+           ranges->n_tokens <= header->n_tokens - ranges->token_first;
 }
 
-/* One tensor from the strip at *at; *at moves behind it. */
-static int decode_tensor(const struct decoder *decoder, uint32_t layer, int is_v, size_t *at,
-                         size_t end)
+int kvf_block_open(const struct kvf_codec_plan *plan, const void *record, size_t record_bytes,
+                   const struct kvf_block_ranges *ranges, struct kvf_block_reader *reader)
 {
-    const struct kvf_codec_plan *plan = decoder->plan;
-    uint8_t bits = decoder->page->layer_bits[layer];
+    if (plan->profile->opaque) {
+        return KVF_ERR_INVALID;
+    }
+    if (record_bytes < KVF_BLOCK_PAGE_BYTES) {
+        return KVF_ERR_CORRUPT;
+    }
+    *reader = (struct kvf_block_reader){
+        .plan = plan,
+        .payload = (const uint8_t *)record + KVF_BLOCK_PAGE_BYTES,
+        .ranges = *ranges,
+    };
+    memcpy(&reader->page, record, sizeof(reader->page));
+    const struct kvf_block_header *header = &reader->page.header;
+    int status = kvf_block_check(&reader->page, record_bytes);
+    if (status == KVF_OK) {
+        status = kvf_block_matches_plan(&reader->page, plan);
+    }
+    if (status != KVF_OK) {
+        return status;
+    }
+    if (!ranges_hold(header, ranges)) {
+        return KVF_ERR_INVALID;
+    }
+    if (ranges->n_layers == 0) {
+        reader->ranges.n_layers = header->n_layers - ranges->layer_first;
+    }
+    if (ranges->n_tokens == 0) {
+        reader->ranges.n_tokens = header->n_tokens - ranges->token_first;
+    }
+    reader->layer = reader->ranges.layer_first;
+    reader->at = (size_t)reader->page.layer_offsets[reader->layer] * KVF_BLOCK_ALIGN_BYTES;
+    reader->section_at = kvf_raw_table_bytes(header->n_layers);
+    return KVF_OK;
+}
+
+/* Where a layer's strip ends in the payload. */
+static size_t strip_end(const struct kvf_record_page *page, uint32_t layer)
+{
+    uint32_t units = layer + 1 < page->header.n_layers ? page->layer_offsets[layer + 1]
+                                                       : page->header.raw_area_offset;
+
+    return (size_t)units * KVF_BLOCK_ALIGN_BYTES;
+}
+
+int kvf_block_next_part(struct kvf_block_reader *reader, struct kvf_block_part *part_out)
+{
+    const struct kvf_codec_plan *plan = reader->plan;
+    uint32_t layer = reader->layer;
+    if (layer == reader->ranges.layer_first + reader->ranges.n_layers) {
+        return KVF_EMPTY;
+    }
+    bool is_v = reader->is_v;
+    uint8_t bits = reader->page.layer_bits[layer];
     const struct kvf_codec_tensor *tensor = is_v ? &plan->v : &plan->k;
     if ((is_v ? bits >> 4 : bits & 15) == KVF_BITS_RAW) {
         tensor = is_v ? &plan->raw_v : &plan->raw_k;
     }
-    struct kvf_codec_job job = decode_job(decoder, layer, is_v);
-    const uint8_t *strip = decoder->payload + *at;
-    struct kvf_codec_sizes sizes;
+    uint32_t n_tokens = reader->page.header.n_tokens;
+    size_t end = strip_end(&reader->page, layer);
     int status = KVF_OK;
+    *part_out = (struct kvf_block_part){
+        .tensor = tensor, .layer = (uint16_t)layer, .is_v = is_v, .offset = reader->at};
     if (tensor->ops->stored_sizes != NULL) {
-        status = tensor->ops->stored_sizes(tensor, job.n_tokens, strip, end - *at, &sizes);
+        status = tensor->ops->stored_sizes(tensor, n_tokens, reader->payload + reader->at,
+                                           end - reader->at, &part_out->sizes);
     } else {
-        tensor->ops->sizes(tensor, job.n_tokens, &sizes);
+        tensor->ops->sizes(tensor, n_tokens, &part_out->sizes);
     }
-    if (status == KVF_OK && kvf_sizes_total(&sizes) > end - *at) {
-        status = KVF_ERR_CORRUPT;
+    if (status != KVF_OK) {
+        return status;
     }
-    if (status == KVF_OK) {
-        status = tensor->ops->decode(tensor, &job, strip, &sizes, decoder->workspace);
-        *at += kvf_sizes_total(&sizes);
+    part_out->bytes = kvf_sizes_total(&part_out->sizes);
+    bool is_last = is_v || plan->v.dim == 0;
+    if (part_out->bytes > end - reader->at || (is_last && part_out->bytes != end - reader->at)) {
+        return KVF_ERR_CORRUPT;
     }
-    return status;
+    reader->at += part_out->bytes;
+    reader->is_v = !is_last;
+    reader->layer += is_last;
+    return KVF_OK;
 }
 
-static int decode_strip(const struct decoder *decoder, uint32_t layer)
+int kvf_block_next_section(struct kvf_block_reader *reader, struct kvf_block_section *section_out)
 {
-    const struct kvf_record_page *page = decoder->page;
-    size_t at = (size_t)page->layer_offsets[layer] * KVF_BLOCK_ALIGN_BYTES;
-    uint32_t end_units = layer + 1u < page->header.n_layers ? page->layer_offsets[layer + 1]
-                                                            : page->header.raw_area_offset;
-    size_t end = (size_t)end_units * KVF_BLOCK_ALIGN_BYTES;
-    int status = decode_tensor(decoder, layer, 0, &at, end);
-    if (status == KVF_OK && decoder->plan->v.dim != 0) {
-        status = decode_tensor(decoder, layer, 1, &at, end);
+    const struct kvf_codec_plan *plan = reader->plan;
+    const struct kvf_block_header *header = &reader->page.header;
+    size_t area_at = (size_t)header->raw_area_offset * KVF_BLOCK_ALIGN_BYTES;
+    uint32_t layer_end = reader->ranges.layer_first + reader->ranges.n_layers;
+    if (header->n_escapes == 0) {
+        return KVF_EMPTY;
     }
-    if (status == KVF_OK && at != end) {
-        status = KVF_ERR_CORRUPT;
+    if (reader->section_at > header->raw_area_bytes) {
+        return KVF_ERR_CORRUPT;
     }
-    return status;
+    while (reader->section < 2 * layer_end) {
+        uint32_t i = reader->section++;
+        const struct kvf_codec_tensor *tensor = i % 2 ? &plan->v : &plan->k;
+        uint32_t count = kvf_load_u32(reader->payload + area_at + (size_t)i * sizeof(uint32_t));
+        if (count == 0) {
+            continue;
+        }
+        /* dim 0 has no rows, so a count for a missing V fails here as well. */
+        if (count > (uint32_t)tensor->n_rows * header->n_tokens ||
+            kvf_raw_section_bytes(tensor, count) > header->raw_area_bytes - reader->section_at) {
+            return KVF_ERR_CORRUPT;
+        }
+        *section_out = (struct kvf_block_section){
+            .tensor = tensor,
+            .layer = (uint16_t)(i / 2),
+            .is_v = i % 2 != 0,
+            .count = count,
+            .offset = area_at + reader->section_at,
+            .bytes = kvf_raw_section_bytes(tensor, count),
+        };
+        reader->section_at += section_out->bytes;
+        if (i / 2 >= reader->ranges.layer_first) {
+            return KVF_OK;
+        }
+    }
+    return KVF_EMPTY;
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Decode
+ */
+static struct kvf_codec_job decode_job(const struct kvf_block_reader *reader,
+                                       const struct kvf_kv_view *kv, uint32_t layer, bool is_v)
+{
+    const struct kvf_tensor_view *tensor = is_v ? &kv->v : &kv->k;
+    return (struct kvf_codec_job){
+        .view = kv,
+        .tensor = tensor,
+        .base = tensor->layers[layer],
+        .n_tokens = reader->page.header.n_tokens,
+        .token_first = reader->ranges.token_first,
+        .n_wanted = reader->ranges.n_tokens,
+    };
+}
+
+static int decode_parts(struct kvf_block_reader *reader, const struct kvf_kv_view *kv,
+                        void *workspace)
+{
+    struct kvf_block_part part;
+    int status = kvf_block_next_part(reader, &part);
+    while (status == KVF_OK) {
+        struct kvf_codec_job job = decode_job(reader, kv, part.layer, part.is_v);
+        status = part.tensor->ops->decode(part.tensor, &job, reader->payload + part.offset,
+                                          &part.sizes, workspace);
+        if (status == KVF_OK) {
+            status = kvf_block_next_part(reader, &part);
+        }
+    }
+    return status == KVF_EMPTY ? KVF_OK : status;
 }
 
 /* Put the vectors of one section where they belong. */
@@ -534,93 +683,42 @@ static int patch_section(const struct kvf_codec_tensor *tensor, const struct kvf
     return KVF_OK;
 }
 
-static int decode_raw_area(const struct decoder *decoder, uint32_t layer_first, uint32_t layer_end)
+static int decode_sections(struct kvf_block_reader *reader, const struct kvf_kv_view *kv)
 {
-    const struct kvf_codec_plan *plan = decoder->plan;
-    const struct kvf_block_header *header = &decoder->page->header;
-    const uint8_t *area = decoder->payload +
-                          (size_t)header->raw_area_offset * KVF_BLOCK_ALIGN_BYTES;
-    size_t at = kvf_raw_table_bytes(header->n_layers);
-    if (at > header->raw_area_bytes) {
-        return KVF_ERR_CORRUPT;
-    }
-    for (uint32_t i = 0; i < 2 * layer_end; i++) {
-        const struct kvf_codec_tensor *tensor = i % 2 ? &plan->v : &plan->k;
-        uint32_t count = kvf_load_u32(area + (size_t)i * sizeof(uint32_t));
-        if (count == 0) {
-            continue;
+    struct kvf_block_section section;
+    int status = kvf_block_next_section(reader, &section);
+    while (status == KVF_OK) {
+        struct kvf_codec_job job = decode_job(reader, kv, section.layer, section.is_v);
+        status = patch_section(section.tensor, &job, reader->payload + section.offset,
+                               section.count);
+        if (status == KVF_OK) {
+            status = kvf_block_next_section(reader, &section);
         }
-        /* dim 0 has no rows, so a count for a missing V fails here as well. */
-        if (count > (uint32_t)tensor->n_rows * header->n_tokens ||
-            kvf_raw_section_bytes(tensor, count) > header->raw_area_bytes - at) {
-            return KVF_ERR_CORRUPT;
-        }
-        if (i / 2 >= layer_first) {
-            struct kvf_codec_job job = decode_job(decoder, i / 2, i % 2);
-            int status = patch_section(tensor, &job, area + at, count);
-            if (status != KVF_OK) {
-                return status;
-            }
-        }
-        at += kvf_raw_section_bytes(tensor, count);
     }
-    return KVF_OK;
-}
-
-static int decode_layers(const struct decoder *decoder, uint32_t layer_first, uint32_t layer_end)
-{
-    bool computes = plan_computes(decoder->plan);
-    struct kvf_fp_state fp_state = {0};
-    if (computes) {
-        fp_state = kvf_fp_enter();
-    }
-    int status = KVF_OK;
-    for (uint32_t layer = layer_first; layer < layer_end && status == KVF_OK; layer++) {
-        status = decode_strip(decoder, layer);
-    }
-    if (computes) {
-        kvf_fp_leave(fp_state);
-    }
-    if (status == KVF_OK && decoder->page->header.n_escapes != 0) {
-        status = decode_raw_area(decoder, layer_first, layer_end);
-    }
-    return status;
+    return status == KVF_EMPTY ? KVF_OK : status;
 }
 
 int kvf_block_decode(const struct kvf_codec_plan *plan, const void *record, size_t record_bytes,
                      uint32_t layer_first, uint32_t n_layers, uint32_t token_first,
                      uint32_t n_tokens, const struct kvf_kv_view *kv, void *workspace)
 {
+    const struct kvf_block_ranges ranges = {layer_first, n_layers, token_first, n_tokens};
+    struct kvf_block_reader reader;
     if (plan->profile->opaque || !view_is_valid(plan, kv)) {
         return KVF_ERR_INVALID;
     }
-    if (record_bytes < KVF_BLOCK_PAGE_BYTES) {
-        return KVF_ERR_CORRUPT;
-    }
-    struct kvf_record_page page;
-    memcpy(&page, record, sizeof(page));
-    int status = kvf_block_check(&page, record_bytes);
-    if (status == KVF_OK) {
-        status = kvf_block_matches_plan(&page, plan);
-    }
+    int status = kvf_block_open(plan, record, record_bytes, &ranges, &reader);
     if (status != KVF_OK) {
         return status;
     }
-    if (layer_first >= page.header.n_layers || n_layers > page.header.n_layers - layer_first ||
-        token_first >= page.header.n_tokens || n_tokens > page.header.n_tokens - token_first) {
-        return KVF_ERR_INVALID;
+    bool computes = plan_computes(plan);
+    struct kvf_fp_state fp_state = {0};
+    if (computes) {
+        fp_state = kvf_fp_enter();
     }
-    if (n_layers == 0) {
-        n_layers = page.header.n_layers - layer_first;
+    status = decode_parts(&reader, kv, workspace);
+    if (computes) {
+        kvf_fp_leave(fp_state);
     }
-    struct decoder decoder = {
-        .plan = plan,
-        .page = &page,
-        .payload = (const uint8_t *)record + KVF_BLOCK_PAGE_BYTES,
-        .kv = kv,
-        .token_first = token_first,
-        .n_tokens = n_tokens != 0 ? n_tokens : page.header.n_tokens - token_first,
-        .workspace = workspace,
-    };
-    return decode_layers(&decoder, layer_first, layer_first + n_layers);
+    return status == KVF_OK ? decode_sections(&reader, kv) : status;
 }

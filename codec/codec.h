@@ -28,6 +28,8 @@
 
 #define KVF_CODEC_ABI 1
 
+struct kvf_gpu_result;
+
 enum kvf_codec_limits {
     KVF_CODEC_GROUP_MAX = 256,         /* elements that share a scale, at most */
     KVF_CODEC_CENTER_TOKENS_MIN = 128, /* shorter blocks are stored without mean */
@@ -205,6 +207,10 @@ uint64_t kvf_codec_plan_payload_bytes(const struct kvf_codec_plan *plan, uint32_
 /* The largest payload that a block of n_tokens can have, whatever its content and position. */
 uint64_t kvf_codec_plan_payload_bytes_max(const struct kvf_codec_plan *plan, uint32_t n_tokens);
 
+/* Are all strips of a size that only the number of tokens decides (unless one falls back to raw)?
+ */
+bool kvf_codec_plan_is_fixed(const struct kvf_codec_plan *plan);
+
 /* The record sizes that nearly all blocks of a full chunk have, for exact slot classes: the size
  * without escapes and, if it differs, that of a chunk with sinks. Writes up to
  * KVF_CODEC_FIXED_SIZES_MAX, returns how many: 0 if the sizes vary. */
@@ -235,6 +241,69 @@ int kvf_block_encode(const struct kvf_codec_plan *plan, const struct kvf_kv_view
 int kvf_block_decode(const struct kvf_codec_plan *plan, const void *record, size_t record_bytes,
                      uint32_t layer_first, uint32_t n_layers, uint32_t token_first,
                      uint32_t n_tokens, const struct kvf_kv_view *kv, void *workspace);
+
+/* A part of a block; 0 for a count means all that follow. */
+struct kvf_block_ranges {
+    uint32_t layer_first;
+    uint32_t n_layers;
+    uint32_t token_first;
+    uint32_t n_tokens;
+};
+
+/* A record on its way to pages, by whatever decodes it. Private to block.c but for page and ranges,
+ * which hold resolved counts after open. */
+struct kvf_block_reader {
+    const struct kvf_codec_plan *plan;
+    const uint8_t *payload;
+    struct kvf_block_ranges ranges;
+    uint32_t layer;              /* of the next part */
+    uint32_t section;            /* next entry of the raw area's table of counts */
+    size_t at;                   /* of the next part in the payload */
+    size_t section_at;           /* of the next section in the raw area */
+    bool is_v;                   /* the next part is V's */
+    struct kvf_record_page page; /* a copy */
+};
+
+/* One tensor of one layer as it is stored. */
+struct kvf_block_part {
+    const struct kvf_codec_tensor *tensor; /* that of raw if the strip fell back to it */
+    uint16_t layer;
+    bool is_v;
+    size_t offset; /* in the payload; a multiple of KVF_BLOCK_ALIGN_BYTES */
+    size_t bytes;
+    struct kvf_codec_sizes sizes;
+};
+
+/* Vectors of one tensor of one layer in the raw area (codec_layout.h). */
+struct kvf_block_section {
+    const struct kvf_codec_tensor *tensor;
+    uint16_t layer;
+    bool is_v;
+    uint32_t count; /* vectors; their numbers are not checked */
+    size_t offset;  /* in the payload; a multiple of KVF_RAW_AREA_ALIGN_BYTES */
+    size_t bytes;
+};
+
+/* Read a record that others may change meanwhile: each byte of page and tables is read once, and
+ * what parts and sections say lies within record_bytes, whatever the content is. record stays
+ * readable until the last call on reader. KVF_OK; KVF_ERR_INVALID: a range is outside the block;
+ * KVF_ERR_MISMATCH: not a block of this plan; KVF_ERR_CORRUPT. */
+int kvf_block_open(const struct kvf_codec_plan *plan, const void *record, size_t record_bytes,
+                   const struct kvf_block_ranges *ranges, struct kvf_block_reader *reader);
+
+/* The next part, by layer, K before V. KVF_OK; KVF_EMPTY: that was the last; KVF_ERR_CORRUPT. */
+int kvf_block_next_part(struct kvf_block_reader *reader, struct kvf_block_part *part_out);
+
+/* The next section of the layers wanted, in the same order, to be applied after their parts.
+ * KVF_OK; KVF_EMPTY; KVF_ERR_CORRUPT. */
+int kvf_block_next_section(struct kvf_block_reader *reader, struct kvf_block_section *section_out);
+
+/* The page of a block whose payload kernels wrote: what kvf_block_encode would have written.
+ * payload_crc32c is 0 where the daemon is to sum. KVF_OK; KVF_ERR_INVALID; KVF_ERR_CORRUPT: the
+ * result is not one of a finished encode. */
+int kvf_block_describe_gpu(const struct kvf_codec_plan *plan, uint32_t token_start,
+                           uint32_t n_tokens, const struct kvf_gpu_result *result,
+                           uint32_t payload_crc32c, struct kvf_record_page *page);
 
 /* Is this a well-formed record page for a record of which record_bytes_available bytes are there?
  * For pages from a client, a drive or a peer: magic, version, checksum, lengths, offsets, reserved

@@ -202,11 +202,16 @@ uint64_t kvf_codec_plan_payload_bytes_max(const struct kvf_codec_plan *plan, uin
     return kvf_part_bytes(bytes);
 }
 
+bool kvf_codec_plan_is_fixed(const struct kvf_codec_plan *plan)
+{
+    return !plan->profile->opaque && (plan->k.ops->capabilities & KVF_CODEC_FIXED_RATE) != 0 &&
+           (plan->v.dim == 0 || (plan->v.ops->capabilities & KVF_CODEC_FIXED_RATE) != 0);
+}
+
 uint32_t kvf_codec_plan_fixed_sizes(const struct kvf_codec_plan *plan,
                                     uint64_t record_bytes_out[KVF_CODEC_FIXED_SIZES_MAX])
 {
-    if (plan->profile->opaque || (plan->k.ops->capabilities & KVF_CODEC_FIXED_RATE) == 0 ||
-        (plan->v.dim != 0 && (plan->v.ops->capabilities & KVF_CODEC_FIXED_RATE) == 0)) {
+    if (!kvf_codec_plan_is_fixed(plan)) {
         return 0;
     }
     uint32_t n_tokens = plan->geometry.chunk_tokens;

@@ -142,8 +142,8 @@ static int context_take(struct kvf_gpu_device *device)
     return kvf_gpu_device_result(device, result, "cuDevicePrimaryCtxRetain");
 }
 
-int kvf_gpu_device_open(const struct kvf_gpu_choice *choice, const void *image,
-                        struct kvf_gpu_device **device_out, char *text, size_t text_bytes)
+int kvf_gpu_device_open(const struct kvf_gpu_choice *choice, struct kvf_gpu_device **device_out,
+                        char *text, size_t text_bytes)
 {
     struct kvf_gpu_device *device = calloc(1, sizeof(*device));
     int status;
@@ -162,15 +162,6 @@ int kvf_gpu_device_open(const struct kvf_gpu_choice *choice, const void *image,
     if (status == KVF_OK) {
         status = context_take(device);
     }
-    if (status == KVF_OK && image != NULL) {
-        status = kvf_gpu_device_enter(device);
-        if (status == KVF_OK) {
-            status = kvf_gpu_device_result(device,
-                                           device->driver.cuModuleLoadData(&device->module, image),
-                                           "loading the kernels");
-            kvf_gpu_device_leave(device);
-        }
-    }
     if (status != KVF_OK) {
         snprintf(text, text_bytes, "%s", device->text);
         kvf_gpu_device_close(device);
@@ -180,13 +171,31 @@ int kvf_gpu_device_open(const struct kvf_gpu_choice *choice, const void *image,
     return KVF_OK;
 }
 
+int kvf_gpu_device_load(struct kvf_gpu_device *device, const void *image)
+{
+    int status = kvf_gpu_device_enter(device);
+
+    assert(device->n_modules < KVF_GPU_MODULES_MAX);
+    if (status == KVF_OK) {
+        void **module = &device->modules[device->n_modules];
+
+        status = kvf_gpu_device_result(device, device->driver.cuModuleLoadData(module, image),
+                                       "loading the kernels");
+        device->n_modules += status == KVF_OK;
+        kvf_gpu_device_leave(device);
+    }
+    return status;
+}
+
 struct kvf_gpu_device *kvf_gpu_device_close(struct kvf_gpu_device *device)
 {
     if (device == NULL) {
         return NULL;
     }
-    if (device->module != NULL && kvf_gpu_device_enter(device) == KVF_OK) {
-        (void)device->driver.cuModuleUnload(device->module);
+    if (device->n_modules > 0 && kvf_gpu_device_enter(device) == KVF_OK) {
+        for (uint32_t i = 0; i < device->n_modules; i++) {
+            (void)device->driver.cuModuleUnload(device->modules[i]);
+        }
         kvf_gpu_device_leave(device);
     }
     if (device->is_primary) {
@@ -216,6 +225,7 @@ static int kernel_find(struct kvf_gpu_device *device, const char *name,
                        struct kvf_gpu_kernel **kernel_out)
 {
     struct kvf_gpu_kernel *kernel;
+    int result = KVF_CUDA_ERROR_NOT_FOUND;
     int status;
 
     for (uint32_t i = 0; i < device->n_kernels; i++) {
@@ -224,15 +234,13 @@ static int kernel_find(struct kvf_gpu_device *device, const char *name,
             return KVF_OK;
         }
     }
-    if (device->module == NULL) {
-        snprintf(device->text, sizeof(device->text), "%s: no kernels are loaded", name);
-        return KVF_ERR_UNSUPPORTED;
-    }
     assert(device->n_kernels < KVF_GPU_KERNELS_MAX);
     kernel = &device->kernels[device->n_kernels];
     *kernel = (struct kvf_gpu_kernel){.name = name, .shared_bytes = SHARED_BYTES_DEFAULT};
-    status = kvf_gpu_device_result(
-        device, device->driver.cuModuleGetFunction(&kernel->function, device->module, name), name);
+    for (uint32_t i = 0; i < device->n_modules && result == KVF_CUDA_ERROR_NOT_FOUND; i++) {
+        result = device->driver.cuModuleGetFunction(&kernel->function, device->modules[i], name);
+    }
+    status = kvf_gpu_device_result(device, result, name);
     if (status == KVF_OK) {
         device->n_kernels++;
         *kernel_out = kernel;

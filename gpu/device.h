@@ -4,8 +4,8 @@
  *
  * The context is the one that is current in the calling thread when the device is opened, if it
  * belongs to that GPU, else the primary one, which is what CUDA's runtime and torch use: pointers,
- * streams and events of the host program are then ours as well. Every other call is made between
- * enter and leave.
+ * streams and events of the host program are then ours as well. Calls are made between enter and
+ * leave unless they say otherwise.
  *
  * Owner: one thread at a time. Calls that can wait for the device say so.
  */
@@ -20,6 +20,7 @@
 
 enum kvf_gpu_device_bounds {
     KVF_GPU_KERNELS_MAX = 64, /* different ones that one device has launched */
+    KVF_GPU_MODULES_MAX = 8,
     KVF_GPU_TEXT_BYTES = 256,
 };
 
@@ -48,7 +49,8 @@ struct kvf_gpu_device {
     bool can_pin_read_only;
     void *context;
     bool is_primary; /* retained by us */
-    void *module;
+    void *modules[KVF_GPU_MODULES_MAX];
+    uint32_t n_modules;
     struct kvf_gpu_kernel kernels[KVF_GPU_KERNELS_MAX];
     uint32_t n_kernels;
     char text[KVF_GPU_TEXT_BYTES]; /* what failed last */
@@ -67,11 +69,15 @@ enum kvf_gpu_priority {
     KVF_GPU_PRIORITY_HIGH,
 };
 
-/* Open the driver, find the GPU, load image (a fatbin or cubin; NULL: no kernels). text says why
- * not. KVF_OK; KVF_ERR_UNSUPPORTED: no driver, no such GPU, or no code for it; KVF_ERR_INVALID: not
- * a UUID; KVF_ERR_NO_MEMORY, _IO. */
-int kvf_gpu_device_open(const struct kvf_gpu_choice *choice, const void *image,
-                        struct kvf_gpu_device **device_out, char *text, size_t text_bytes);
+/* Open the driver and find the GPU. text says why not. KVF_OK; KVF_ERR_UNSUPPORTED: no driver, or
+ * no such GPU; KVF_ERR_NO_MEMORY, _IO. */
+int kvf_gpu_device_open(const struct kvf_gpu_choice *choice, struct kvf_gpu_device **device_out,
+                        char *text, size_t text_bytes);
+
+/* Load an image of kernels (a fatbin or cubin), whose names are unique over all images. Enters by
+ * itself. Blocks, and for long if the driver has to compile. KVF_OK; KVF_ERR_UNSUPPORTED: no code
+ * for this GPU in it; KVF_ERR_NO_MEMORY, _IO. */
+int kvf_gpu_device_load(struct kvf_gpu_device *device, const void *image);
 
 /* Accepts NULL. All streams, events and memory have been given back before. Returns NULL. */
 struct kvf_gpu_device *kvf_gpu_device_close(struct kvf_gpu_device *device);
