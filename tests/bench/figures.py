@@ -12,10 +12,12 @@ WIDTH_MAX = 0.10  # an interval that reaches further from the median says nothin
 
 
 class Figure:
-    """One result. bar is for the ratio; without a limit it is for the value itself."""
+    """One result. bar is for the ratio; without a limit it is for the value itself. is_bounded: the
+    bar is for the upper end of the interval, as for a small difference of two large values, whose
+    interval is wide beside it."""
 
     def __init__(self, name, unit, limit_name=None, bar=None, better="higher", note="",
-                 worst_of=()):
+                 worst_of=(), is_bounded=False):
         self.name = name
         self.unit = unit
         self.limit_name = limit_name
@@ -23,6 +25,7 @@ class Figure:
         self.better = better
         self.note = note
         self.worst_of = worst_of
+        self.is_bounded = is_bounded
 
 
 LOCAL = [
@@ -101,7 +104,76 @@ def nvme_figures():
     return result
 
 
-FIGURES = {"local": LOCAL, "codec": codec_figures(), "nvme": nvme_figures()}
+GPU_KERNELS = [
+    Figure("saw4_encode_contig_vs_copy", "GB/s", "device copy, read + written", 0.92,
+           note="balanced, one page a chunk, bytes read + written"),
+    Figure("saw4_encode_paged_vs_copy", "GB/s", "device copy, read + written", 0.88,
+           note="balanced, pages of 16 tokens, (B, H, N, 2D)"),
+    Figure("saw4_decode_contig_vs_copy", "GB/s", "device copy, read + written", 0.90,
+           note="balanced, one page a chunk"),
+    Figure("saw4_decode_paged_vs_copy", "GB/s", "device copy, read + written", 0.85,
+           note="balanced, pages of 16 tokens"),
+    Figure("encode_traffic_vs_copy", "GB/s", "device copy, read + written",
+           note="a kernel with the encoder's traffic and no maths, pages of 16 tokens"),
+    Figure("decode_traffic_vs_copy", "GB/s", "device copy, read + written",
+           note="a kernel with the decoder's traffic and no maths, pages of 16 tokens"),
+    Figure("rotation_cost", "ms", "the same kernel without rotation", 1.10, "lower",
+           note="time of a burst's encode"),
+]
+
+GPU_LOOPS = (
+    ("gemm4096", "bf16 products of 4096", "gemm"),
+    ("gemm8192", "bf16 products of 8192", "gemm"),
+    ("membound", "a kernel that reads 4 GiB", "membound"),
+    ("prefill", "products of a prefill and passes over memory", None),
+)
+GPU_RATES = (5, 20, 100)
+GPU_MODELS = (("", "Llama-3.1-8B"), ("_mla", "DeepSeek MLA"))
+
+
+def gpu_link_figures():
+    result = []
+    for suffix, model in GPU_MODELS:
+        pages = f"{model}, pages of 16 tokens"
+        bar = 0.95 if suffix == "" else None
+        for kind, to in (("offload", "pinned D2H times ratio"), ("onload", "pinned H2D times ratio")):
+            result.append(Figure(f"{kind}_vs_ideal{suffix}", "GB/s", to, bar, note=pages))
+            result.append(Figure(f"{kind}_vs_page_copies{suffix}", "GB/s", "a copy a page, uncoded",
+                                 note=pages))
+        result.append(Figure(f"offload_vs_gather{suffix}", "GB/s",
+                             "a gather kernel that writes to host memory, uncoded", note=pages))
+        result.append(Figure(f"onload_first_layer_us{suffix}", "us", better="lower",
+                             note=f"{pages}: until the first layer of a chunk is in its pages"))
+    return result
+
+
+def gpu_stolen_figures():
+    result = []
+    for loop, what, kind in GPU_LOOPS:
+        result.append(Figure(f"control_{loop}", "ms", "GiB", better="lower", is_bounded=True,
+                             note=f"ms/GiB; {what} twice, nothing moved"))
+        for direction in ("offload", "onload"):
+            for rate in GPU_RATES:
+                result.append(Figure(f"stolen_{loop}_{direction}_{rate}", "ms", "GiB moved",
+                                     0.8 if kind else None, "lower", is_bounded=True,
+                                     note=f"ms/GiB; {direction} at {rate} GB/s beside {what}"))
+                result.append(Figure(f"slowdown_{loop}_{direction}_{rate}", "ms", "ms without",
+                                     1.005 if rate == 5 else None, "lower", is_bounded=True,
+                                     note=f"a window of {what}, {direction} at {rate} GB/s"))
+    for kind in ("gemm", "membound"):
+        parts = [f"stolen_{loop}_{direction}_{rate}" for loop, _, of in GPU_LOOPS if of == kind
+                 for direction in ("offload", "onload") for rate in GPU_RATES]
+        result.append(Figure(f"stolen_{kind}_ms_per_gib", "ms", "GiB moved", 0.8, "lower",
+                             note="the worst of its loops, directions and rates", worst_of=parts))
+    result.append(Figure("slowdown_at_5gbps", "ms", "ms without", 1.005, "lower",
+                         note="the worst loop and direction",
+                         worst_of=[f"slowdown_{loop}_{direction}_5" for loop, _, _ in GPU_LOOPS
+                                   for direction in ("offload", "onload")]))
+    return result
+
+
+FIGURES = {"local": LOCAL, "codec": codec_figures(), "nvme": nvme_figures(),
+           "gpu": GPU_KERNELS + gpu_link_figures() + gpu_stolen_figures()}
 
 
 def fio_names():
@@ -118,8 +190,10 @@ def interval(values):
     return medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES) - 1]
 
 
-def verdict(median, low, high, bar, better):
+def verdict(median, low, high, bar, better, is_bounded=False):
     """True, False, "inconclusive", or None without a bar."""
+    if is_bounded:
+        return None if bar is None else high <= bar
     if median <= 0 or max(high - median, median - low) > WIDTH_MAX * median:
         return "inconclusive"
     if bar is None:
@@ -145,7 +219,8 @@ def measured(figure, samples):
         result.update(value=statistics.median(values), limit_name=None, limit=None, ratio=None)
     low, high = interval(judged)
     result.update(ci=[low, high], pairs=len(judged), bar=figure.bar, better=figure.better)
-    result["pass"] = verdict(statistics.median(judged), low, high, figure.bar, figure.better)
+    result["pass"] = verdict(statistics.median(judged), low, high, figure.bar, figure.better,
+                             figure.is_bounded)
     return rounded(result)
 
 

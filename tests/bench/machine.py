@@ -99,7 +99,22 @@ class Quietness:
         return round(max(0.0, busy - ours) / capacity, 3), round(steal / capacity, 3)
 
 
-def facts(drive_folder):
+def gpu_facts():
+    """Of the first GPU."""
+    fields = ("name", "driver_version", "pcie.link.gen.max", "pcie.link.width.max")
+    try:
+        done = subprocess.run(["nvidia-smi", "--id=0", "--format=csv,noheader",
+                               f"--query-gpu={','.join(fields)}"], capture_output=True, text=True,
+                              check=False)
+    except OSError:
+        return {}
+    words = [word.strip() for word in done.stdout.strip().split(",")]
+    if done.returncode != 0 or len(words) != len(fields):
+        return {}
+    return {"gpu": words[0], "gpu_driver": words[1], "gpu_link": f"PCIe {words[2]} x{words[3]}"}
+
+
+def facts(drive_folder, has_gpu=False):
     """drive_folder: None if no drive was measured."""
     cpu, model, vectors, is_virtual = cpu_facts()
     result = {
@@ -118,6 +133,8 @@ def facts(drive_folder):
     }
     if drive_folder is not None:
         result.update(drive_facts(drive_folder))
+    if has_gpu:
+        result.update(gpu_facts())
     return result
 
 

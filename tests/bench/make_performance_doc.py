@@ -47,12 +47,19 @@ How the two sides are kept alike:
   all threads; checksums are shown apart.
 - codec: chunks of 256 tokens, 8 KV heads, bf16, out of memory rather than a cache, one core.
   Encoding includes the checksum. memcpy moves the same bf16 bytes.
+- gpu: Llama-3.1-8B's KV (32 layers, 8 heads of 128, bf16) in chunks of 256 tokens, bursts of 256
+  MiB, profile balanced; kernels are judged by bytes read + written, beside device-to-device copies
+  of as many; speeds over the link are those of the bf16 values. What is stolen is the difference of
+  a window of 100 ms of an engine-like loop with and without KV moving beside it, by GiB of bf16 KV:
+  encode and decode run on the loop's stream. Its bar is for the upper end of the interval; the
+  control is the same difference with nothing moved.
 """
 
 TITLES = {
     "local": "Memory, one machine",
     "nvme": "Drive",
     "codec": "Codecs, one core",
+    "gpu": "GPU",
 }
 
 
@@ -80,7 +87,8 @@ def load(folder):
 
 def machine_key(report):
     machine = report["machine"]
-    return tuple(str(machine.get(name)) for name in ("cpu", "cpu_model", "cores", "drive", "fs"))
+    return tuple(str(machine.get(name)) for name in ("cpu", "cpu_model", "cores", "drive", "fs",
+                                                    "gpu"))
 
 
 def newest(reports):
@@ -99,6 +107,8 @@ def machine_text(report):
     parts = [f"{machine['cpu']} ({machine['cpu_model']}{virtual})", f"{machine['cores']} cores",
              f"last-level cache {machine['llc_bytes'] >> 20} MiB",
              f"memory {machine['memory'] / (1 << 30):.0f} GiB", f"Linux {machine['kernel']}"]
+    if "gpu" in machine:
+        parts.append(f"{machine['gpu']} by {machine['gpu_link']}, driver {machine['gpu_driver']}")
     if "drive" in machine:
         parts.append(f"drive {machine['drive']} with {machine['fs']}")
     return (f"{', '.join(parts)}. {report['date'][:10]}, commit {report['commit']}, "
