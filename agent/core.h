@@ -168,6 +168,7 @@ struct kvf_flight {
     bool is_started;
     bool is_abandoned; /* the entry has been forgotten; only the slot and its number are left */
     bool is_durable;
+    bool is_unsummed; /* FILL: payload_crc32c is for the worker to find out */
     uint8_t priority;
     struct kvf_agent *agent;
     struct kvf_session *session; /* FILL: holds a reference, staging is being read */

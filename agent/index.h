@@ -54,7 +54,8 @@ struct kvf_entry {
     uint32_t is_hit : 1;         /* used since it was written: a segment's reuse keeps it once */
     uint32_t is_no_write : 1;    /* never goes to a drive */
     uint32_t is_head : 1;        /* begins a chain */
-    uint32_t is_crc_unknown : 1; /* recovered and not read yet: payload_crc32c is not known */
+    uint32_t is_crc_unknown : 1; /* recovered and not read, or not summed: payload_crc32c is not
+                                    known yet */
     uint32_t is_admitted : 1;    /* goes, or went, to its drive: the chain behind it may follow */
     uint32_t is_fresh : 1;       /* put since the clock hand (room.c) came by last */
 };

@@ -371,13 +371,20 @@ static void fill_run(struct kvf_work *work)
     uint8_t *payload = (uint8_t *)flight->record + KVF_RECORD_PAGE_BYTES;
     uint64_t bytes = flight->record_bytes - KVF_RECORD_PAGE_BYTES;
     uint64_t padded = (bytes + 4095) & ~UINT64_C(4095);
+    uint32_t crc;
 
     flight->status = KVF_FAILPOINT(agent_fill);
     if (flight->status != KVF_OK) {
         return;
     }
     /* what was summed is what arrived: the client can still write to the source */
-    if (kvf_crc32c_copy(payload, flight->source, bytes, 0) != flight->payload_crc32c) {
+    crc = kvf_crc32c_copy(payload, flight->source, bytes, 0);
+    if (flight->is_unsummed) {
+        struct kvf_record_page *page = flight->record;
+
+        flight->payload_crc32c = page->header.payload_crc32c = crc;
+        kvf_block_seal_header(page);
+    } else if (crc != flight->payload_crc32c) {
         flight->status = KVF_MUTANT(fill_unchecked) ? KVF_OK : KVF_ERR_CORRUPT;
     }
     memset(payload + bytes, 0, padded - bytes);
@@ -420,6 +427,8 @@ static void fill_done(struct kvf_work *work)
     agent->metrics.put_blocks++;
     agent->metrics.put_bytes += flight->record_bytes;
     kvf_histogram_add(&agent->metrics.put_ns, agent->now_ns - flight->started_ns);
+    entry->payload_crc32c = flight->payload_crc32c;
+    entry->is_crc_unknown = 0;
     become_resident(agent, entry, flight->slot, flight->ttl_s, flight->priority);
     if (entry->is_admitted && !flight->is_durable) {
         kvf_admit_write(agent, entry);
@@ -487,6 +496,8 @@ int kvf_place_fill(struct kvf_request *request, const struct kvf_shm_key *key,
     }
     entry = kvf_index_at(&agent->index, flight->cookie);
     entry->payload_crc32c = agent->page.header.payload_crc32c;
+    flight->is_unsummed = (request->sqe.flags & KVF_SQE_UNSUMMED) != 0;
+    entry->is_crc_unknown = flight->is_unsummed;
     entry->is_no_write = (request->sqe.flags & KVF_SQE_NO_WRITE) != 0 || request->sqe.ttl_s != 0;
     entry->is_head = !request->has_chain_key && request->sqe.depth == 0;
     flight->is_durable = (request->sqe.flags & KVF_SQE_DURABLE) != 0;

@@ -565,7 +565,8 @@ static void continue_active(struct kvf_session *session, int32_t *keys_left, int
 bool kvf_request_turn(struct kvf_session *session)
 {
     struct kvf_shm_limits limits = {.staging_bytes = session->staging_bytes,
-                                    .scheduler = session->shard == KVF_SHARD_NONE};
+                                    .scheduler = session->shard == KVF_SHARD_NONE,
+                                    .version = session->version};
     uint32_t entries_left = KVF_TURN_ENTRIES;
     int32_t keys_left = KVF_TURN_KEYS;
     int64_t bytes_left = KVF_TURN_BYTES;

@@ -37,10 +37,14 @@ static int judge_page(struct kvf_session *session, const struct kvf_shm_key *key
     return KVF_OK;
 }
 
-/* The block is here already, with this payload? */
-static int compare(struct kvf_agent *agent, const struct kvf_entry *entry)
+/* The block is here already, with this payload? One whose sum nobody knows counts as the same: it
+ * is not worth copying to find out. */
+static int compare(const struct kvf_request *request, const struct kvf_entry *entry)
 {
-    if (!entry->is_crc_unknown && !KVF_MUTANT(conflict_missed) &&
+    struct kvf_agent *agent = request->session->agent;
+    bool is_known = !entry->is_crc_unknown && (request->sqe.flags & KVF_SQE_UNSUMMED) == 0;
+
+    if (is_known && !KVF_MUTANT(conflict_missed) &&
         entry->payload_crc32c != agent->page.header.payload_crc32c) {
         agent->metrics.put_conflict++;
         return KVF_ERR_CONFLICT;
@@ -100,7 +104,7 @@ static bool put_existing(struct kvf_request *request, struct kvf_entry *entry)
         kvf_place_forget_set(agent, entry);
         return false;
     }
-    status = compare(agent, entry);
+    status = compare(request, entry);
     if (!request->has_chain_key && request->sqe.depth == 0) {
         entry->is_head = 1; /* recovery does not know */
     }
@@ -137,7 +141,7 @@ static void put_joining(struct kvf_request *request, const struct kvf_shm_key *k
     struct kvf_agent *agent = request->session->agent;
     bool durable = (request->sqe.flags & KVF_SQE_DURABLE) != 0;
     struct kvf_op *op;
-    int status = compare(agent, entry);
+    int status = compare(request, entry);
 
     if (status == KVF_EXISTS && durable && entry->is_no_write) {
         status = KVF_ERR_REFUSED;
@@ -209,7 +213,7 @@ void kvf_request_start_put(struct kvf_request *request, const struct kvf_shm_key
     if (entry != NULL && entry->state == KVF_ENTRY_FILLING) {
         put_joining(request, key, entry);
     } else if (entry != NULL && entry->state == KVF_ENTRY_LOADING) {
-        kvf_request_block(request, request->next_key, compare(agent, entry), KVF_TIER_NVME);
+        kvf_request_block(request, request->next_key, compare(request, entry), KVF_TIER_NVME);
     } else if (entry == NULL || !put_existing(request, entry)) {
         put_new(request, key, key_id);
     }

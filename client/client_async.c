@@ -623,7 +623,8 @@ int kvf_request_put(struct kvf_client *client, const struct kvf_put_item *items,
     sqe.n_entries = (uint16_t)n_entries;
     sqe.flags = (uint8_t)(((o->flags & KVF_PUT_DURABLE) != 0 ? KVF_SQE_DURABLE : 0) |
                           ((o->flags & KVF_PUT_NO_WRITE) != 0 ? KVF_SQE_NO_WRITE : 0) |
-                          (o->parent.data != NULL ? KVF_SQE_HAS_PARENT : 0));
+                          (o->parent.data != NULL ? KVF_SQE_HAS_PARENT : 0) |
+                          (sink != NULL && sink->is_unsummed ? KVF_SQE_UNSUMMED : 0));
     sqe.budget_ms = o->budget_ms != 0 ? o->budget_ms : KVF_CLIENT_PUT_MS;
     sqe.depth = o->depth;
     sqe.ttl_s = o->ttl_s;

@@ -130,6 +130,7 @@ struct kvf_client_sink {
     void (*on_block)(struct kvf_client_sink *sink, const struct kvf_event *event, uint64_t value);
     void *arg;
     uint32_t first;     /* position of the request's first block in arg */
+    bool is_unsummed;   /* put: the records' pages do not know their payload's checksum */
     bool is_used;       /* its request is in flight */
     bool is_done;       /* the rest holds */
     int32_t status;     /* of the request */

@@ -73,7 +73,7 @@ void kvf_proto_head_init(struct kvf_wire_head *head, enum kvf_wire_type type)
     *head = (struct kvf_wire_head){
         .magic = KVF_WIRE_MAGIC,
         .type = (uint16_t)type,
-        .version = type == KVF_WIRE_HELLO ? KVF_WIRE_VERSION_MIN : KVF_WIRE_VERSION_MAX,
+        .version = KVF_WIRE_VERSION_MIN, /* of the layouts, which all versions have in common */
         .bytes = (uint32_t)kvf_proto_type_bytes(type),
     };
 }

@@ -84,6 +84,7 @@ struct kvf_shm_limits {
     uint32_t key_entries; /* of the segment */
     uint32_t key_head; /* key entries consumed so far: where the next request's keys must start */
     bool scheduler;    /* attached with KVF_SHARD_NONE: no put, no get */
+    uint16_t version;  /* chosen in WELCOME; 0 counts as the lowest */
 };
 
 /* Judge the private copy of a submission. KVF_OK; KVF_ERR_PROTOCOL: disconnect the client. */

@@ -52,7 +52,8 @@ static const struct op_rule op_rules[] = {
                        .budget = true},
     [KVF_OP_GET] = {.known = true, .keys = true, .budget = true, .ranks_only = true},
     [KVF_OP_PUT] = {.known = true,
-                    .flags = KVF_SQE_DURABLE | KVF_SQE_NO_WRITE | KVF_SQE_HAS_PARENT,
+                    .flags = KVF_SQE_DURABLE | KVF_SQE_NO_WRITE | KVF_SQE_HAS_PARENT |
+                             KVF_SQE_UNSUMMED,
                     .keys = true,
                     .budget = true,
                     .put = true,
@@ -107,6 +108,9 @@ int kvf_shm_sqe_check(const struct kvf_shm_sqe *sqe, const struct kvf_shm_limits
     rule = &op_rules[sqe->opcode];
     if ((sqe->flags & ~rule->flags) != 0 || (sqe->flags & either) == either) {
         return kvf_proto_bad(why_out, "submission: flags do not fit the opcode");
+    }
+    if ((sqe->flags & KVF_SQE_UNSUMMED) != 0 && limits->version < KVF_WIRE_VERSION_UNSUMMED) {
+        return kvf_proto_bad(why_out, "submission: a flag of a later version than was agreed on");
     }
     if (rule->ranks_only && limits->scheduler) {
         return kvf_proto_bad(why_out, "submission: get or put on a scheduler's connection");

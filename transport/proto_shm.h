@@ -104,6 +104,8 @@ enum kvf_shm_sqe_flags {
     KVF_SQE_PREFETCH = 1 << 3, /* lookup: fetch the rest */
     KVF_SQE_HAS_PARENT =
         1 << 4, /* put: the entry after the n_keys keys names the chunk before the first */
+    KVF_SQE_UNSUMMED = 1 << 5, /* put: the pages do not know payload_crc32c, the daemon sums; from
+                                  version 2 on */
 };
 
 /* A submission. Keys are key entries key_first .. key_first + n_entries - 1 (modulo key_entries):

@@ -28,7 +28,9 @@
 
 #define KVF_WIRE_MAGIC       0x3157564bU /* "KVW1" */
 #define KVF_WIRE_VERSION_MIN 1
-#define KVF_WIRE_VERSION_MAX 1
+#define KVF_WIRE_VERSION_MAX 2
+
+#define KVF_WIRE_VERSION_UNSUMMED 2 /* the first with KVF_SQE_UNSUMMED; layouts are those of 1 */
 
 #define KVF_WIRE_NAME_BYTES        64  /* zero-terminated, rest zero */
 #define KVF_WIRE_TEXT_BYTES        256 /* zero-terminated, rest zero */

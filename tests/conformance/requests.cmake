@@ -9,4 +9,8 @@ if(TARGET kvf_test_daemon)
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c ${CMAKE_CURRENT_LIST_DIR}/outcome.c
             LIBS kvf_test_daemon)
     endforeach()
+    kvf_add_test(NAME unsummed LABEL conformance
+        SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_unsummed.c
+                ${PROJECT_SOURCE_DIR}/tests/fault/raw_client.c
+        LIBS kvf_test_daemon)
 endif()

@@ -375,6 +375,7 @@ static void requests_take(struct kvf_fake_daemon *d)
     struct kvf_shm_limits limits = {
         .staging_bytes = d->staging.bytes,
         .scheduler = d->is_scheduler,
+        .version = KVF_WIRE_VERSION_MAX,
     };
     struct kvf_shm_sqe sqe;
     const char *why = "";

@@ -160,7 +160,7 @@ static void welcome_is_checked(void **state)
         CHANGE(kvf_wire_welcome, status, KVF_MISS),
         CHANGE(kvf_wire_welcome, status, (uint32_t)-14),
         CHANGE(kvf_wire_welcome, version, 0),
-        CHANGE(kvf_wire_welcome, version, 2),
+        CHANGE(kvf_wire_welcome, version, KVF_WIRE_VERSION_MAX + 1),
         CHANGE(kvf_wire_welcome, lossless, 2),
         CHANGE(kvf_wire_welcome, reserved0, 1),
         CHANGE(kvf_wire_welcome, incarnation, 0),
@@ -318,6 +318,14 @@ static void submissions_are_checked(void **state)
     SQE_REFUSE(sqe, nop);
     sqe.opcode = KVF_OP_STAT;
     SQE_REFUSE(sqe, nop);
+
+    sqe = sample_put();
+    sqe.flags |= KVF_SQE_UNSUMMED; /* refused above: not in version 1 */
+    scheduler.version = KVF_WIRE_VERSION_UNSUMMED;
+    assert_int_equal(sqe_check(&sqe, &scheduler), KVF_OK);
+    sqe = sample_keyed(KVF_OP_GET);
+    sqe.flags |= KVF_SQE_UNSUMMED;
+    assert_int_equal(sqe_check(&sqe, &scheduler), KVF_ERR_PROTOCOL);
 
     scheduler.scheduler = true;
     sqe = sample_put();

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_unsummed.c: puts whose payload nobody but a device has seen: the daemon sums them.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "base/crc32c.h"
+#include "client/client_internal.h"
+#include "tests/fault/raw_client.h"
+#include "tests/support/daemon.h"
+
+#define PAYLOAD_BYTES 70001
+
+static struct kvf_test_daemon the_daemon;
+static struct kvf_client *the_client;
+
+static struct kvf_key key_of(const char text[16])
+{
+    return (struct kvf_key){text, 16};
+}
+
+static void payload_fill(uint8_t *payload, uint8_t seed)
+{
+    for (uint32_t i = 0; i < PAYLOAD_BYTES; i++) {
+        payload[i] = (uint8_t)(i * 7 + i / 256 + seed);
+    }
+}
+
+/* Put a slot whose page has a wrong sum. Returns the block's status. */
+static void on_block(struct kvf_client_sink *sink, const struct kvf_event *event, uint64_t value)
+{
+    (void)value;
+    *(int32_t *)sink->arg = event->hit.status;
+}
+
+static int32_t put_staged(const char *key, uint8_t seed, bool is_unsummed)
+{
+    int32_t block_status = KVF_ERR_TIMEOUT;
+    struct kvf_client_sink sink = {
+        .on_block = on_block, .arg = &block_status, .is_unsummed = is_unsummed};
+    struct kvf_put_item item = {
+        .struct_bytes = sizeof(item), .source = KVF_SOURCE_STAGED, .key = key_of(key)};
+    struct kvf_stage stage;
+    struct kvf_record_page *page;
+    uint64_t request;
+
+    assert_int_equal(kvf_stage_acquire(the_client, PAYLOAD_BYTES, &stage), KVF_OK);
+    payload_fill(stage.payload, seed);
+    assert_int_equal(kvf_stage_seal(the_client, &stage, PAYLOAD_BYTES), KVF_OK);
+    page = stage.record;
+    if (is_unsummed) {
+        page->header.payload_crc32c = 0;
+        kvf_block_seal_header(page);
+    }
+    item.stage = stage.stage;
+    kvf_client_enter(the_client);
+    assert_int_equal(kvf_request_put(the_client, &item, 1, NULL, &sink, 0, NULL, &request), KVF_OK);
+    while (!sink.is_done) {
+        kvf_session_sleep(the_client, kvf_now_ns() + KVF_NS_PER_S);
+        kvf_requests_drain(the_client, true);
+    }
+    kvf_client_leave(the_client);
+    return block_status;
+}
+
+static void get_and_check(const char *key, uint8_t seed)
+{
+    static uint8_t want[PAYLOAD_BYTES];
+    struct kvf_key k = key_of(key);
+    struct kvf_record_page page;
+    struct kvf_hit hit;
+
+    payload_fill(want, seed);
+    assert_int_equal(kvf_get(the_client, &k, 1, NULL, &hit), KVF_OK);
+    assert_int_equal(hit.payload_bytes, PAYLOAD_BYTES);
+    memcpy(&page, hit.record, sizeof(page));
+    assert_int_equal(kvf_block_check(&page, hit.record_bytes), KVF_OK);
+    assert_int_equal(page.header.payload_crc32c, kvf_crc32c(0, want, PAYLOAD_BYTES));
+    assert_memory_equal(hit.payload, want, PAYLOAD_BYTES);
+    assert_int_equal(kvf_lease_release(the_client, hit.lease), KVF_OK);
+}
+
+static void test_the_daemon_writes_the_sum(void **state)
+{
+    (void)state;
+    assert_int_equal(put_staged("unsummed-block-1", 1, true), KVF_OK);
+    get_and_check("unsummed-block-1", 1);
+}
+
+static void test_a_present_key_exists_whatever_the_payload(void **state)
+{
+    (void)state;
+    assert_int_equal(put_staged("unsummed-block-2", 2, true), KVF_OK);
+    assert_int_equal(put_staged("unsummed-block-2", 2, true), KVF_EXISTS);
+    assert_int_equal(put_staged("unsummed-block-2", 3, true), KVF_EXISTS);
+    get_and_check("unsummed-block-2", 2);
+    /* whoever brings a sum is compared with the one that the daemon found */
+    assert_int_equal(put_staged("unsummed-block-2", 2, false), KVF_EXISTS);
+    assert_int_equal(put_staged("unsummed-block-2", 3, false), KVF_ERR_CONFLICT);
+}
+
+/* What is written to a drive and read back carries the sum as well. */
+static void test_the_sum_is_durable(void **state)
+{
+    (void)state;
+    assert_int_equal(put_staged("unsummed-block-3", 4, true), KVF_OK);
+    the_client = kvf_close(the_client);
+    assert_int_equal(kvf_test_daemon_stop(&the_daemon), 0);
+    kvf_test_daemon_start(&the_daemon);
+    the_client = kvf_test_client_open(&the_daemon, NULL);
+    get_and_check("unsummed-block-3", 4);
+}
+
+/* A wrong sum is still found where one is given. */
+static void test_a_given_sum_is_checked(void **state)
+{
+    (void)state;
+    assert_int_equal(put_staged("unsummed-block-4", 5, false), KVF_OK);
+    get_and_check("unsummed-block-4", 5);
+}
+
+static void test_version_1_has_no_such_flag(void **state)
+{
+    struct kvf_wire_hello hello;
+    struct raw_client raw;
+    struct kvf_shm_sqe sqe;
+    struct kvf_shm_key key;
+
+    (void)state;
+    for (uint16_t version = 1; version <= KVF_WIRE_VERSION_MAX; version++) {
+        raw_connect(&raw, the_daemon.socket_path);
+        raw_hello(&hello);
+        hello.version_max = version;
+        assert_true(raw_begin(&raw, &hello));
+        assert_int_equal(raw.welcome.version, version);
+        assert_true(raw_mapped(&raw));
+        raw_key(&key, 77);
+        key.record_bytes = KVF_RECORD_PAGE_BYTES + 100;
+        raw_sqe(&raw, &sqe, KVF_OP_PUT, 1);
+        sqe.flags = KVF_SQE_UNSUMMED;
+        raw_submit(&raw, &sqe, &key, 1);
+        if (version < KVF_WIRE_VERSION_UNSUMMED) {
+            assert_true(raw_is_hung_up(&raw, 2000));
+        } else {
+            struct kvf_shm_cqe cqe;
+
+            assert_true(raw_take(&raw, &cqe)); /* no record is staged there */
+            assert_int_equal(cqe.status, KVF_ERR_CORRUPT);
+        }
+        raw_close(&raw);
+    }
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    kvf_test_daemon_create(&the_daemon, NULL);
+    kvf_test_daemon_start(&the_daemon);
+    the_client = kvf_test_client_open(&the_daemon, NULL);
+    return the_client != NULL ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    kvf_close(the_client);
+    kvf_test_daemon_destroy(&the_daemon);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_the_daemon_writes_the_sum),
+        cmocka_unit_test(test_a_present_key_exists_whatever_the_payload),
+        cmocka_unit_test(test_a_given_sum_is_checked),
+        cmocka_unit_test(test_version_1_has_no_such_flag),
+        cmocka_unit_test(test_the_sum_is_durable),
+    };
+
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
