@@ -17,7 +17,7 @@
 enum {
     LAYERS = 2,
     TOKENS = 9,
-    N_PLANS = 6,
+    N_PLANS = 10,
     PACKED_BYTES = KVF_BLOCK_HEADER_BYTES + 5 * LAYERS
 };
 
@@ -42,6 +42,8 @@ static const struct {
     {"balanced", KVF_DTYPE_BF16, 64, 64, TOKENS}, {"saw8", KVF_DTYPE_BF16, 80, 80, TOKENS},
     {"exact", KVF_DTYPE_BF16, 64, 64, 20},        {"exact", KVF_DTYPE_F32, 64, 64, 20},
     {"raw", KVF_DTYPE_BF16, 64, 32, TOKENS},      {"balanced", KVF_DTYPE_BF16, 128, 64, 130},
+    {"saw6", KVF_DTYPE_BF16, 80, 80, TOKENS},     {"saw5", KVF_DTYPE_BF16, 128, 128, TOKENS},
+    {"saw3", KVF_DTYPE_BF16, 64, 12, 130},        {"saw2", KVF_DTYPE_F32, 128, 7, TOKENS},
 };
 
 static void target_init(struct target *target, int which)
