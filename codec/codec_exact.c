@@ -132,7 +132,7 @@ static int exact_stored_sizes(const struct kvf_codec_tensor *tensor, uint32_t n_
                                        (size_t)shape.n_chunks * sizeof(uint32_t));
     *sizes_out = (struct kvf_codec_sizes){
         .meta_bytes = shape.meta_bytes,
-        .codes_bytes = kvf_part_bytes(shape.escape_offset + escape_bytes),
+        .codes_bytes = kvf_part_bytes((size_t)shape.escape_offset + escape_bytes),
     };
     return KVF_OK;
 }
@@ -378,8 +378,8 @@ static bool read_chunk(const struct kvf_codec_tensor *tensor, const struct kvf_e
     }
     size_t element = ((size_t)row * n_tokens + (size_t)chunk * shape->tokens_a_chunk) * tensor->dim;
     uint32_t n = kvf_exact_chunk_tokens(shape, n_tokens, chunk) * tensor->dim;
-    const uint8_t *indices = codes + shape->index_offset + row * shape->row_index_bytes +
-                             chunk * shape->chunk_bytes;
+    const uint8_t *indices = codes + shape->index_offset + (size_t)row * shape->row_index_bytes +
+                             (size_t)chunk * shape->chunk_bytes;
     kernels_for(tensor)->join(strip, codes + element * shape->rest_bytes, indices, n, elements);
     return read_escapes(codes + shape->escape_offset + first, end - first, uncoded, n,
                         tensor->element_bytes, elements);

@@ -6,7 +6,6 @@
 #ifndef KVF_CODEC_CODEC_EXACT_SHAPE_H
 #define KVF_CODEC_CODEC_EXACT_SHAPE_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __CUDACC__
@@ -24,20 +23,21 @@ enum kvf_exact_layout {
 
 #define KVF_EXACT_CHUNK_UNCODED 0x80000000U /* directory: bit 31 */
 
+/* All fit 32 bits: a tensor of one layer has at most 2^28 elements. */
 struct kvf_exact_shape {
     uint32_t tokens_a_chunk;
     uint32_t chunks_a_row;
     uint32_t n_chunks;
-    uint32_t rest_bytes;    /* of one element */
-    size_t chunk_bytes;     /* indices of a full chunk */
-    size_t row_index_bytes; /* indices of a row */
-    size_t meta_bytes;      /* padded */
-    size_t index_offset;    /* in codes */
-    size_t escape_offset;   /* in codes */
-    size_t raw_bytes;       /* padded: what codec raw would take */
+    uint32_t rest_bytes;      /* of one element */
+    uint32_t chunk_bytes;     /* indices of a full chunk */
+    uint32_t row_index_bytes; /* indices of a row */
+    uint32_t meta_bytes;      /* padded */
+    uint32_t index_offset;    /* in codes */
+    uint32_t escape_offset;   /* in codes */
+    uint32_t raw_bytes;       /* padded: what codec raw would take */
 };
 
-KVF_EXACT_INLINE size_t kvf_exact_part_bytes(size_t bytes)
+KVF_EXACT_INLINE uint32_t kvf_exact_part_bytes(uint32_t bytes)
 {
     return (bytes + KVF_EXACT_PART_ALIGN - 1) / KVF_EXACT_PART_ALIGN * KVF_EXACT_PART_ALIGN;
 }
@@ -55,8 +55,8 @@ KVF_EXACT_INLINE struct kvf_exact_shape kvf_exact_shape(uint32_t n_rows, uint32_
     shape.row_index_bytes = (shape.chunks_a_row - 1) * shape.chunk_bytes +
                             (last_tokens * dim + 1) / 2;
     shape.meta_bytes = kvf_exact_part_bytes(KVF_EXACT_EXPONENTS +
-                                            ((size_t)shape.n_chunks + 1) * sizeof(uint32_t));
-    size_t n_elements = (size_t)n_rows * n_tokens * dim;
+                                            (shape.n_chunks + 1) * (uint32_t)sizeof(uint32_t));
+    uint32_t n_elements = n_rows * n_tokens * dim;
     shape.index_offset = n_elements * shape.rest_bytes;
     shape.escape_offset = shape.index_offset + n_rows * shape.row_index_bytes;
     shape.raw_bytes = kvf_exact_part_bytes(n_elements * element_bytes);
@@ -73,8 +73,8 @@ KVF_EXACT_INLINE uint32_t kvf_exact_chunk_tokens(const struct kvf_exact_shape *s
 /* Bytes of escapes up to which a strip is still smaller than raw; -1: it never is. */
 KVF_EXACT_INLINE int64_t kvf_exact_escape_bytes_max(const struct kvf_exact_shape *shape)
 {
-    int64_t left = (int64_t)shape->raw_bytes - KVF_EXACT_PART_ALIGN -
-                   (int64_t)(shape->meta_bytes + shape->escape_offset);
+    int64_t left = (int64_t)shape->raw_bytes - KVF_EXACT_PART_ALIGN - shape->meta_bytes -
+                   shape->escape_offset;
     return left >= 0 ? left : -1;
 }
 

@@ -1,0 +1,1049 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_exact.cu: the lossless codec. Bytes are those of codec_exact.c; the layout is in
+ * codec_exact.h.
+ *
+ * Where a part begins depends on all parts before it, and how long it is on its most frequent
+ * exponents. So elements are read twice: once to count, once to write. What is kept of the first
+ * reading is a histogram a chunk, from which, once the exponents are chosen, the number of escapes
+ * follows without a third.
+ *
+ *   kvf_exact_count    warps take chunks: histograms
+ *   kvf_exact_choose   one thread block a part: exponents, where each chunk's escapes begin, size
+ *   kvf_exact_place    one thread block a block: where each part begins, layer table
+ *   kvf_exact_encode   warps take chunks: the part, or what codec raw writes if it does not pay
+ *   kvf_exact_decode   warps take chunks
+ *
+ * A lane works on units of 8 elements: unit u of a chunk is elements 8 u to 8 u + 7.
+ */
+#include "codec/codec_gpu.cuh"
+#include "codec/codec_gpu_scratch.h"
+
+namespace
+{
+
+using namespace kvf;
+
+constexpr uint32_t unit_elements = 8;
+constexpr uint32_t units_a_lane = KVF_EXACT_CHUNK_ELEMENTS / unit_elements / warp_lanes;
+constexpr uint32_t no_index = 1u << 31; /* in a table of indices */
+
+/* 8 elements as they lie in memory. */
+template <int element_bytes> struct unit {
+    uint32_t word[2 * element_bytes];
+
+    __device__ __forceinline__ uint32_t exponent(int i) const
+    {
+        return element_bytes == 2 ? word[i / 2] >> (i % 2 * 16 + 7) & 0xff : word[i] >> 23 & 0xff;
+    }
+};
+
+/* One part at work. */
+struct work_part {
+    const struct kvf_gpu_tensor &tensor;
+    const struct kvf_gpu_part &part;
+    struct kvf_exact_shape shape;
+    pages where;
+    bool is_wide; /* units can be read, or written, 16 bytes at a time */
+    bool is_even; /* elements begin on 2 bytes at least */
+
+    __device__ __forceinline__ work_part(const struct kvf_gpu_work &work,
+                                         const struct kvf_gpu_part &of)
+        : tensor(work.tensors[of.is_v]), part(of),
+          shape(kvf_exact_gpu_shape(&work.tensors[of.is_v], of.n_tokens)), where(work, of),
+          is_wide(where.align() == 16 && tensor.dim % unit_elements == 0),
+          is_even(where.align() % 2 == 0)
+    {
+    }
+};
+
+struct exact_chunk {
+    uint32_t number; /* in the part */
+    uint32_t row;
+    uint32_t token;    /* of the block */
+    uint32_t n;        /* elements */
+    uint32_t element;  /* its first one in the part */
+    uint32_t index_at; /* its indices in codes, from index_offset */
+
+    __device__ __forceinline__ exact_chunk(const work_part &work, uint32_t row_, uint32_t in_row)
+        : number(row_ * work.shape.chunks_a_row + in_row), row(row_),
+          token(in_row * work.shape.tokens_a_chunk),
+          n(kvf_exact_chunk_tokens(&work.shape, work.part.n_tokens, in_row) * work.tensor.dim),
+          element((row_ * work.part.n_tokens + token) * work.tensor.dim),
+          index_at(row_ * work.shape.row_index_bytes + in_row * work.shape.chunk_bytes)
+    {
+    }
+};
+
+__device__ __forceinline__ uint32_t load_u16(const uint8_t *from, bool is_even)
+{
+    return is_even ? *reinterpret_cast<const uint16_t *>(from) : from[0] | from[1] << 8;
+}
+
+__device__ __forceinline__ void store_u16(uint8_t *to, uint32_t value, bool is_even)
+{
+    if (is_even) {
+        *reinterpret_cast<uint16_t *>(to) = (uint16_t)value;
+    } else {
+        to[0] = (uint8_t)value;
+        to[1] = (uint8_t)(value >> 8);
+    }
+}
+
+/* A unit from pages; elements past the chunk's end are 0. */
+template <int element_bytes, bool is_wide>
+__device__ __forceinline__ void load_unit(const work_part &work, const exact_chunk &chunk,
+                                          uint32_t number, unit<element_bytes> *to)
+{
+    uint32_t first = number * unit_elements;
+    uint32_t dim = work.tensor.dim;
+    uint32_t token = first / dim;
+    uint32_t within = first - token * dim;
+    if constexpr (is_wide) {
+        const uint4 *from = reinterpret_cast<const uint4 *>(
+            work.where.vector(chunk.row, chunk.token + token) + within * element_bytes);
+#pragma unroll
+        for (int i = 0; i < element_bytes / 2; i++) {
+            uint4 value = from[i];
+            to->word[4 * i] = value.x;
+            to->word[4 * i + 1] = value.y;
+            to->word[4 * i + 2] = value.z;
+            to->word[4 * i + 3] = value.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2 * element_bytes; i++) {
+            to->word[i] = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < (int)unit_elements; i++) {
+            if (first + i < chunk.n) {
+                const uint8_t *from = work.where.vector(chunk.row, chunk.token + token) +
+                                      within * element_bytes;
+#pragma unroll
+                for (int half = 0; half < element_bytes / 2; half++) {
+                    int at = i * (element_bytes / 2) + half;
+                    to->word[at / 2] |= load_u16(from + 2 * half, work.is_even) << at % 2 * 16;
+                }
+            }
+            if (++within == dim) {
+                within = 0;
+                token++;
+            }
+        }
+    }
+}
+
+/* How many of a unit's elements belong to the chunk. */
+__device__ __forceinline__ int unit_count(const exact_chunk &chunk, uint32_t number)
+{
+    uint32_t first = number * unit_elements;
+    uint32_t left = first < chunk.n ? chunk.n - first : 0;
+    return (int)(left < unit_elements ? left : unit_elements);
+}
+
+template <int element_bytes, bool is_wide>
+__device__ __forceinline__ void load_chunk(const work_part &work, const exact_chunk &chunk,
+                                           uint32_t lane, unit<element_bytes> to[units_a_lane])
+{
+#pragma unroll
+    for (uint32_t k = 0; k < units_a_lane; k++) {
+        uint32_t number = k * warp_lanes + lane;
+        if (number * unit_elements < chunk.n) {
+            load_unit<element_bytes, is_wide>(work, chunk, number, &to[k]);
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Counting
+ */
+
+/* A byte a bin and lane, so that nobody waits for another's addition. */
+struct lane_bins {
+    uint8_t count[KVF_EXACT_BINS][warp_lanes];
+};
+
+template <int element_bytes>
+__device__ __forceinline__ uint32_t largest_exponent(const exact_chunk &chunk, uint32_t lane,
+                                                     const unit<element_bytes> units[units_a_lane])
+{
+    uint32_t largest = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < units_a_lane; k++) {
+        if (unit_count(chunk, k * warp_lanes + lane) != 0) {
+#pragma unroll
+            for (int i = 0; i < 2 * element_bytes; i++) {
+                largest = element_bytes == 2 ? __vmaxu2(largest, units[k].word[i] & 0x7f807f80)
+                                             : max(largest, units[k].word[i] & 0x7f800000);
+            }
+        }
+    }
+    largest = element_bytes == 2 ? max(largest >> 23, largest >> 7 & 0xff) : largest >> 23;
+    return __reduce_max_sync(all_lanes, largest);
+}
+
+/* Bin 0 takes zeros and subnormals, and, which is rare, what lies below the window. Returns the
+ * chunk's word. */
+template <int element_bytes, bool is_wide>
+__device__ __forceinline__ uint32_t count_chunk(const work_part &work, const exact_chunk &chunk,
+                                                uint32_t lane, struct lane_bins *bins,
+                                                uint16_t *bins_out)
+{
+    unit<element_bytes> units[units_a_lane];
+    load_chunk<element_bytes, is_wide>(work, chunk, lane, units);
+    uint32_t largest = largest_exponent<element_bytes>(chunk, lane, units);
+    uint32_t base = largest >= KVF_EXACT_BINS ? largest - (KVF_EXACT_BINS - 2) : 1;
+    uint4 *zero = reinterpret_cast<uint4 *>(bins);
+#pragma unroll
+    for (uint32_t i = 0; i < sizeof(*bins) / sizeof(*zero) / warp_lanes; i++) {
+        zero[i * warp_lanes + lane] = make_uint4(0, 0, 0, 0);
+    }
+    __syncwarp();
+#pragma unroll
+    for (uint32_t k = 0; k < units_a_lane; k++) {
+        int n = unit_count(chunk, k * warp_lanes + lane);
+#pragma unroll
+        for (int i = 0; i < (int)unit_elements; i++) {
+            if (i < n) {
+                int bin = max((int)units[k].exponent(i) - (int)base + 1, 0);
+                bins->count[bin][lane]++;
+            }
+        }
+    }
+    bool is_below = false;
+    if (base > 1 && bins->count[0][lane] != 0) {
+#pragma unroll
+        for (uint32_t k = 0; k < units_a_lane; k++) {
+            int n = unit_count(chunk, k * warp_lanes + lane);
+#pragma unroll
+            for (int i = 0; i < (int)unit_elements; i++) {
+                uint32_t exponent = i < n ? units[k].exponent(i) : 0;
+                is_below |= exponent != 0 && exponent < base;
+            }
+        }
+    }
+    uint32_t wide = __ballot_sync(all_lanes, is_below) != 0 ? KVF_EXACT_CHUNK_WIDE : 0;
+    __syncwarp();
+    /* two bins a lane, halves of a bin in an order that spreads over the banks */
+#pragma unroll
+    for (uint32_t j = 0; j < KVF_EXACT_BINS / warp_lanes; j++) {
+        const uint4 *half = reinterpret_cast<const uint4 *>(bins->count[j * warp_lanes + lane]);
+        uint32_t sum = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < 2; i++) {
+            uint4 counts = half[i ^ (lane >> 2 & 1)];
+            sum = __dp4a(counts.x, 0x01010101u, sum);
+            sum = __dp4a(counts.y, 0x01010101u, sum);
+            sum = __dp4a(counts.z, 0x01010101u, sum);
+            sum = __dp4a(counts.w, 0x01010101u, sum);
+        }
+        bins_out[j * warp_lanes + lane] = (uint16_t)sum;
+    }
+    __syncwarp();
+    return base | wide;
+}
+
+/* Places in scratch. */
+struct scratch {
+    struct kvf_exact_gpu_part *part;
+    uint32_t *chunks;
+    uint16_t *bins;
+
+    __device__ __forceinline__ scratch(const struct kvf_gpu_work &work, uint32_t tensors,
+                                       uint32_t part_index)
+    {
+        struct kvf_gpu_scratch at = kvf_gpu_scratch(&work, tensors);
+        uint64_t first = (uint64_t)part_index * at.n_chunks;
+        part = reinterpret_cast<struct kvf_exact_gpu_part *>(work.scratch + at.exact_parts_offset) +
+               part_index;
+        chunks = reinterpret_cast<uint32_t *>(work.scratch + at.chunks_offset) + first;
+        bins = reinterpret_cast<uint16_t *>(work.scratch + at.bins_offset) + first * KVF_EXACT_BINS;
+    }
+};
+
+/* -------------------------------------------------------------------------------------------------
+ * Choosing
+ */
+
+/* Exclusive prefix sum over the thread block, and the total. */
+__device__ __forceinline__ uint32_t block_scan(uint32_t value, uint32_t *total_out)
+{
+    __shared__ uint32_t sums[warp_lanes];
+    uint32_t lane = threadIdx.x % warp_lanes;
+    uint32_t warp = threadIdx.x / warp_lanes;
+    uint32_t sum = value;
+    for (uint32_t step = 1; step < warp_lanes; step *= 2) {
+        uint32_t other = __shfl_up_sync(all_lanes, sum, step);
+        sum += lane >= step ? other : 0;
+    }
+    __syncthreads();
+    if (lane == warp_lanes - 1) {
+        sums[warp] = sum;
+    }
+    __syncthreads();
+    uint32_t before = 0;
+    uint32_t total = 0;
+    for (uint32_t i = 0; i < blockDim.x / warp_lanes; i++) {
+        before += i < warp ? sums[i] : 0;
+        total += sums[i];
+    }
+    *total_out = total;
+    return before + sum - value;
+}
+
+__device__ __forceinline__ uint32_t bin_exponent(uint32_t bin, uint32_t word)
+{
+    uint32_t base = word & 0xff;
+    return bin == 0 ? 0 : base + bin - 1;
+}
+
+/* Call visit(exponent, count) for all that occurs in a chunk, over a warp. bins: two of them, of
+ * this lane. */
+template <typename F>
+__device__ __forceinline__ void visit_exponents(const work_part &work, uint32_t number,
+                                                uint32_t word, uint32_t bins, uint32_t lane,
+                                                F visit)
+{
+    if ((word & KVF_EXACT_CHUNK_WIDE) == 0) {
+        uint32_t exponent = bin_exponent(2 * lane, word);
+        if ((bins & 0xffff) != 0) {
+            visit(exponent, bins & 0xffff);
+        }
+        if (bins >> 16 != 0) {
+            visit(bin_exponent(2 * lane + 1, word), bins >> 16);
+        }
+        return;
+    }
+    uint32_t row = number / work.shape.chunks_a_row;
+    exact_chunk chunk(work, row, number - row * work.shape.chunks_a_row);
+    for (uint32_t i = lane; i < chunk.n; i += warp_lanes) {
+        uint32_t token = i / work.tensor.dim;
+        const uint8_t *top = work.where.vector(chunk.row, chunk.token + token) +
+                             (i - token * work.tensor.dim + 1) * work.tensor.element_bytes - 2;
+        visit(load_u16(top, work.is_even) >> 7 & 0xff, 1);
+    }
+}
+
+/* For each chunk: visit its exponents, then call done(chunk). Several chunks' bins are on their way
+ * at once. */
+template <typename F, typename G>
+__device__ __forceinline__ void visit_chunks(const work_part &work, const scratch &scratch, F visit,
+                                             G done)
+{
+    constexpr uint32_t batch = 8;
+    uint32_t lane = threadIdx.x % warp_lanes;
+    uint32_t n_warps = blockDim.x / warp_lanes;
+    const uint32_t *bins = reinterpret_cast<const uint32_t *>(scratch.bins);
+    for (uint32_t first = threadIdx.x / warp_lanes; first < work.shape.n_chunks;
+         first += batch * n_warps) {
+        uint32_t two[batch];
+        uint32_t word[batch];
+#pragma unroll
+        for (uint32_t i = 0; i < batch; i++) {
+            uint32_t number = first + i * n_warps;
+            if (number < work.shape.n_chunks) {
+                two[i] = bins[(uint64_t)number * (KVF_EXACT_BINS / 2) + lane];
+                word[i] = scratch.chunks[number];
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < batch; i++) {
+            uint32_t number = first + i * n_warps;
+            if (number < work.shape.n_chunks) {
+                visit_exponents(work, number, word[i], two[i], lane, visit);
+                done(number);
+            }
+        }
+    }
+}
+
+/* The most frequent exponents, the smaller one first among equals: an exponent's index is the
+ * number of those that come before it. index: KVF_EXACT_EXPONENTS where there is none. */
+__device__ __forceinline__ void rank_exponents(const uint32_t counts[256], uint32_t ranks[256],
+                                               struct kvf_exact_gpu_part *part)
+{
+    constexpr uint32_t threads_an_exponent = KVF_EXACT_CHOOSE_THREADS / 256;
+    uint32_t exponent = threadIdx.x % 256;
+    uint32_t first = threadIdx.x / 256 * (256 / threads_an_exponent);
+    uint32_t count = counts[exponent];
+    uint32_t before = 0;
+    for (uint32_t i = first; i < first + 256 / threads_an_exponent; i++) {
+        before += counts[i] > count || (counts[i] == count && i < exponent);
+    }
+    atomicAdd(&ranks[exponent], before);
+    if (threadIdx.x < KVF_EXACT_EXPONENTS) {
+        part->exponent[threadIdx.x] = 0; /* entries that nothing takes */
+    }
+    __syncthreads();
+    if (threadIdx.x < 256) {
+        uint32_t rank = ranks[exponent];
+        bool is_coded = rank < KVF_EXACT_EXPONENTS && count != 0;
+        if (is_coded) {
+            part->exponent[rank] = (uint8_t)exponent;
+        }
+        ranks[exponent] = is_coded ? rank : KVF_EXACT_EXPONENTS;
+        part->index[exponent] = (uint8_t)ranks[exponent];
+    }
+    __syncthreads();
+}
+
+/* From bytes of escapes of each chunk, bit 31 for uncoded ones, to the directory. */
+__device__ __forceinline__ void fill_directory(const work_part &work, const scratch &scratch)
+{
+    uint32_t at = 0;
+    for (uint32_t first = 0; first < work.shape.n_chunks; first += blockDim.x) {
+        uint32_t number = first + threadIdx.x;
+        uint32_t word = number < work.shape.n_chunks ? scratch.chunks[number] : 0;
+        uint32_t total;
+        uint32_t before = block_scan(word & ~KVF_EXACT_CHUNK_UNCODED, &total);
+        if (number < work.shape.n_chunks) {
+            scratch.chunks[number] = (at + before) | (word & KVF_EXACT_CHUNK_UNCODED);
+        }
+        at += total;
+    }
+    if (threadIdx.x == 0) {
+        bool is_raw = (int64_t)at > kvf_exact_escape_bytes_max(&work.shape);
+        scratch.part->escape_bytes = at;
+        scratch.part->is_raw = is_raw;
+        scratch.part->bytes = is_raw ? work.shape.raw_bytes
+                                     : work.shape.meta_bytes +
+                                           part_bytes(work.shape.escape_offset + at);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Writing
+ */
+
+/* Where a part is written. */
+struct part_writer {
+    uint8_t *strip;
+    uint8_t *codes;
+    uint8_t *indices;
+    uint8_t *escapes;
+
+    __device__ __forceinline__ explicit part_writer(const work_part &work)
+        : strip(reinterpret_cast<uint8_t *>(work.part.stored)),
+          codes(strip + work.shape.meta_bytes), indices(codes + work.shape.index_offset),
+          escapes(codes + work.shape.escape_offset)
+    {
+    }
+};
+
+/* Sign and mantissa of 8 elements, and back. */
+__device__ __forceinline__ void split_rest(const unit<2> &from, uint32_t rest[2])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t a = from.word[2 * i];
+        uint32_t b = from.word[2 * i + 1];
+        a = (a & 0x007f007f) | (a >> 8 & 0x00800080);
+        b = (b & 0x007f007f) | (b >> 8 & 0x00800080);
+        rest[i] = __byte_perm(a, b, 0x6420);
+    }
+}
+
+__device__ __forceinline__ void split_rest(const unit<4> &from, uint32_t rest[6])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t kept[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint32_t bits = from.word[4 * i + j];
+            kept[j] = (bits >> 8 & 0x800000) | (bits & 0x7fffff);
+        }
+        rest[3 * i] = kept[0] | kept[1] << 24;
+        rest[3 * i + 1] = kept[1] >> 8 | kept[2] << 16;
+        rest[3 * i + 2] = kept[2] >> 16 | kept[3] << 8;
+    }
+}
+
+/* Words that begin on 4 bytes, pairs of them on 8, or bytes of which only so many are written. */
+template <int n_words, bool is_wide>
+__device__ __forceinline__ void store_words(uint8_t *to, const uint32_t *words, uint32_t n_bytes)
+{
+    if constexpr (is_wide) {
+        if (n_words == 1) {
+            *reinterpret_cast<uint32_t *>(to) = words[0];
+        }
+#pragma unroll
+        for (int i = 0; i + 1 < n_words; i += 2) {
+            reinterpret_cast<uint2 *>(to)[i / 2] = make_uint2(words[i], words[i + 1]);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4 * n_words; i++) {
+            if (i < (int)n_bytes) {
+                to[i] = (uint8_t)(words[i / 4] >> i % 4 * 8);
+            }
+        }
+    }
+}
+
+template <int n_words, bool is_wide>
+__device__ __forceinline__ void load_words(const uint8_t *from, uint32_t *words, uint32_t n_bytes)
+{
+    if constexpr (is_wide) {
+        if (n_words == 1) {
+            words[0] = *reinterpret_cast<const uint32_t *>(from);
+        }
+#pragma unroll
+        for (int i = 0; i + 1 < n_words; i += 2) {
+            uint2 two = reinterpret_cast<const uint2 *>(from)[i / 2];
+            words[i] = two.x;
+            words[i + 1] = two.y;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < n_words; i++) {
+            words[i] = 0;
+        }
+#pragma unroll
+        for (int i = 0; i < 4 * n_words; i++) {
+            if (i < (int)n_bytes) {
+                words[i / 4] |= (uint32_t)from[i] << i % 4 * 8;
+            }
+        }
+    }
+}
+
+/* Escapes of a row of 32 units, whose lanes have these bits set; at counts what came before. */
+template <int element_bytes>
+__device__ __forceinline__ uint32_t write_escapes(const unit<element_bytes> &from, uint32_t bits,
+                                                  uint32_t number, uint32_t lane, uint32_t at,
+                                                  uint8_t *escapes)
+{
+    uint32_t mine = __popc(bits);
+    uint32_t sum = mine;
+    for (uint32_t step = 1; step < warp_lanes; step *= 2) {
+        uint32_t other = __shfl_up_sync(all_lanes, sum, step);
+        sum += lane >= step ? other : 0;
+    }
+    uint8_t *to = escapes + KVF_EXACT_ESCAPE_BYTES * (at + sum - mine);
+#pragma unroll
+    for (int i = 0; i < (int)unit_elements; i++) {
+        if ((bits >> i & 1) != 0) {
+            uint32_t position = number * unit_elements + i;
+            to[0] = (uint8_t)position;
+            to[1] = (uint8_t)(position >> 8);
+            to[2] = (uint8_t)from.exponent(i);
+            to += KVF_EXACT_ESCAPE_BYTES;
+        }
+    }
+    return at + __shfl_sync(all_lanes, sum, warp_lanes - 1);
+}
+
+/* word: the chunk's entry in the directory; table: no_index, or an index. */
+template <int element_bytes, bool is_wide>
+__device__ __forceinline__ void write_chunk(const work_part &work, const exact_chunk &chunk,
+                                            const part_writer &writer, uint32_t word, uint32_t lane,
+                                            const uint32_t table[256])
+{
+    unit<element_bytes> units[units_a_lane];
+    load_chunk<element_bytes, is_wide>(work, chunk, lane, units);
+    constexpr uint32_t rest_bytes = element_bytes - 1;
+    uint8_t *escapes = writer.escapes + (word & ~KVF_EXACT_CHUNK_UNCODED);
+    bool is_uncoded = (word & KVF_EXACT_CHUNK_UNCODED) != 0;
+    uint32_t n_escapes = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < units_a_lane; k++) {
+        uint32_t number = k * warp_lanes + lane;
+        uint32_t n = (uint32_t)unit_count(chunk, number);
+        uint32_t indices = 0;
+        uint32_t bits = 0;
+        if (n != 0) {
+            uint32_t any = 0;
+            uint32_t found[unit_elements];
+#pragma unroll
+            for (int i = 0; i < (int)unit_elements; i++) {
+                found[i] = is_wide || i < (int)n ? table[units[k].exponent(i)] : 0;
+                any |= found[i];
+                indices |= i == 0 ? found[i] & 15 : found[i] << 4 * i; /* no_index is lost */
+            }
+            if ((any & no_index) != 0) {
+#pragma unroll
+                for (int i = 0; i < (int)unit_elements; i++) {
+                    bits |= found[i] >> 31 << i;
+                }
+            }
+            indices = is_uncoded ? 0 : indices;
+            uint32_t rest[2 * rest_bytes];
+            split_rest(units[k], rest);
+            store_words<2 * rest_bytes, is_wide>(
+                writer.codes + (uint64_t)(chunk.element + number * unit_elements) * rest_bytes,
+                rest, n * rest_bytes);
+            store_words<1, is_wide>(writer.indices + chunk.index_at + 4 * number, &indices,
+                                    (n + 1) / 2);
+            if (is_uncoded) {
+#pragma unroll
+                for (int i = 0; i < (int)unit_elements; i++) {
+                    if (i < (int)n) {
+                        escapes[number * unit_elements + i] = (uint8_t)units[k].exponent(i);
+                    }
+                }
+            }
+        }
+        if (!is_uncoded && __ballot_sync(all_lanes, bits != 0) != 0) {
+            n_escapes = write_escapes<element_bytes>(units[k], bits, number, lane, n_escapes,
+                                                     escapes);
+        }
+    }
+}
+
+/* What no chunk owns: the exponents, the last entry of the directory, zeroes. */
+__device__ __forceinline__ void write_frame(const work_part &work, const part_writer &writer,
+                                            const struct kvf_exact_gpu_part &known, uint32_t lane)
+{
+    uint32_t directory_end = KVF_EXACT_EXPONENTS + 4 * (work.shape.n_chunks + 1);
+    uint32_t codes_end = work.shape.escape_offset + known.escape_bytes;
+    if (lane < KVF_EXACT_EXPONENTS) {
+        writer.strip[lane] = known.exponent[lane];
+    }
+    if (lane == 0) {
+        *reinterpret_cast<uint32_t *>(writer.strip + directory_end - 4) = known.escape_bytes;
+    }
+    zero_bytes(writer.strip + directory_end, work.shape.meta_bytes - directory_end, lane,
+               warp_lanes);
+    zero_bytes(writer.codes + codes_end, part_bytes(codes_end) - codes_end, lane, warp_lanes);
+}
+
+/* The chunk as codec raw has it. */
+template <int element_bytes, bool is_wide>
+__device__ __forceinline__ void write_raw_chunk(const work_part &work, const exact_chunk &chunk,
+                                                const part_writer &writer, uint32_t lane)
+{
+    unit<element_bytes> units[units_a_lane];
+    load_chunk<element_bytes, is_wide>(work, chunk, lane, units);
+#pragma unroll
+    for (uint32_t k = 0; k < units_a_lane; k++) {
+        uint32_t number = k * warp_lanes + lane;
+        uint32_t n = (uint32_t)unit_count(chunk, number);
+        if (n != 0) {
+            store_words<2 * element_bytes, is_wide>(
+                writer.strip + (uint64_t)(chunk.element + number * unit_elements) * element_bytes,
+                units[k].word, n * element_bytes);
+        }
+    }
+}
+
+__device__ __forceinline__ void write_raw_frame(const work_part &work, const part_writer &writer,
+                                                uint32_t lane)
+{
+    uint32_t bytes = work.tensor.n_heads * work.part.n_tokens * work.tensor.dim *
+                     work.tensor.element_bytes;
+    zero_bytes(writer.strip + bytes, work.shape.raw_bytes - bytes, lane, warp_lanes);
+}
+
+template <int element_bytes, bool is_wide>
+__device__ __forceinline__ void write_piece(const work_part &work, const scratch &scratch,
+                                            uint32_t piece, const uint32_t table[256])
+{
+    uint32_t lane = threadIdx.x % warp_lanes;
+    uint32_t first = piece * KVF_EXACT_PIECE_CHUNKS + threadIdx.x / warp_lanes;
+    part_writer writer(work);
+    bool is_raw = scratch.part->is_raw != 0;
+    for (uint32_t i = 0; i < KVF_EXACT_PIECE_CHUNKS; i += KVF_EXACT_WARPS) {
+        uint32_t number = first + i;
+        if (number >= work.shape.n_chunks) {
+            break;
+        }
+        uint32_t row = number / work.shape.chunks_a_row;
+        exact_chunk chunk(work, row, number - row * work.shape.chunks_a_row);
+        if (is_raw) {
+            write_raw_chunk<element_bytes, is_wide>(work, chunk, writer, lane);
+        } else {
+            uint32_t word = scratch.chunks[number];
+            write_chunk<element_bytes, is_wide>(work, chunk, writer, word, lane, table);
+            if (lane == 0) {
+                reinterpret_cast<uint32_t *>(writer.strip + KVF_EXACT_EXPONENTS)[number] = word;
+            }
+        }
+    }
+    if (first == 0) {
+        if (is_raw) {
+            write_raw_frame(work, writer, lane);
+        } else {
+            write_frame(work, writer, *scratch.part, lane);
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Reading
+ */
+
+/* Tables of exponents, in place: of bf16 for both halves of a byte of indices, of fp32 for one. */
+template <int element_bytes>
+__device__ __forceinline__ void fill_exponents(const uint8_t *exponent, uint32_t table[256])
+{
+    for (uint32_t i = threadIdx.x; i < 256; i += blockDim.x) {
+        table[i] = element_bytes == 2
+                       ? (uint32_t)exponent[i & 15] << 7 | (uint32_t)exponent[i >> 4] << 23
+                       : (uint32_t)exponent[i & 15] << 23;
+    }
+}
+
+__device__ __forceinline__ void join_unit(const uint32_t rest[2], uint32_t indices,
+                                          const uint32_t table[256], unit<2> *to)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t two = __byte_perm(rest[i / 2], 0, i % 2 != 0 ? 0x4342 : 0x4140);
+        to->word[i] = (two & 0x007f007f) | (two & 0x00800080) << 8 | table[indices >> 8 * i & 0xff];
+    }
+}
+
+__device__ __forceinline__ void join_unit(const uint32_t rest[6], uint32_t indices,
+                                          const uint32_t table[256], unit<4> *to)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t *three = rest + 3 * i;
+        uint32_t kept[4] = {three[0], three[0] >> 24 | three[1] << 8,
+                            three[1] >> 16 | three[2] << 16, three[2] >> 8};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            to->word[4 * i + j] = (kept[j] & 0x800000) << 8 | (kept[j] & 0x7fffff) |
+                                  table[indices >> 4 * (4 * i + j) & 15];
+        }
+    }
+}
+
+/* The exponent of an element whose sign and mantissa are right. */
+__device__ __forceinline__ uint32_t with_exponent(uint32_t top, uint32_t exponent)
+{
+    return (top & 0x807f) | exponent << 7;
+}
+
+/* A unit to pages, as far as its tokens are wanted. */
+template <int element_bytes, bool is_wide>
+__device__ __forceinline__ void store_unit(const work_part &work, const exact_chunk &chunk,
+                                           uint32_t number, const unit<element_bytes> &from)
+{
+    uint32_t first = number * unit_elements;
+    uint32_t dim = work.tensor.dim;
+    uint32_t token = first / dim;
+    uint32_t within = first - token * dim;
+    uint32_t wanted = chunk.token + token - work.part.token_first; /* wraps if before */
+    if constexpr (is_wide) {
+        if (wanted < work.part.n_wanted) {
+            uint4 *to = reinterpret_cast<uint4 *>(work.where.vector(chunk.row, wanted) +
+                                                  within * element_bytes);
+#pragma unroll
+            for (int i = 0; i < element_bytes / 2; i++) {
+                to[i] = make_uint4(from.word[4 * i], from.word[4 * i + 1], from.word[4 * i + 2],
+                                   from.word[4 * i + 3]);
+            }
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < (int)unit_elements; i++) {
+            if (first + i < chunk.n && wanted < work.part.n_wanted) {
+                uint8_t *to = work.where.vector(chunk.row, wanted) + within * element_bytes;
+#pragma unroll
+                for (int half = 0; half < element_bytes / 2; half++) {
+                    int at = i * (element_bytes / 2) + half;
+                    store_u16(to + 2 * half, from.word[at / 2] >> at % 2 * 16, work.is_even);
+                }
+            }
+            if (++within == dim) {
+                within = 0;
+                wanted++;
+            }
+        }
+    }
+}
+
+/* The upper 16 bits of one element in its page, to be corrected; NULL if its token is not
+ * wanted. */
+__device__ __forceinline__ uint8_t *element_top(const work_part &work, const exact_chunk &chunk,
+                                                uint32_t position)
+{
+    uint32_t token = position / work.tensor.dim;
+    uint32_t wanted = chunk.token + token - work.part.token_first;
+    if (wanted >= work.part.n_wanted) {
+        return nullptr;
+    }
+    return work.where.vector(chunk.row, wanted) +
+           (position - token * work.tensor.dim + 1) * work.tensor.element_bytes - 2;
+}
+
+/* A chunk's entry in the directory, or none if it cannot be true. */
+struct chunk_escapes {
+    const uint8_t *at;
+    uint32_t bytes;
+    bool is_uncoded;
+};
+
+__device__ __forceinline__ struct chunk_escapes
+find_escapes(const work_part &work, const exact_chunk &chunk, const part_writer &reader)
+{
+    const uint32_t *directory = reinterpret_cast<const uint32_t *>(reader.strip +
+                                                                   KVF_EXACT_EXPONENTS);
+    uint32_t word = directory[chunk.number];
+    uint32_t first = word & ~KVF_EXACT_CHUNK_UNCODED;
+    uint32_t end = directory[chunk.number + 1] & ~KVF_EXACT_CHUNK_UNCODED;
+    uint32_t bytes_max = work.part.part_bytes - (work.shape.meta_bytes + work.shape.escape_offset);
+    struct chunk_escapes escapes = {reader.escapes + first, end - first,
+                                    (word & KVF_EXACT_CHUNK_UNCODED) != 0};
+    if (first > end || end > bytes_max || (escapes.is_uncoded && escapes.bytes != chunk.n)) {
+        escapes = {reader.escapes, 0, false};
+    }
+    return escapes;
+}
+
+template <int element_bytes, bool is_wide>
+__device__ __forceinline__ void read_chunk(const work_part &work, const exact_chunk &chunk,
+                                           const part_writer &reader, uint32_t lane,
+                                           const uint32_t table[256])
+{
+    constexpr uint32_t rest_bytes = element_bytes - 1;
+    struct chunk_escapes escapes = find_escapes(work, chunk, reader);
+    uint32_t rest[units_a_lane][2 * rest_bytes];
+    uint32_t indices[units_a_lane];
+#pragma unroll
+    for (uint32_t k = 0; k < units_a_lane; k++) {
+        uint32_t number = k * warp_lanes + lane;
+        uint32_t n = (uint32_t)unit_count(chunk, number);
+        if (n != 0) {
+            load_words<2 * rest_bytes, is_wide>(
+                reader.codes + (uint64_t)(chunk.element + number * unit_elements) * rest_bytes,
+                rest[k], n * rest_bytes);
+            load_words<1, is_wide>(reader.indices + chunk.index_at + 4 * number, &indices[k],
+                                   (n + 1) / 2);
+        }
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < units_a_lane; k++) {
+        uint32_t number = k * warp_lanes + lane;
+        if (number * unit_elements < chunk.n) {
+            unit<element_bytes> joined;
+            join_unit(rest[k], indices[k], table, &joined);
+            store_unit<element_bytes, is_wide>(work, chunk, number, joined);
+        }
+    }
+    /* Escapes are corrected in the pages: they are few. */
+    __syncwarp();
+    uint32_t n_escapes = escapes.is_uncoded ? chunk.n : escapes.bytes / KVF_EXACT_ESCAPE_BYTES;
+    for (uint32_t i = lane; i < n_escapes; i += warp_lanes) {
+        const uint8_t *at = escapes.at + KVF_EXACT_ESCAPE_BYTES * i;
+        uint32_t position = escapes.is_uncoded ? i : at[0] | at[1] << 8;
+        uint32_t exponent = escapes.is_uncoded ? escapes.at[i] : at[2];
+        uint8_t *top = position < chunk.n ? element_top(work, chunk, position) : nullptr;
+        if (top != nullptr) {
+            uint32_t bits = with_exponent(load_u16(top, work.is_even), exponent);
+            store_u16(top, bits, work.is_even);
+        }
+    }
+}
+
+template <int element_bytes, bool is_wide>
+__device__ __forceinline__ void read_piece(const work_part &work, uint32_t piece,
+                                           const uint32_t table[256])
+{
+    uint32_t lane = threadIdx.x % warp_lanes;
+    uint32_t tokens_a_chunk = work.shape.tokens_a_chunk;
+    uint32_t chunk_first = work.part.token_first / tokens_a_chunk;
+    uint32_t chunk_end = ceil_div(work.part.token_first + work.part.n_wanted, tokens_a_chunk);
+    uint32_t chunks_a_row = chunk_end - chunk_first;
+    part_writer reader(work);
+    for (uint32_t i = threadIdx.x / warp_lanes; i < KVF_EXACT_PIECE_CHUNKS; i += KVF_EXACT_WARPS) {
+        uint32_t number = piece * KVF_EXACT_PIECE_CHUNKS + i;
+        if (number >= chunks_a_row * work.tensor.n_heads) {
+            break;
+        }
+        uint32_t row = number / chunks_a_row;
+        exact_chunk chunk(work, row, chunk_first + number - row * chunks_a_row);
+        read_chunk<element_bytes, is_wide>(work, chunk, reader, lane, table);
+    }
+}
+
+/* The part of a thread block, if the launch is for its tensor; n_pieces blocks a part. */
+__device__ __forceinline__ bool find_part(const struct kvf_gpu_work &work, uint32_t tensors,
+                                          uint32_t *piece_out, struct kvf_gpu_part *part_out)
+{
+    uint32_t n_pieces = gridDim.x / work.n_parts;
+    uint32_t index = blockIdx.x / n_pieces;
+    *piece_out = blockIdx.x - index * n_pieces;
+    *part_out = parts_of(work)[index];
+    return (tensors >> part_out->is_v & 1) != 0;
+}
+
+constexpr uint32_t n_threads = KVF_EXACT_WARPS * warp_lanes;
+
+template <int element_bytes>
+__device__ __forceinline__ void count_piece(const struct kvf_gpu_work &work, uint32_t tensors)
+{
+    __shared__ __align__(16) struct lane_bins bins[KVF_EXACT_WARPS];
+    struct kvf_gpu_part part;
+    uint32_t piece;
+    if (!find_part(work, tensors, &piece, &part)) {
+        return;
+    }
+    work_part at(work, part);
+    scratch scratch(work, tensors, blockIdx.x / (gridDim.x / work.n_parts));
+    uint32_t lane = threadIdx.x % warp_lanes;
+    uint32_t warp = threadIdx.x / warp_lanes;
+    for (uint32_t i = warp; i < KVF_EXACT_PIECE_CHUNKS; i += KVF_EXACT_WARPS) {
+        uint32_t number = piece * KVF_EXACT_PIECE_CHUNKS + i;
+        if (number >= at.shape.n_chunks) {
+            return;
+        }
+        uint32_t row = number / at.shape.chunks_a_row;
+        exact_chunk chunk(at, row, number - row * at.shape.chunks_a_row);
+        uint16_t *bins_out = scratch.bins + (uint64_t)number * KVF_EXACT_BINS;
+        uint32_t word =
+            at.is_wide ? count_chunk<element_bytes, true>(at, chunk, lane, &bins[warp], bins_out)
+                       : count_chunk<element_bytes, false>(at, chunk, lane, &bins[warp], bins_out);
+        if (lane == 0) {
+            scratch.chunks[number] = word;
+        }
+    }
+}
+
+template <int element_bytes>
+__device__ __forceinline__ void encode_piece(const struct kvf_gpu_work &work, uint32_t tensors)
+{
+    __shared__ uint32_t table[256];
+    struct kvf_gpu_part part;
+    uint32_t piece;
+    if (!find_part(work, tensors, &piece, &part)) {
+        return;
+    }
+    work_part at(work, part);
+    scratch scratch(work, tensors, blockIdx.x / (gridDim.x / work.n_parts));
+    for (uint32_t i = threadIdx.x; i < 256; i += n_threads) {
+        uint32_t index = scratch.part->index[i];
+        table[i] = index == KVF_EXACT_EXPONENTS ? no_index : index;
+    }
+    __syncthreads();
+    if (at.is_wide) {
+        write_piece<element_bytes, true>(at, scratch, piece, table);
+    } else {
+        write_piece<element_bytes, false>(at, scratch, piece, table);
+    }
+}
+
+/* Whatever the parts hold, nothing outside of them and of the pages is touched. */
+template <int element_bytes>
+__device__ __forceinline__ void decode_piece(const struct kvf_gpu_work &work, uint32_t tensors)
+{
+    __shared__ uint32_t table[256];
+    struct kvf_gpu_part part;
+    uint32_t piece;
+    if (!find_part(work, tensors, &piece, &part)) {
+        return;
+    }
+    work_part at(work, part);
+    if (part.part_bytes < at.shape.meta_bytes + at.shape.escape_offset) {
+        return;
+    }
+    fill_exponents<element_bytes>(reinterpret_cast<const uint8_t *>(part.stored), table);
+    __syncthreads();
+    if (at.is_wide) {
+        read_piece<element_bytes, true>(at, piece, table);
+    } else {
+        read_piece<element_bytes, false>(at, piece, table);
+    }
+}
+
+} // namespace
+
+/* tensors, of all kernels but decode: those of exact. */
+#define KVF_EXACT_KERNEL(name, function, blocks_a_processor)                                       \
+    extern "C" __global__ void __launch_bounds__(n_threads, blocks_a_processor)                    \
+        name(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)                   \
+    {                                                                                              \
+        function(work, tensors);                                                                   \
+    }
+
+KVF_EXACT_KERNEL(kvf_exact_count_bf16, count_piece<2>, 4)
+KVF_EXACT_KERNEL(kvf_exact_count_f32, count_piece<4>, 2)
+KVF_EXACT_KERNEL(kvf_exact_encode_bf16, encode_piece<2>, 4)
+KVF_EXACT_KERNEL(kvf_exact_encode_f32, encode_piece<4>, 2)
+KVF_EXACT_KERNEL(kvf_exact_decode_bf16, decode_piece<2>, 4)
+KVF_EXACT_KERNEL(kvf_exact_decode_f32, decode_piece<4>, 2)
+
+extern "C" __global__ void __launch_bounds__(KVF_EXACT_CHOOSE_THREADS)
+    kvf_exact_choose(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)
+{
+    __shared__ uint32_t counts[256];
+    __shared__ uint32_t ranks[256]; /* then indices */
+    struct kvf_gpu_part part;
+    uint32_t piece;
+    if (!find_part(work, tensors, &piece, &part)) {
+        return;
+    }
+    work_part at(work, part);
+    scratch scratch(work, tensors, blockIdx.x);
+    for (uint32_t i = threadIdx.x; i < 256; i += blockDim.x) {
+        counts[i] = 0;
+        ranks[i] = 0;
+    }
+    __syncthreads();
+    visit_chunks(
+        at, scratch,
+        [&](uint32_t exponent, uint32_t count) { atomicAdd(&counts[exponent], count); },
+        [](uint32_t) {});
+    __syncthreads();
+    rank_exponents(counts, ranks, scratch.part);
+    uint32_t escapes = 0;
+    visit_chunks(
+        at, scratch,
+        [&](uint32_t exponent, uint32_t count) {
+            escapes += ranks[exponent] == KVF_EXACT_EXPONENTS ? count : 0;
+        },
+        [&](uint32_t number) {
+            __syncwarp();
+            uint32_t n_escapes = __reduce_add_sync(all_lanes, escapes);
+            uint32_t row = number / at.shape.chunks_a_row;
+            uint32_t n = exact_chunk(at, row, number - row * at.shape.chunks_a_row).n;
+            uint32_t bytes = n_escapes * KVF_EXACT_ESCAPE_BYTES;
+            if (threadIdx.x % warp_lanes == 0) {
+                scratch.chunks[number] = bytes > n ? n | KVF_EXACT_CHUNK_UNCODED : bytes;
+            }
+            escapes = 0;
+        });
+    __syncthreads();
+    fill_directory(at, scratch);
+}
+
+/* One thread block a block, one thread a part. */
+extern "C" __global__ void __launch_bounds__(KVF_EXACT_PLACE_THREADS)
+    kvf_exact_place(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)
+{
+    uint32_t parts_a_layer = work.has_v ? 2 : 1;
+    uint32_t n_parts = work.n_layers * parts_a_layer;
+    struct kvf_gpu_part *parts = parts_of(work) + blockIdx.x * n_parts;
+    uint64_t payload = parts[0].stored;
+    bool is_part = threadIdx.x < n_parts;
+    uint32_t is_v = is_part ? parts[threadIdx.x].is_v : 0;
+    uint32_t n_tokens = is_part ? parts[threadIdx.x].n_tokens : 0;
+    bool is_exact = (tensors >> is_v & 1) != 0;
+    uint32_t bits = work.tensors[is_v].bits;
+    uint32_t bytes = 0;
+    if (is_part && is_exact) {
+        scratch scratch(work, tensors, blockIdx.x * n_parts + threadIdx.x);
+        bytes = scratch.part->bytes;
+        bits = scratch.part->is_raw != 0 ? (uint32_t)KVF_BITS_RAW : bits;
+    } else if (is_part) {
+        bytes = fixed_part_bytes(work.tensors[is_v], n_tokens);
+    }
+    uint32_t total;
+    uint32_t before = block_scan(bytes, &total);
+    uint32_t next_bits = __shfl_down_sync(all_lanes, bits, 1); /* V's, to K; both in one warp */
+    struct kvf_gpu_result *result = results_of(work) + parts[0].block;
+    if (is_part) {
+        parts[threadIdx.x].stored = payload + before;
+        if (is_v == 0) {
+            uint32_t layer = threadIdx.x / parts_a_layer;
+            result->layer_offsets[layer] = before / KVF_BLOCK_ALIGN_BYTES;
+            result->layer_bits[layer] = (uint8_t)(bits | (work.has_v ? next_bits << 4 : 0));
+        }
+    }
+    if (threadIdx.x == 0) {
+        result->raw_area_offset = total / KVF_BLOCK_ALIGN_BYTES;
+    }
+}

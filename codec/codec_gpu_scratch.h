@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_gpu_scratch.h: what the host side and the kernels of raw and exact must agree on: shapes of
+ * launches, and what lies where in work.scratch. Read by C and by CUDA.
+ *
+ *   u32 escapes[n_parts]               of saw parts, counted for the raw area
+ *   and if K or V is of exact:
+ *   struct kvf_exact_gpu_part [n_parts]
+ *   u32 chunk[n_parts][n_chunks]       see kvf_exact_gpu_chunk
+ *   u16 bins[n_parts][n_chunks][64]    how often each exponent of a window occurs in the chunk
+ */
+#ifndef KVF_CODEC_CODEC_GPU_SCRATCH_H
+#define KVF_CODEC_CODEC_GPU_SCRATCH_H
+
+#include "codec/codec_exact_shape.h"
+#include "codec/codec_gpu.h"
+
+enum kvf_raw_gpu_numbers {
+    KVF_RAW_THREADS = 256,
+    KVF_RAW_PIECE_BYTES = 16384, /* of a part, by one thread block */
+    KVF_ESCAPES_THREADS = 256,
+    KVF_ESCAPES_SHARE = 16, /* KVF_CODEC_ESCAPE_SHARE */
+};
+
+enum kvf_exact_gpu_numbers {
+    KVF_EXACT_WARPS = 8, /* of a thread block; a chunk at a time each */
+    KVF_EXACT_PIECE_CHUNKS = 16,
+    KVF_EXACT_CHOOSE_THREADS = 1024,
+    KVF_EXACT_PLACE_THREADS = 1024, /* at least the parts of a block */
+    KVF_EXACT_BINS = 64,
+};
+
+/* A chunk's word. After counting: the exponent of bin 1, KVF_EXACT_CHUNK_WIDE if the chunk has
+ * others below it, zeros apart. After choosing: its entry in the directory. */
+enum kvf_exact_gpu_chunk {
+    KVF_EXACT_CHUNK_WIDE = 1 << 8,
+};
+
+/* What is known of a part once its exponents are chosen. */
+struct kvf_exact_gpu_part {
+    uint32_t bytes; /* in the strip */
+    uint32_t escape_bytes;
+    uint32_t is_raw; /* does not pay */
+    uint32_t reserved;
+    uint8_t exponent[KVF_EXACT_EXPONENTS];
+    uint8_t index[256]; /* KVF_EXACT_EXPONENTS: none */
+};
+
+KVF_EXACT_INLINE struct kvf_exact_shape kvf_exact_gpu_shape(const struct kvf_gpu_tensor *tensor,
+                                                            uint32_t n_tokens)
+{
+    return kvf_exact_shape(tensor->n_heads, tensor->dim, tensor->element_bytes, n_tokens);
+}
+
+struct kvf_gpu_scratch {
+    uint64_t exact_parts_offset;
+    uint64_t chunks_offset;
+    uint64_t bins_offset;
+    uint64_t bytes;
+    uint32_t n_chunks; /* of the part that has most */
+};
+
+KVF_EXACT_INLINE uint64_t kvf_gpu_scratch_align(uint64_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+/* exact_tensors: bits of K and V. */
+KVF_EXACT_INLINE struct kvf_gpu_scratch kvf_gpu_scratch(const struct kvf_gpu_work *work,
+                                                        uint32_t exact_tensors)
+{
+    struct kvf_gpu_scratch scratch = {0, 0, 0, 0, 0};
+    for (int i = 0; i < 2; i++) {
+        if ((exact_tensors >> i & 1) != 0) {
+            uint32_t n = kvf_exact_gpu_shape(&work->tensors[i], work->tokens_max).n_chunks;
+            scratch.n_chunks = n > scratch.n_chunks ? n : scratch.n_chunks;
+        }
+    }
+    uint64_t n_chunks = (uint64_t)work->n_parts * scratch.n_chunks;
+    uint64_t n_parts = exact_tensors != 0 ? work->n_parts : 0;
+    scratch.exact_parts_offset = kvf_gpu_scratch_align(work->n_parts * sizeof(uint32_t));
+    scratch.chunks_offset = scratch.exact_parts_offset +
+                            kvf_gpu_scratch_align(n_parts * sizeof(struct kvf_exact_gpu_part));
+    scratch.bins_offset = scratch.chunks_offset +
+                          kvf_gpu_scratch_align(n_chunks * sizeof(uint32_t));
+    scratch.bytes = scratch.bins_offset +
+                    kvf_gpu_scratch_align(n_chunks * KVF_EXACT_BINS * sizeof(uint16_t));
+    return scratch;
+}
+
+#endif /* KVF_CODEC_CODEC_GPU_SCRATCH_H */
