@@ -23,7 +23,7 @@ static void open_tells_facts(void **state)
     assert_int_equal(info.credits, 2048);
     assert_int_equal(info.staging_bytes, 1 << 20);
     assert_int_equal(info.arena_bytes, 4 << 20);
-    assert_int_equal(kvf_ping(f->client, 5000, &round_trip_ns), KVF_OK);
+    assert_int_equal(kvf_ping(f->client, 60000, &round_trip_ns), KVF_OK);
     assert_true(round_trip_ns > 0);
     info.struct_bytes--;
     assert_int_equal(kvf_client_info(f->client, &info), KVF_ERR_INVALID);
@@ -305,7 +305,7 @@ static void events_come_for_every_block_and_request(void **state)
     assert_int_equal(kvf_poll(f->client, events, 8, 0, &n), KVF_EMPTY);
     assert_int_equal(kvf_submit_get(f->client, set.keys, 3, NULL, 42, &request), KVF_OK);
     for (uint32_t left = 4; left > 0; left -= n) {
-        assert_int_equal(kvf_poll(f->client, events, 1, 5000, &n), KVF_OK);
+        assert_int_equal(kvf_poll(f->client, events, 1, 60000, &n), KVF_OK);
         assert_int_equal(n, 1);
         assert_int_equal(events[0].request, request);
         assert_int_equal(events[0].user, 42);
@@ -322,7 +322,7 @@ static void events_come_for_every_block_and_request(void **state)
     assert_int_equal(seen, 7);
     assert_int_equal(kvf_submit_lookup(f->client, set.keys, 3, NULL, 7, &lookup), KVF_OK);
     assert_int_not_equal(lookup, request);
-    assert_int_equal(kvf_poll(f->client, events, 8, 5000, &n), KVF_OK);
+    assert_int_equal(kvf_poll(f->client, events, 8, 60000, &n), KVF_OK);
     assert_int_equal(n, 1);
     assert_int_equal(events[0].kind, KVF_EVENT_REQUEST);
     assert_int_equal(events[0].lookup.run_chunks, 1);
@@ -348,7 +348,7 @@ static void blocking_calls_keep_events_of_others(void **state)
         assert_int_equal(events[i].user, 9);
     }
     assert_int_equal(kvf_submit_evict(f->client, set.keys, 2, 10, &request), KVF_OK);
-    assert_int_equal(kvf_poll(f->client, events, 8, 5000, &n), KVF_OK);
+    assert_int_equal(kvf_poll(f->client, events, 8, 60000, &n), KVF_OK);
 }
 
 static void credits_bound_what_is_in_flight(void **state)
@@ -371,7 +371,7 @@ static void credits_bound_what_is_in_flight(void **state)
     /* completed is not enough: the events have to be taken */
     assert_int_equal(kvf_get(f->client, set.keys, 1, NULL, hits), KVF_ERR_BUSY);
     while (taken < 16) {
-        assert_int_equal(kvf_poll(f->client, events, 5, 5000, &n), KVF_OK);
+        assert_int_equal(kvf_poll(f->client, events, 5, 60000, &n), KVF_OK);
         taken += n;
     }
     assert_int_equal(taken, 16);
@@ -417,7 +417,7 @@ static void cancel_completes_what_is_left(void **state)
     assert_int_equal(kvf_cancel(f->client, request), KVF_OK);
     assert_int_equal(kvf_cancel(f->client, request), KVF_OK);
     while (taken < 3) {
-        assert_int_equal(kvf_poll(f->client, events + taken, 8 - taken, 5000, &n), KVF_OK);
+        assert_int_equal(kvf_poll(f->client, events + taken, 8 - taken, 60000, &n), KVF_OK);
         taken += n;
     }
     assert_int_equal(taken, 3);
@@ -453,8 +453,8 @@ static void late_hits_are_released(void **state)
     /* the daemon answers with a hit before it sees the cancel */
     kvf_fake_daemon_command(f->daemon, KVF_FAKE_LET_GO);
     kvf_fake_daemon_command(f->daemon, KVF_FAKE_TAKE_AGAIN);
-    assert_int_equal(kvf_ping(f->client, 5000, &round_trip_ns), KVF_OK);
-    assert_true(kvf_test_wait_until(has_no_leases, f->daemon, 5000));
+    assert_int_equal(kvf_ping(f->client, 60000, &round_trip_ns), KVF_OK);
+    assert_true(kvf_test_wait_until(has_no_leases, f->daemon, 60000));
     assert_int_equal(kvf_fake_daemon_facts(f->daemon).releases, 1);
 }
 
@@ -472,7 +472,7 @@ static void lost_leases_say_so(void **state)
     kvf_fake_daemon_command(f->daemon, KVF_FAKE_LOSE_LEASES);
     assert_int_equal(kvf_lease_check(f->client, hit.lease), KVF_ERR_LOST);
     assert_int_equal(kvf_lease_release(f->client, hit.lease), KVF_ERR_LOST);
-    assert_true(kvf_test_wait_until(has_no_leases, f->daemon, 5000));
+    assert_true(kvf_test_wait_until(has_no_leases, f->daemon, 60000));
 }
 
 /* More releases than the submission ring has slots, while the daemon takes none: none gets lost. */
@@ -527,7 +527,7 @@ static void dropped_pieces_stay_readable(void **state)
     assert_memory_equal(old.payload, "old", 3);
     assert_int_equal(kvf_lease_release(f->client, old.lease), KVF_OK);
     assert_int_equal(kvf_lease_release(f->client, new.lease), KVF_OK);
-    assert_int_equal(kvf_ping(f->client, 5000, &round_trip_ns), KVF_OK);
+    assert_int_equal(kvf_ping(f->client, 60000, &round_trip_ns), KVF_OK);
     assert_int_equal(kvf_client_info(f->client, &info), KVF_OK);
     assert_int_equal(info.arena_bytes, 4 << 20);
 }
@@ -558,7 +558,7 @@ static void descriptor_tells_of_events(void **state)
 
         assert_int_equal(kvf_submit_get(f->client, set.keys, 2, NULL, 0, &request), KVF_OK);
         while (taken < 3) {
-            assert_true(is_readable(fd, 5000));
+            assert_true(is_readable(fd, 60000));
             assert_in_range(kvf_poll(f->client, &event, 1, 0, &n), KVF_OK, KVF_EMPTY);
             taken += n;
         }
@@ -617,7 +617,7 @@ static void close_says_goodbye(void **state)
     assert_int_equal(kvf_get(f->client, set.keys, 1, NULL, &hit), KVF_OK);
     f->client = kvf_close(f->client);
     assert_null(f->client);
-    assert_true(kvf_test_wait_until(has_no_leases, f->daemon, 5000));
+    assert_true(kvf_test_wait_until(has_no_leases, f->daemon, 60000));
     assert_int_equal(kvf_fake_daemon_facts(f->daemon).byes, 1);
     assert_null(kvf_close(NULL));
 }

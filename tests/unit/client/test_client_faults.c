@@ -270,7 +270,7 @@ static void impossible_completions_end_the_session(void **state)
         assert_null(hits[0].record);
         assert_non_null(strstr(f->log, "lost"));
         /* and the handle comes back by itself */
-        assert_int_equal(kvf_ping(f->client, 5000, &round_trip_ns), KVF_OK);
+        assert_int_equal(kvf_ping(f->client, 60000, &round_trip_ns), KVF_OK);
         assert_int_equal(kvf_get(f->client, set.keys, 1, NULL, hits), KVF_OK);
         f->client = kvf_close(f->client);
         kvf_fake_daemon_stop(f->daemon);
@@ -351,7 +351,7 @@ static void death_completes_what_is_in_flight(void **state)
     assert_int_equal(kvf_submit_lookup(f->client, set.keys, 3, NULL, 3, &lookup), KVF_OK);
     kvf_fake_daemon_stop(f->daemon);
     f->daemon = NULL;
-    while (kvf_poll(f->client, events, 3, 5000, &n) == KVF_OK) {
+    while (kvf_poll(f->client, events, 3, 60000, &n) == KVF_OK) {
         for (uint32_t i = 0; i < n; i++) {
             assert_int_equal(events[i].hit.status, KVF_ERR_DISCONNECTED);
             ends += events[i].kind == KVF_EVENT_REQUEST;
@@ -391,7 +391,7 @@ static void leases_of_a_dead_daemon_are_lost_but_readable(void **state)
 
     f->script.incarnation = 2;
     fixture_serve(f);
-    assert_int_equal(kvf_ping(f->client, 5000, &round_trip_ns), KVF_OK);
+    assert_int_equal(kvf_ping(f->client, 60000, &round_trip_ns), KVF_OK);
     assert_int_equal(kvf_client_info(f->client, &info), KVF_OK);
     assert_int_equal(info.incarnation, 2);
     assert_int_equal(info.reconnects, 1);
@@ -429,7 +429,7 @@ static void goodbye_is_a_break_and_no_reconnect_is_kept(void **state)
     fixture_open(f);
     keys_fill(&set, "bye", 1);
     kvf_fake_daemon_command(f->daemon, KVF_FAKE_BYE);
-    assert_int_equal(kvf_poll(f->client, &event, 1, 5000, &n), KVF_ERR_DISCONNECTED);
+    assert_int_equal(kvf_poll(f->client, &event, 1, 60000, &n), KVF_ERR_DISCONNECTED);
     assert_non_null(strstr(f->log, "goodbye"));
     assert_int_equal(kvf_poll(f->client, &event, 1, 0, &n), KVF_ERR_DISCONNECTED);
     assert_int_equal(kvf_get(f->client, set.keys, 1, NULL, &hit), KVF_ERR_DISCONNECTED);
@@ -450,7 +450,7 @@ static void kept_leases_bound_reconnects(void **state)
     fixture_open(f);
     keys_fill(&set, "bound", 1);
     assert_int_equal(put_bytes(f, &set.keys[0], "data", 4), KVF_OK);
-    while (n < 17 && kvf_ping(f->client, n < 16 ? 5000 : 100, &round_trip_ns) == KVF_OK) {
+    while (n < 17 && kvf_ping(f->client, n < 16 ? 60000 : 100, &round_trip_ns) == KVF_OK) {
         assert_int_equal(kvf_get(f->client, set.keys, 1, NULL, &hits[n++]), KVF_OK);
         kvf_fake_daemon_command(f->daemon, KVF_FAKE_HANG_UP);
         (void)kvf_ping(f->client, 0, &round_trip_ns); /* notices */
@@ -460,7 +460,7 @@ static void kept_leases_bound_reconnects(void **state)
         assert_memory_equal(hits[i].payload, "data", 4);
     }
     assert_int_equal(kvf_lease_release(f->client, hits[3].lease), KVF_ERR_LOST);
-    assert_int_equal(kvf_ping(f->client, 5000, &round_trip_ns), KVF_OK);
+    assert_int_equal(kvf_ping(f->client, 60000, &round_trip_ns), KVF_OK);
 }
 
 static void descriptor_tells_of_a_break(void **state)
@@ -472,7 +472,7 @@ static void descriptor_tells_of_a_break(void **state)
     fixture_open(f);
     assert_true(kvf_fd(f->client) >= 0);
     kvf_fake_daemon_command(f->daemon, KVF_FAKE_HANG_UP);
-    while (kvf_poll(f->client, &event, 1, 5000, &n) != KVF_ERR_DISCONNECTED) {
+    while (kvf_poll(f->client, &event, 1, 60000, &n) != KVF_ERR_DISCONNECTED) {
     }
     while (kvf_fake_daemon_facts(f->daemon).attaches < 2) {
         assert_int_equal(kvf_poll(f->client, &event, 1, 20, &n), KVF_EMPTY);
