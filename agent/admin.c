@@ -228,6 +228,7 @@ int kvf_admin_start(const struct kvf_config *config, struct kvf_agent *agent,
     int status = KVF_ERR_NO_MEMORY;
 
     if (admin == NULL) {
+        kvf_log(KVF_LOG_ERROR, "admin: out of memory");
         return KVF_ERR_NO_MEMORY;
     }
     admin->api.config = config;
@@ -236,6 +237,7 @@ int kvf_admin_start(const struct kvf_config *config, struct kvf_agent *agent,
     admin->servers[1] = (struct server){.admin = admin, .socket.fd = -1, .is_public = true};
     admin->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (admin->stop_fd < 0) {
+        kvf_log(KVF_LOG_ERROR, "admin: eventfd: %s", strerror(errno));
         goto fail;
     }
     status = kvf_config_group(config->sockets[0].group, &gid);

@@ -400,6 +400,17 @@ bool kvf_agent_is_ready(const struct kvf_agent *agent)
 /* ----------------------------------------------------------------------------------------------
  * Birth and death
  */
+/* Watch a descriptor of the daemon's own. A start that fails here says so. */
+static int watch(struct kvf_agent *agent, int fd, struct kvf_fd_source *source)
+{
+    int status = kvf_loop_add(agent, fd, EPOLLIN, source);
+
+    if (status != KVF_OK) {
+        kvf_log(KVF_LOG_ERROR, "poll set: cannot watch a descriptor: %s", kvf_status_text(status));
+    }
+    return status;
+}
+
 static int open_listener(struct kvf_agent *agent, const struct kvf_config_socket *config,
                          uint16_t tenant)
 {
@@ -434,7 +445,7 @@ static int open_listener(struct kvf_agent *agent, const struct kvf_config_socket
             "listening on %s: all its clients are tenant %s and can read each "
             "other's blocks",
             config->path, config->tenant);
-    return kvf_loop_add(agent, listener->listener.fd, EPOLLIN, &listener->source);
+    return watch(agent, listener->listener.fd, &listener->source);
 }
 
 /* Sockets that name the same tenant share it. */
@@ -480,7 +491,7 @@ static int open_poll_set(struct kvf_agent *agent)
     }
     agent->waker_source.kind = KVF_SOURCE_WAKER;
     agent->waker_source.owner = agent;
-    return kvf_loop_add(agent, agent->waker_fd, EPOLLIN, &agent->waker_source);
+    return watch(agent, agent->waker_fd, &agent->waker_source);
 }
 
 static int open_all(struct kvf_agent *agent)
@@ -502,6 +513,7 @@ static int open_all(struct kvf_agent *agent)
     agent->sessions = calloc(config->clients_max + KVF_SESSIONS_TO_REFUSE,
                              sizeof(*agent->sessions));
     if (agent->sessions == NULL) {
+        kvf_log(KVF_LOG_ERROR, "tables: no memory for clients; lower clients.max");
         return KVF_ERR_NO_MEMORY;
     }
     agent->sessions_capacity = (uint32_t)config->clients_max + KVF_SESSIONS_TO_REFUSE;
@@ -523,6 +535,7 @@ int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_ag
     int status;
 
     if (agent == NULL) {
+        kvf_log(KVF_LOG_ERROR, "out of memory");
         return KVF_ERR_NO_MEMORY;
     }
     agent->epoll_fd = -1;
