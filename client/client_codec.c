@@ -236,6 +236,24 @@ int kvf_stage_seal(struct kvf_client *client, struct kvf_stage *stage, size_t pa
     return status;
 }
 
+int kvf_stage_settle(struct kvf_client *client, uint64_t stage, uint32_t record_bytes)
+{
+    struct kvf_stage_area *area;
+    uint32_t page;
+    int status = kvf_stage_find(client, stage, &page);
+
+    if (status != KVF_OK) {
+        return status;
+    }
+    area = &client->session->area;
+    if (pages_of(record_bytes) > area->entries[page].pages) {
+        return KVF_ERR_TOO_LARGE;
+    }
+    area->entries[page].record_bytes = record_bytes;
+    kvf_stage_area_shrink(area, page, pages_of(record_bytes));
+    return KVF_OK;
+}
+
 static int slot_give(struct kvf_client *client, uint64_t stage)
 {
     struct kvf_session *session;

@@ -330,6 +330,10 @@ int kvf_stage_find(struct kvf_client *client, uint64_t stage, uint32_t *page_out
 /* Give a slot of the caller's back, if the handle is one. */
 void kvf_stage_give_up(struct kvf_client *client, uint64_t stage);
 
+/* A slot of the caller's holds a record of so many bytes, which somebody else wrote: give the rest
+ * of it back. KVF_OK; KVF_ERR_INVALID, _DISCONNECTED, _TOO_LARGE. */
+int kvf_stage_settle(struct kvf_client *client, uint64_t stage, uint32_t record_bytes);
+
 /* Put an item's record into a slot of its own (or find the one it names). KVF_OK: the slot starts
  * at *page_out and holds *record_bytes_out; KVF_ERR_BUSY, _TOO_LARGE, _INVALID, _DISCONNECTED. */
 int kvf_stage_item(struct kvf_client *client, const struct kvf_put_item *item, uint32_t *page_out,
