@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_saw_decode.cuh: decode to bf16 of rows whose rotation is Sylvester's of 64, 128 or 256, the
+ * whole vector. Who has which element is in codec_saw_device.cuh; z and x are codec_saw.h's.
+ *
+ * Codes become fp16 numbers by setting bits: 0x6400 | q is 1024 + q. The 1024s meet again in the
+ * first column of the product, from where they are subtracted by the accumulator's first value. All
+ * sums are of integers below 2^24, hence exact.
+ *
+ * Signs are applied to the rounded result, g x = g fma(scale c, z, g mu), which differs for zeroes
+ * only: the fused operation gives -0 where all its terms are -0, and that is where g and mu are
+ * negative, mu is zero, and z is. Adding `zeroes` puts that right: -0 + -0 is -0, -0 + 0 is 0.
+ */
+#ifndef KVF_CODEC_CODEC_SAW_DECODE_CUH
+#define KVF_CODEC_CODEC_SAW_DECODE_CUH
+
+#include "codec/codec_saw_device.cuh"
+#include "codec/codec_saw_shape.h"
+
+namespace kvf
+{
+
+template <int dim> struct decode_shared {
+    float means[dim];         /* g mu, in the order of the lanes' registers */
+    uint32_t signs[dim / 2];  /* g of two elements each, as bf16 */
+    uint32_t zeroes[dim / 2]; /* what is added to two elements each */
+};
+
+template <int dim> struct decode_row {
+    const struct kvf_gpu_tensor &tensor;
+    const struct kvf_gpu_part &part;
+    saw_parts parts;
+    row_pages pages;
+    uint32_t row;
+    decode_shared<dim> *shared;
+};
+
+/* Means, signs and zeroes of the row, by all threads. */
+template <int dim> static __device__ __forceinline__ void fill_row(const decode_row<dim> &at)
+{
+    uint16_t *zeroes = reinterpret_cast<uint16_t *>(at.shared->zeroes);
+    uint16_t *signs = reinterpret_cast<uint16_t *>(at.shared->signs);
+    for (uint32_t e = threadIdx.x; e < dim; e += blockDim.x) {
+        bool flipped = is_flipped(at.tensor, at.row, e);
+        uint32_t mean = 0;
+        if (at.parts.mean != nullptr) {
+            mean = reinterpret_cast<const uint16_t *>(at.parts.mean)[at.row * dim + e];
+        }
+        uint32_t group = e / 32 * 2 + (e >> 1 & 1);
+        uint32_t sign = flipped ? 0x80000000 : 0;
+        at.shared->means[(group * 4 + (e >> 3 & 3)) * 4 + (e >> 2 & 1) * 2 + (e & 1)] =
+            __uint_as_float(__float_as_uint(f32_of_half_bits(mean)) ^ sign);
+        signs[e] = flipped ? 0xbf80 : 0x3f80;
+        zeroes[e] = mean == 0x8000 ? 0x8000 : 0;
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Codes to fragments
+ */
+
+/* n 32-bit words, from an address on as many bytes as they are, at most 16. */
+template <uint32_t n>
+static __device__ __forceinline__ void load_codes(const uint8_t *from, uint32_t *words)
+{
+    if constexpr (n % 4 == 0) {
+#pragma unroll
+        for (uint32_t w = 0; w < n; w += 4) {
+            const uint4 word = *reinterpret_cast<const uint4 *>(from + w * 4);
+            words[w] = word.x;
+            words[w + 1] = word.y;
+            words[w + 2] = word.z;
+            words[w + 3] = word.w;
+        }
+    } else {
+        static_assert(n == 2, "two words, or four at a time");
+        const uint2 word = *reinterpret_cast<const uint2 *>(from);
+        words[0] = word.x;
+        words[1] = word.y;
+    }
+}
+
+/* Fields of 2 bits, or 1, of a lane's part of a plane to nibbles. */
+template <uint32_t n_words>
+static __device__ __forceinline__ void load_nibbles(const uint8_t *from, uint32_t plane_bits,
+                                                    uint32_t *nibbles)
+{
+    if (plane_bits == 2) {
+#pragma unroll
+        for (uint32_t w = 0; w < n_words; w++) {
+            uint32_t fields = reinterpret_cast<const uint16_t *>(from)[w];
+            fields = (fields | fields << 8) & 0x00ff00ff;
+            fields = (fields | fields << 4) & 0x0f0f0f0f;
+            nibbles[w] = (fields | fields << 2) & 0x33333333;
+        }
+    } else {
+#pragma unroll
+        for (uint32_t w = 0; w < n_words; w++) {
+            uint32_t fields = from[w];
+            fields = (fields | fields << 12) & 0x000f000f;
+            fields = (fields | fields << 6) & 0x03030303;
+            nibbles[w] = (fields | fields << 3) & 0x11111111;
+        }
+    }
+}
+
+/* What a lane has of a vector's codes: planes of nibbles, or bytes. */
+template <int dim, int bits> struct lane_codes {
+    static constexpr uint32_t n_words = bits == 8 ? dim / 16 : dim / 32;
+    uint32_t words[n_words];
+    uint32_t low[bits == 0 ? n_words : 1];
+
+    __device__ __forceinline__ void load(const uint8_t *vector, const struct kvf_gpu_tensor &tensor)
+    {
+        uint32_t t = threadIdx.x % 4;
+        if constexpr (bits != 0) {
+            load_codes<n_words>(vector + t * (dim / 32 * bits), words);
+            return;
+        }
+        uint32_t width = tensor.bits;
+        uint32_t low_bits = width == 6 ? 2 : width == 5 || width == 3 ? 1 : 0;
+        uint32_t high_bits = width - low_bits;
+        const uint8_t *from = vector + t * (dim / 32 * high_bits);
+        if (high_bits == 4) {
+#pragma unroll
+            for (uint32_t w = 0; w < n_words; w += 2) {
+                load_codes<2>(from + w * 4, words + w); /* vectors may begin on 8 bytes */
+            }
+        } else {
+            load_nibbles<n_words>(from, high_bits, words);
+        }
+#pragma unroll
+        for (uint32_t w = 0; w < n_words; w++) {
+            low[w] = 0;
+        }
+        if (low_bits != 0) {
+            load_nibbles<n_words>(vector + dim / 8 * high_bits + t * (dim / 32 * low_bits),
+                                  low_bits, low);
+        }
+    }
+
+    /* Two codes plus 1024 as fp16: those of bit 0 clear and set. At 4 bits, those of products with
+     * bit 2 set (odd ones) come 16-fold. */
+    __device__ __forceinline__ uint32_t pair(uint32_t bit_1, uint32_t product,
+                                             uint32_t low_bits) const
+    {
+        constexpr uint32_t products = dim / 16;
+        uint32_t clear = bit_1 * products + product;
+        uint32_t set = clear + 2 * products;
+        if constexpr (bits == 8) {
+            uint32_t both = permute_bytes(words[clear / 4], words[set / 4],
+                                          clear % 4 < 2 ? 0x5410 : 0x7632);
+            return (both >> clear % 2 * 8 & 0x00ff00ff) | 0x64006400;
+        }
+        uint32_t selector = clear % 8 < 4 ? 0x5410 : 0x7632;
+        uint32_t both = permute_bytes(words[clear / 8], words[set / 8], selector);
+        if constexpr (bits == 4) {
+            uint32_t byte = both >> clear % 4 / 2 * 8;
+            return (byte & (product % 2 != 0 ? 0x00f000f0 : 0x000f000f)) | 0x64006400;
+        }
+        uint32_t shift = clear % 4 * 4;
+        uint32_t lower = permute_bytes(low[clear / 8], low[set / 8], selector);
+        return (both >> shift & 0x000f000f) << low_bits | (lower >> shift & 0x000f000f) |
+               0x64006400;
+    }
+};
+
+/* -------------------------------------------------------------------------------------------------
+ * Tiles and rows
+ */
+
+/* z = H^T q */
+template <int dim, int bits>
+static __device__ __forceinline__ void rotate_codes(const lane_codes<dim, bits> &codes,
+                                                    uint32_t low_bits, uint32_t h16,
+                                                    float z[dim / 32][2][4])
+{
+    /* the first column has the sum of sixteen 1024s */
+    float first = threadIdx.x % 4 == 0 ? -16384.0f : 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < dim / 32; i++) {
+        uint32_t a0 = codes.pair(0, 2 * i, low_bits);
+        uint32_t a1 = codes.pair(0, 2 * i + 1, low_bits);
+        uint32_t a2 = codes.pair(1, 2 * i, low_bits);
+        uint32_t a3 = codes.pair(1, 2 * i + 1, low_bits);
+        mma_f16(z[i][0], a0, a1, a2, a3, h16, h16, first);
+        mma_f16(z[i][1], a0, a1, a2, a3, h16, h16 ^ 0x80008000, 0.0f);
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++) { /* bit 2 */
+            float &u = z[i][k / 2][k % 2];
+            float &v = z[i][k / 2][k % 2 + 2];
+            constexpr float unit = bits == 4 ? 0.0625f : 1.0f;
+            float sum = __fmaf_rn(v, unit, u);
+            v = __fmaf_rn(v, -unit, u);
+            u = sum;
+        }
+    }
+#pragma unroll
+    for (uint32_t stride = 1; stride < dim / 32; stride *= 2) { /* bits 5, 6, 7 */
+#pragma unroll
+        for (uint32_t i = 0; i < dim / 32; i++) {
+            if ((i & stride) == 0) {
+#pragma unroll
+                for (uint32_t k = 0; k < 8; k++) {
+                    butterfly(z[i][k / 4][k % 4], z[i | stride][k / 4][k % 4]);
+                }
+            }
+        }
+    }
+}
+
+/* b in the upper half, a in the lower one; to nearest even. */
+static __device__ __forceinline__ uint32_t pack_bf16(float a, float b)
+{
+    __nv_bfloat162 both = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<uint32_t *>(&both);
+}
+
+static __device__ __forceinline__ uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t d;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+static __device__ __forceinline__ void store_16(uint8_t *to, const uint32_t word[4],
+                                                bool is_aligned)
+{
+    if (is_aligned) {
+        *reinterpret_cast<uint4 *>(to) = make_uint4(word[0], word[1], word[2], word[3]);
+        return;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < 8; k++) {
+        reinterpret_cast<uint16_t *>(to)[k] = (uint16_t)(word[k / 2] >> k % 2 * 16);
+    }
+}
+
+template <int dim>
+static __device__ __forceinline__ void store_values(const decode_row<dim> &at, uint8_t *vector,
+                                                    float z[dim / 32][2][4], float factor,
+                                                    float offset)
+{
+    uint32_t t = threadIdx.x % 4;
+    bool is_aligned = at.pages.is_aligned();
+    float sign = __uint_as_float(at.shared->signs[0] << 16);
+#pragma unroll
+    for (uint32_t i = 0; i < dim / 32; i++) {
+        float x[2][4];
+#pragma unroll
+        for (uint32_t bit_1 = 0; bit_1 < 2; bit_1++) {
+            const float4 mean = *reinterpret_cast<const float4 *>(
+                &at.shared->means[((i * 2 + bit_1) * 4 + t) * 4]);
+            float add = mean.x;
+            if (i == 0 && bit_1 == 0 && t == 0) {
+                add = sign * (sign * mean.x + offset * sign);
+            }
+            x[bit_1][0] = __fmaf_rn(factor, z[i][bit_1][0], add);
+            x[bit_1][1] = __fmaf_rn(factor, z[i][bit_1][1], mean.y);
+            x[bit_1][2] = __fmaf_rn(factor, z[i][bit_1][2], mean.z);
+            x[bit_1][3] = __fmaf_rn(factor, z[i][bit_1][3], mean.w);
+        }
+        const uint4 signs = *reinterpret_cast<const uint4 *>(&at.shared->signs[i * 16 + t * 4]);
+        const uint4 zeroes = *reinterpret_cast<const uint4 *>(&at.shared->zeroes[i * 16 + t * 4]);
+        uint32_t word[4] = {
+            fma_bf16x2(pack_bf16(x[0][0], x[0][1]), signs.x, zeroes.x),
+            fma_bf16x2(pack_bf16(x[1][0], x[1][1]), signs.y, zeroes.y),
+            fma_bf16x2(pack_bf16(x[0][2], x[0][3]), signs.z, zeroes.z),
+            fma_bf16x2(pack_bf16(x[1][2], x[1][3]), signs.w, zeroes.w),
+        };
+        store_16(vector + i * 64 + t * 16, word, is_aligned);
+    }
+}
+
+template <int dim, int bits>
+static __device__ __forceinline__ void decode_tile(const decode_row<dim> &at, uint32_t tile,
+                                                   uint32_t h16)
+{
+    uint32_t token = tile * 8 + threadIdx.x % warp_lanes / 4;
+    bool is_there = token < at.part.n_wanted;
+    token = is_there ? token : tile * 8;
+    uint32_t vector = at.row * at.part.n_tokens + at.part.token_first + token;
+    lane_codes<dim, bits> codes;
+    codes.load(at.parts.codes + (uint64_t)vector * at.tensor.code_bytes, at.tensor);
+    uint32_t meta = at.parts.meta[vector];
+    uint32_t width = at.tensor.bits;
+    uint32_t low_bits = width == 6 ? 2 : width == 5 || width == 3 ? 1 : 0;
+    float offset = f32_of_half_bits(meta & 0xffff) * at.tensor.sqrt_order;
+    float factor = f32_of_half_bits(meta >> 16) * at.tensor.rsqrt_order;
+    float z[dim / 32][2][4];
+    rotate_codes<dim, bits>(codes, low_bits, h16, z);
+    if (is_there) {
+        store_values<dim>(at, at.pages.vector(token), z, factor, offset);
+    }
+}
+
+/* A thread block has a piece of a row: pieces, then rows, then parts. */
+template <int dim, int bits>
+static __device__ __forceinline__ void decode_row_fast(const struct kvf_gpu_work &work,
+                                                       uint32_t tensors)
+{
+    __shared__ __align__(16) decode_shared<dim> shared;
+    uint32_t n_pieces = saw_decode_pieces(&work);
+    uint32_t n_rows = saw_rows_max(&work, tensors);
+    uint32_t piece = blockIdx.x % n_pieces;
+    uint32_t row = blockIdx.x / n_pieces % n_rows;
+    const struct kvf_gpu_part part = parts_of(work)[blockIdx.x / n_pieces / n_rows];
+    const struct kvf_gpu_tensor &tensor = work.tensors[part.is_v];
+    if ((tensors >> part.is_v & 1) == 0 || row >= tensor.n_rows ||
+        piece * SAW_DECODE_TOKENS >= part.n_wanted) {
+        return;
+    }
+    const decode_row<dim> at = {
+        tensor, part, saw_parts(tensor, part), row_pages(work, part, tensor, row), row, &shared};
+    fill_row<dim>(at);
+    __syncthreads();
+    constexpr uint32_t n_warps = SAW_DECODE_THREADS / warp_lanes;
+    constexpr uint32_t n_tiles = SAW_DECODE_TOKENS / 8;
+    uint32_t h16 = hadamard_fragment(0x3c00);
+    uint32_t first = piece * n_tiles;
+    uint32_t end = ceil_div(part.n_wanted, 8);
+    end = end < first + n_tiles ? end : first + n_tiles;
+    for (uint32_t tile = first + threadIdx.x / warp_lanes; tile < end; tile += n_warps) {
+        decode_tile<dim, bits>(at, tile, h16);
+    }
+}
+
+} // namespace kvf
+
+#endif /* KVF_CODEC_CODEC_SAW_DECODE_CUH */

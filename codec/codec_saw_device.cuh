@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_saw_device.cuh: what the kernels of saw share: where the parts of a row lie, the product
+ * with H16 on tensor cores, conversions.
+ *
+ * Work of a lane, fast kernels. A warp has 8 vectors, a vector 4 lanes: lane 4 g + t has the 16
+ * bytes at 64 i + 16 t of vector g, for each i. So element e of the vector has its bits above 4 in
+ * i, bits 4 and 3 in t, and bits 2, 1, 0 in its place within the 16 bytes. These four words are a
+ * fragment A of mma.m16n8k16 as they are: rows 0-7 are the vectors with bit 2 clear, rows 8-15 the
+ * vectors with bit 2 set, k is (bit 1, bits 4 3, bit 0). B is H16, 8 columns at a time: columns are
+ * (bits 4 3, bit 0) of the result, bit 1 is the number of the product. Results come back to where
+ * the elements were, so that a lane has the same elements of a vector before and after.
+ *
+ * A lane's n / 4 elements are y[i][bit 1][2 bit 2 + bit 0]. In the stored order of codec_saw.h they
+ * are consecutive: position t n / 4 + index, index = (bit 0, bit 1, bits above 4, bit 2).
+ */
+#ifndef KVF_CODEC_CODEC_SAW_DEVICE_CUH
+#define KVF_CODEC_CODEC_SAW_DEVICE_CUH
+
+#include "codec/codec_gpu.cuh"
+#include "codec/codec_saw.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace kvf
+{
+
+constexpr float round_magic = 12582912.0f; /* 1.5 2^23: adding it rounds to an integer */
+
+/* Parts of one tensor of one layer. */
+struct saw_parts {
+    uint8_t *mean; /* NULL: not centred */
+    uint32_t *meta;
+    uint8_t *codes;
+    uint32_t n_vectors;
+
+    __device__ __forceinline__ saw_parts(const struct kvf_gpu_tensor &tensor,
+                                         const struct kvf_gpu_part &part)
+    {
+        uint8_t *at = reinterpret_cast<uint8_t *>(part.stored);
+        uint32_t mean_bytes = saw_mean_bytes(tensor, part.n_tokens);
+        n_vectors = tensor.n_rows * part.n_tokens;
+        mean = mean_bytes != 0 ? at : nullptr;
+        meta = reinterpret_cast<uint32_t *>(at + mean_bytes);
+        codes = at + mean_bytes + part_bytes(n_vectors * KVF_SAW_META_BYTES);
+    }
+};
+
+/* What the parts do not fill, by all threads of a thread block. */
+static __device__ __forceinline__ void zero_gaps(const struct kvf_gpu_tensor &tensor,
+                                                 const saw_parts &parts)
+{
+    uint32_t mean_bytes = 2u * tensor.n_heads * tensor.dim;
+    if (parts.mean != nullptr) {
+        zero_bytes(parts.mean + mean_bytes, part_bytes(mean_bytes) - mean_bytes, threadIdx.x,
+                   blockDim.x);
+    }
+    uint32_t meta_bytes = parts.n_vectors * KVF_SAW_META_BYTES;
+    uint8_t *meta = reinterpret_cast<uint8_t *>(parts.meta);
+    zero_bytes(meta + meta_bytes, part_bytes(meta_bytes) - meta_bytes, threadIdx.x, blockDim.x);
+    uint32_t code_bytes = parts.n_vectors * tensor.code_bytes;
+    zero_bytes(parts.codes + code_bytes, part_bytes(code_bytes) - code_bytes, threadIdx.x,
+               blockDim.x);
+}
+
+/* The vectors of one row in the engine's pages. */
+struct row_pages {
+    uint8_t *base;
+    const uint32_t *page_ids;
+    uint64_t page_stride_bytes;
+    uint64_t token_stride_bytes;
+    uint32_t tokens_a_page;
+    uint32_t page_shift; /* 32: not a power of two */
+
+    __device__ __forceinline__ row_pages(const struct kvf_gpu_work &work,
+                                         const struct kvf_gpu_part &part,
+                                         const struct kvf_gpu_tensor &tensor, uint32_t row)
+    {
+        const pages all(work, part);
+        uint32_t rows_a_head = tensor.dim / tensor.group;
+        uint32_t head = row / rows_a_head;
+        base = all.base + head * all.head_stride_bytes +
+               (row - head * rows_a_head) * tensor.group * tensor.element_bytes;
+        page_ids = all.page_ids;
+        page_stride_bytes = all.page_stride_bytes;
+        token_stride_bytes = all.token_stride_bytes;
+        tokens_a_page = all.tokens_a_page;
+        page_shift = __popc(tokens_a_page) == 1 ? __ffs(tokens_a_page) - 1 : 32;
+    }
+
+    __device__ __forceinline__ uint8_t *vector(uint32_t token) const
+    {
+        uint32_t page = page_shift < 32 ? token >> page_shift : token / tokens_a_page;
+        uint32_t slot = token - page * tokens_a_page;
+        return base + page_ids[page] * page_stride_bytes + slot * token_stride_bytes;
+    }
+
+    /* Are all vectors on 16 bytes? */
+    __device__ __forceinline__ bool is_aligned() const
+    {
+        return ((reinterpret_cast<uint64_t>(base) | page_stride_bytes | token_stride_bytes) & 15) ==
+               0;
+    }
+};
+
+static __device__ __forceinline__ bool is_flipped(const struct kvf_gpu_tensor &tensor, uint32_t row,
+                                                  uint32_t element)
+{
+    uint32_t channel = row % (tensor.dim / tensor.group) * tensor.group + element;
+    return (tensor.sign_bits[channel / 8] >> (channel % 8) & 1) != 0;
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Instructions
+ */
+static __device__ __forceinline__ uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector)
+{
+    return __byte_perm(a, b, selector);
+}
+
+/* The larger magnitude of each half, NaN if one is. */
+static __device__ __forceinline__ uint32_t max_magnitude_bf16x2(uint32_t a, uint32_t b)
+{
+    uint32_t larger;
+    asm("{\n\t"
+        ".reg .b32 x, y;\n\t"
+        "abs.bf16x2 x, %1;\n\t"
+        "abs.bf16x2 y, %2;\n\t"
+        "max.NaN.bf16x2 %0, x, y;\n\t"
+        "}"
+        : "=r"(larger)
+        : "r"(a), "r"(b));
+    return larger;
+}
+
+/* Each half all ones where its magnitude is not below the threshold's; zero if either is NaN. */
+static __device__ __forceinline__ uint32_t not_below_bf16x2(uint32_t value, uint32_t threshold)
+{
+    __nv_bfloat162 x = __habs2(*reinterpret_cast<__nv_bfloat162 *>(&value));
+    return __hge2_mask(x, *reinterpret_cast<__nv_bfloat162 *>(&threshold));
+}
+
+/* d = A B, in one product of 16 x 16 by 16 x 8. */
+static __device__ __forceinline__ void mma_bf16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                                uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+/* d = A B + (c, 0, c, 0) */
+static __device__ __forceinline__ void mma_f16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                               uint32_t a3, uint32_t b0, uint32_t b1, float c)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %10, %11};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c), "f"(0.0f));
+}
+
+/* A lane's half of H16 without bit 1: two numbers of magnitude one; minus where the index bits of
+ * row and column have an odd number in common. For the other column of bit 1 the lower half of the
+ * rows is negated. */
+static __device__ __forceinline__ uint32_t hadamard_fragment(uint32_t one)
+{
+    uint32_t lane = threadIdx.x % warp_lanes;
+    uint32_t column = lane / 4;
+    uint32_t odd = __popc((lane % 4) & (column >> 1)) & 1;
+    uint32_t odd_high = odd ^ (column & 1);
+    return one | one << 16 | odd << 15 | odd_high << 31;
+}
+
+/* The butterfly of registers u and v. */
+static __device__ __forceinline__ void butterfly(float &u, float &v)
+{
+    float sum = u + v;
+    v = u - v;
+    u = sum;
+}
+
+/* 1 / x, correctly rounded, for the 11-bit significands of fp16; x is normal and 1 / x too. One
+ * step from the machine's estimate; see test_saw_gpu.c. */
+static __device__ __forceinline__ float reciprocal_of_half(float x)
+{
+    float estimate;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(x));
+    return __fmaf_rn(estimate, __fmaf_rn(-x, estimate, 1.0f), estimate);
+}
+
+static __device__ __forceinline__ float f32_of_half_bits(uint32_t bits)
+{
+    return __half2float(__ushort_as_half((unsigned short)bits));
+}
+
+/* Rounded down and up; beyond the largest finite number to infinity on that side only. */
+static __device__ __forceinline__ uint32_t half_bits_down(float x)
+{
+    return __half_as_ushort(__float2half_rd(x));
+}
+
+static __device__ __forceinline__ uint32_t half_bits_up(float x)
+{
+    return __half_as_ushort(__float2half_ru(x));
+}
+
+/* The mean of a channel as stored: nearest fp16, 0 if that is not finite. */
+static __device__ __forceinline__ uint32_t mean_half_bits(float sum, uint32_t count)
+{
+    float mean = count != 0 ? __fdiv_rn(sum, (float)count) : 0.0f;
+    bool fits = mean > -65520.0f && mean < 65520.0f;
+    return fits ? __half_as_ushort(__float2half_rn(mean)) : 0;
+}
+
+/* What a vector is coded with. */
+struct saw_scale {
+    uint32_t meta;
+    float offset; /* lo d; 0 for escapes */
+    float factor; /* c (1 / scale); 0 for escapes and scale 0 */
+};
+
+/* (5, 6) of codec_saw.h. */
+static __device__ __forceinline__ saw_scale choose_scale(const struct kvf_gpu_tensor &tensor,
+                                                         float min, float max, float levels,
+                                                         float levels_inverse, bool is_escape)
+{
+    if (tensor.clip_ratio != 1.0f) {
+        float middle = 0.5f * (min + max);
+        float half = 0.5f * (max - min) * tensor.clip_ratio;
+        min = middle - half;
+        max = middle + half;
+    }
+    uint32_t lo = half_bits_down(min * tensor.rsqrt_order + 0.0f);
+    uint32_t hi = half_bits_up(max * tensor.rsqrt_order + 0.0f);
+    float lo_value = f32_of_half_bits(lo);
+    float range = f32_of_half_bits(hi) - lo_value;
+    /* the estimate may be one step off on either side; the products that decide are exact */
+    uint32_t scale = half_bits_up(range * levels_inverse);
+    if (scale != 0 && levels * f32_of_half_bits(scale - 1) >= range) {
+        scale--;
+    } else if (levels * f32_of_half_bits(scale) < range) {
+        scale++;
+    }
+    float value = f32_of_half_bits(scale);
+    bool is_finite = (lo & 0x7c00) != 0x7c00 && (hi & 0x7c00) != 0x7c00;
+    saw_scale chosen = {(uint32_t)KVF_SAW_ESCAPE_SCALE << 16, 0.0f, 0.0f};
+    if (!is_escape && is_finite && (scale == 0 || value >= KVF_SAW_SCALE_MIN)) {
+        chosen.meta = lo | scale << 16;
+        chosen.offset = lo_value * tensor.sqrt_order;
+        chosen.factor = scale != 0 ? tensor.rsqrt_order * reciprocal_of_half(value) : 0.0f;
+    }
+    return chosen;
+}
+
+/* Count escapes of a warp's lanes in the block's result. */
+static __device__ __forceinline__ void count_escapes(const struct kvf_gpu_work &work,
+                                                     const struct kvf_gpu_part &part, bool is_one)
+{
+    uint32_t lanes = __ballot_sync(all_lanes, is_one);
+    if (lanes != 0 && threadIdx.x % warp_lanes == 0) {
+        atomicAdd(&results_of(work)[part.block].n_escapes, (unsigned)__popc(lanes));
+    }
+}
+
+} // namespace kvf
+
+#endif /* KVF_CODEC_CODEC_SAW_DEVICE_CUH */

@@ -1,0 +1,450 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_saw_generic.cuh: encode and decode of rows of any dtype, dim, width, rotation and alignment
+ * of the element. A warp has one vector at a time, in shared memory. Numbers in comments are steps
+ * of codec_saw.h.
+ */
+#ifndef KVF_CODEC_CODEC_SAW_GENERIC_CUH
+#define KVF_CODEC_CODEC_SAW_GENERIC_CUH
+
+#include "codec/codec_saw_device.cuh"
+#include "codec/codec_saw_shape.h"
+#include "codec/rotate.h"
+
+namespace kvf
+{
+
+constexpr uint32_t group_max = KVF_CODEC_GROUP_MAX;
+constexpr uint32_t generic_warps = SAW_GENERIC_THREADS / warp_lanes;
+
+static __constant__ uint32_t rotate_rows_12[12] = KVF_HADAMARD_12;
+static __constant__ uint32_t rotate_rows_20[20] = KVF_HADAMARD_20;
+static __constant__ uint32_t rotate_rows_28[28] = KVF_HADAMARD_28;
+static __constant__ uint8_t rotate_stages[8] = KVF_ROTATE_STAGES;
+
+/* A vector at work, and a second one for what cannot be done in place. */
+template <typename T> struct vector_pair {
+    T now[group_max];
+    T before[group_max];
+};
+
+struct generic_shared {
+    union {
+        vector_pair<float> floats[generic_warps];
+        vector_pair<int32_t> integers[generic_warps];
+    };
+    float mean[group_max]; /* encode: rotated; decode: as stored */
+    uint8_t codes[generic_warps][group_max];
+    uint8_t is_escape[256]; /* tokens, by rule 1; KVF_CHUNK_TOKENS_MAX */
+    uint32_t n_escapes;
+};
+
+struct generic_row {
+    const struct kvf_gpu_tensor &tensor;
+    const struct kvf_gpu_part &part;
+    saw_parts parts;
+    row_pages pages;
+    uint32_t row;
+    generic_shared *shared;
+};
+
+static __device__ __forceinline__ uint32_t lane_id()
+{
+    return threadIdx.x % warp_lanes;
+}
+
+static __device__ __forceinline__ uint32_t warp_id()
+{
+    return threadIdx.x / warp_lanes;
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Elements
+ */
+
+/* A narrower float to fp32; exact. The product moves the bias and normalizes subnormals. */
+static __device__ float widen_f8e4m3(uint32_t byte)
+{
+    uint32_t rest = (byte & 0x7f) << 20;
+    uint32_t bits = __float_as_uint(__uint_as_float(rest) * 0x1p120f);
+    bits |= rest == 0x07f00000 ? 0x7fc00000 : 0; /* NaN; there is no infinity */
+    return __uint_as_float(bits | (byte & 0x80) << 24);
+}
+
+static __device__ float load_element(uint8_t dtype, const uint8_t *vector, uint32_t i)
+{
+    switch (dtype) {
+    case KVF_DTYPE_BF16:
+        return __uint_as_float((uint32_t) reinterpret_cast<const uint16_t *>(vector)[i] << 16);
+    case KVF_DTYPE_F16:
+        return f32_of_half_bits(reinterpret_cast<const uint16_t *>(vector)[i]);
+    case KVF_DTYPE_F8E4M3:
+        return widen_f8e4m3(vector[i]);
+    case KVF_DTYPE_F8E5M2:
+        return f32_of_half_bits((uint32_t)vector[i] << 8);
+    default: {
+        const uint16_t *halves = reinterpret_cast<const uint16_t *>(vector) + 2 * i;
+        return __uint_as_float(halves[0] | (uint32_t)halves[1] << 16);
+    }
+    }
+}
+
+/* Magnitude bits of a narrower float, to nearest even, saturated: kvf_narrow of codec_fp.h. */
+static __device__ uint32_t narrow(float value, uint32_t mantissa_bits, uint32_t bias, float max)
+{
+    uint32_t bits = __float_as_uint(value) & 0x7fffffff;
+    bits = bits > __float_as_uint(max) ? __float_as_uint(max) : bits;
+    uint32_t shift = 23 - mantissa_bits;
+    uint32_t rebias = (127 - bias) << 23;
+    uint32_t normal = (bits + (1u << (shift - 1)) - 1 + (bits >> shift & 1) - rebias) >> shift;
+    uint32_t magic_bits = (127 + 23 + 1 - bias - mantissa_bits) << 23;
+    float sum = __uint_as_float(bits) + __uint_as_float(magic_bits);
+    uint32_t subnormal = __float_as_uint(sum) - magic_bits;
+    return bits < (127 + 1 - bias) << 23 ? subnormal : normal;
+}
+
+static __device__ void store_element(uint8_t dtype, uint8_t *vector, uint32_t i, float value)
+{
+    uint32_t bits = __float_as_uint(value);
+    uint32_t sign = bits >> 31;
+    uint16_t *halves = reinterpret_cast<uint16_t *>(vector);
+    switch (dtype) {
+    case KVF_DTYPE_BF16:
+        halves[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        break;
+    case KVF_DTYPE_F16:
+        halves[i] = (uint16_t)(sign << 15 | narrow(value, 10, 15, 65504.0f));
+        break;
+    case KVF_DTYPE_F8E4M3:
+        vector[i] = (uint8_t)(sign << 7 | narrow(value, 3, 7, 448.0f));
+        break;
+    case KVF_DTYPE_F8E5M2:
+        vector[i] = (uint8_t)(sign << 7 | narrow(value, 2, 15, 57344.0f));
+        break;
+    default:
+        halves[2 * i] = (uint16_t)bits;
+        halves[2 * i + 1] = (uint16_t)(bits >> 16);
+        break;
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Rotation, by one warp
+ */
+template <typename T> static __device__ void rotate_bit_of(T *now, uint32_t n, uint32_t bit)
+{
+    uint32_t stride = 1u << bit;
+    for (uint32_t pair = lane_id(); pair < n / 2; pair += warp_lanes) {
+        uint32_t upper = (pair >> bit) * 2 * stride + (pair & (stride - 1));
+        T u = now[upper];
+        T v = now[upper + stride];
+        now[upper] = u + v;
+        now[upper + stride] = u - v;
+    }
+    __syncwarp();
+}
+
+/* y_r = x_0 +- x_1 +- ... in ascending order. */
+template <typename T>
+static __device__ void rotate_factor(vector_pair<T> &vector, uint32_t n, uint32_t factor,
+                                     uint32_t power, bool transposed)
+{
+    const uint32_t *rows = factor == 12   ? rotate_rows_12
+                           : factor == 20 ? rotate_rows_20
+                                          : rotate_rows_28;
+    for (uint32_t i = lane_id(); i < n; i += warp_lanes) {
+        vector.before[i] = vector.now[i];
+    }
+    __syncwarp();
+    for (uint32_t i = lane_id(); i < n; i += warp_lanes) {
+        uint32_t r = i / power % factor;
+        uint32_t first = i - r * power;
+        T y = 0;
+        for (uint32_t a = 0; a < factor; a++) {
+            T x = vector.before[first + a * power];
+            bool minus = (transposed ? rows[a] >> r : rows[r] >> a) & 1;
+            y = minus ? y - x : y + x;
+        }
+        vector.now[i] = y;
+    }
+    __syncwarp();
+}
+
+template <typename T>
+static __device__ void rotate(vector_pair<T> &vector, uint32_t n, uint32_t order, bool transposed)
+{
+    uint32_t power = order & (0u - order);
+    uint32_t odd = order / power;
+    uint32_t factor = odd == 1 ? 1 : 4 * odd;
+    power = order / factor;
+    for (uint32_t i = 0; i < sizeof(rotate_stages); i++) {
+        if (1u << rotate_stages[i] < power) {
+            rotate_bit_of(vector.now, n, rotate_stages[i]);
+        }
+    }
+    if (factor > 1) {
+        rotate_factor(vector, n, factor, power, transposed);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Encode
+ */
+
+/* (1) Bits of the largest magnitude, in every lane. */
+static __device__ uint32_t peak_of(const generic_row &at, const uint8_t *vector)
+{
+    uint32_t peak = 0;
+    for (uint32_t i = lane_id(); i < at.tensor.group; i += warp_lanes) {
+        uint32_t bits = __float_as_uint(load_element(at.tensor.dtype, vector, i)) & 0x7fffffff;
+        peak = bits > peak ? bits : peak;
+    }
+    return __reduce_max_sync(all_lanes, peak);
+}
+
+static __device__ bool is_escape(const generic_row &at, uint32_t token, uint32_t peak)
+{
+    return token < at.part.n_sinks || peak >= (uint32_t)KVF_SAW_ESCAPE_EXPONENT << 23;
+}
+
+/* (2) By all threads: the mean to its part; flipped and rotated to shared memory. */
+static __device__ void make_mean(const generic_row &at)
+{
+    generic_shared *shared = at.shared;
+    uint32_t n_tokens = at.part.n_tokens;
+    uint32_t n = at.tensor.group;
+    if (threadIdx.x == 0) {
+        shared->n_escapes = 0;
+    }
+    __syncthreads();
+    for (uint32_t token = warp_id(); token < n_tokens; token += generic_warps) {
+        bool escape = is_escape(at, token, peak_of(at, at.pages.vector(token)));
+        if (lane_id() == 0) {
+            shared->is_escape[token] = escape;
+            atomicAdd(&shared->n_escapes, escape ? 1u : 0u);
+        }
+    }
+    __syncthreads();
+    uint16_t *mean = reinterpret_cast<uint16_t *>(at.parts.mean) + at.row * n;
+    for (uint32_t i = threadIdx.x; i < n; i += SAW_GENERIC_THREADS) {
+        float sum[KVF_SAW_PARTIAL_SUMS] = {0.0f};
+        for (uint32_t first = 0; first < n_tokens; first += KVF_SAW_PARTIAL_SUMS) {
+#pragma unroll
+            for (uint32_t s = 0; s < KVF_SAW_PARTIAL_SUMS; s++) {
+                if (first + s < n_tokens && shared->is_escape[first + s] == 0) {
+                    sum[s] += load_element(at.tensor.dtype, at.pages.vector(first + s), i);
+                }
+            }
+        }
+        float all = ((sum[0] + sum[4]) + (sum[2] + sum[6])) +
+                    ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+        uint32_t half = mean_half_bits(all, n_tokens - shared->n_escapes);
+        mean[i] = (uint16_t)half;
+        float value = f32_of_half_bits(half);
+        shared->floats[0].now[i] = is_flipped(at.tensor, at.row, i) ? -value : value;
+    }
+    __syncthreads();
+    if (warp_id() == 0) {
+        rotate(shared->floats[0], n, at.tensor.rot_order, false);
+        for (uint32_t i = lane_id(); i < n; i += warp_lanes) {
+            shared->mean[i] = shared->floats[0].now[i];
+        }
+    }
+    __syncthreads();
+}
+
+/* (1, 3, 4) y of one vector; zeroes, minus the mean, of an escape. */
+static __device__ bool load_rotated(const generic_row &at, uint32_t token, float *min_out,
+                                    float *max_out)
+{
+    const uint8_t *vector = at.pages.vector(token);
+    vector_pair<float> &work = at.shared->floats[warp_id()];
+    uint32_t n = at.tensor.group;
+    uint32_t peak = peak_of(at, vector);
+    bool escape = is_escape(at, token, peak);
+    uint32_t exponent = peak >> 23;
+    uint32_t smallest = 0;
+    if (at.tensor.dtype == KVF_DTYPE_BF16 && exponent > KVF_SAW_DROP_BINADES) {
+        smallest = (exponent - KVF_SAW_DROP_BINADES) << 23;
+    }
+    for (uint32_t i = lane_id(); i < n; i += warp_lanes) {
+        float x = load_element(at.tensor.dtype, vector, i);
+        bool kept = !escape && (__float_as_uint(x) & 0x7fffffff) >= smallest;
+        x = is_flipped(at.tensor, at.row, i) ? -x : x;
+        work.now[i] = kept ? x : 0.0f;
+    }
+    __syncwarp();
+    rotate(work, n, at.tensor.rot_order, false);
+    float min = __int_as_float(0x7f800000);
+    float max = __int_as_float(0xff800000);
+    for (uint32_t i = lane_id(); i < n; i += warp_lanes) {
+        float y = work.now[i];
+        if (at.parts.mean != nullptr) {
+            y -= at.shared->mean[i];
+            work.now[i] = y;
+        }
+        min = fminf(min, y);
+        max = fmaxf(max, y);
+    }
+    for (uint32_t mask = 1; mask < warp_lanes; mask *= 2) {
+        min = fminf(min, __shfl_xor_sync(all_lanes, min, mask));
+        max = fmaxf(max, __shfl_xor_sync(all_lanes, max, mask));
+    }
+    *min_out = min;
+    *max_out = max;
+    return escape;
+}
+
+/* One plane: the fields of plane_bits bits from bit `shift` of the codes on. */
+static __device__ void pack_plane(const generic_row &at, const uint8_t *codes, uint32_t plane_bits,
+                                  uint32_t shift, uint8_t *to)
+{
+    uint32_t n = at.tensor.group;
+    uint32_t a_byte = 8 / plane_bits;
+    uint32_t mask = (1u << plane_bits) - 1;
+    for (uint32_t byte = lane_id(); byte * a_byte < n; byte += warp_lanes) {
+        uint32_t packed = 0;
+        for (uint32_t i = 0; i < a_byte && byte * a_byte + i < n; i++) {
+            uint32_t code = codes[at.tensor.order[byte * a_byte + i]];
+            packed |= (code >> shift & mask) << i * plane_bits;
+        }
+        to[byte] = (uint8_t)packed;
+    }
+}
+
+static __device__ __forceinline__ uint32_t low_bits_of(uint32_t bits)
+{
+    return bits == 6 ? 2 : bits == 5 || bits == 3 ? 1 : 0;
+}
+
+/* (7) */
+static __device__ void store_codes_of(const generic_row &at, const saw_scale &scale, uint8_t *to)
+{
+    const float *y = at.shared->floats[warp_id()].now;
+    uint8_t *codes = at.shared->codes[warp_id()];
+    uint32_t n = at.tensor.group;
+    uint32_t bits = at.tensor.bits;
+    float top = round_magic + (float)((1 << bits) - 1);
+    for (uint32_t i = lane_id(); i < n; i += warp_lanes) {
+        float q = __fmaf_rn(y[i] - scale.offset, scale.factor, round_magic);
+        q = fminf(fmaxf(q, round_magic), top);
+        codes[i] = (uint8_t)(__float_as_uint(q) & 0xff);
+    }
+    __syncwarp();
+    uint32_t low_bits = low_bits_of(bits);
+    pack_plane(at, codes, bits - low_bits, low_bits, to);
+    if (low_bits != 0) {
+        pack_plane(at, codes, low_bits, 0, to + (n * (bits - low_bits) + 7) / 8);
+    }
+    __syncwarp();
+}
+
+static __device__ void encode_row_generic(const struct kvf_gpu_work &work, uint32_t tensors)
+{
+    __shared__ generic_shared shared;
+    uint32_t n_rows = saw_rows_max(&work, tensors);
+    uint32_t row = blockIdx.x % n_rows;
+    const struct kvf_gpu_part part = parts_of(work)[blockIdx.x / n_rows];
+    const struct kvf_gpu_tensor &tensor = work.tensors[part.is_v];
+    if ((tensors >> part.is_v & 1) == 0 || row >= tensor.n_rows) {
+        return;
+    }
+    const generic_row at = {
+        tensor, part, saw_parts(tensor, part), row_pages(work, part, tensor, row), row, &shared};
+    if (row == 0) {
+        zero_gaps(tensor, at.parts);
+    }
+    if (at.parts.mean != nullptr) {
+        make_mean(at);
+    }
+    float levels = (float)((1 << tensor.bits) - 1);
+    float levels_inverse = __fdiv_rn(1.0f, levels);
+    for (uint32_t token = warp_id(); token < part.n_tokens; token += generic_warps) {
+        float min;
+        float max;
+        bool escape = load_rotated(at, token, &min, &max);
+        saw_scale scale = choose_scale(tensor, min, max, levels, levels_inverse, escape);
+        uint32_t vector = row * part.n_tokens + token;
+        store_codes_of(at, scale, at.parts.codes + vector * (uint32_t)tensor.code_bytes);
+        if (lane_id() == 0) {
+            at.parts.meta[vector] = scale.meta;
+        }
+        escape = scale.meta == (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
+        count_escapes(work, part, escape && lane_id() == 0);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Decode
+ */
+static __device__ uint32_t field_of(const uint8_t *plane, uint32_t plane_bits, uint32_t position)
+{
+    uint32_t a_byte = 8 / plane_bits;
+    return plane[position / a_byte] >> position % a_byte * plane_bits & ((1u << plane_bits) - 1);
+}
+
+static __device__ void load_codes_of(const generic_row &at, const uint8_t *from, int32_t *codes)
+{
+    uint32_t n = at.tensor.group;
+    uint32_t low_bits = low_bits_of(at.tensor.bits);
+    uint32_t high_bits = at.tensor.bits - low_bits;
+    const uint8_t *low = from + (n * high_bits + 7) / 8;
+    for (uint32_t position = lane_id(); position < n; position += warp_lanes) {
+        uint32_t code = field_of(from, high_bits, position);
+        if (low_bits != 0) {
+            code = code << low_bits | field_of(low, low_bits, position);
+        }
+        codes[at.tensor.order[position]] = (int32_t)code;
+    }
+    __syncwarp();
+}
+
+static __device__ void store_values_of(const generic_row &at, const int32_t *z, uint32_t meta,
+                                       uint8_t *to)
+{
+    const struct kvf_gpu_tensor &tensor = at.tensor;
+    float offset = f32_of_half_bits(meta & 0xffff) * tensor.sqrt_order;
+    float factor = f32_of_half_bits(meta >> 16) * tensor.rsqrt_order;
+    for (uint32_t i = lane_id(); i < tensor.group; i += warp_lanes) {
+        float sign = is_flipped(tensor, at.row, i) ? -1.0f : 1.0f;
+        float add = at.shared->mean[i];
+        if (i % tensor.rot_order == 0) {
+            add = add + offset * sign;
+        }
+        store_element(tensor.dtype, to, i, __fmaf_rn(factor * sign, (float)z[i], add));
+    }
+    __syncwarp();
+}
+
+static __device__ void decode_row_generic(const struct kvf_gpu_work &work, uint32_t tensors)
+{
+    __shared__ generic_shared shared;
+    uint32_t n_rows = saw_rows_max(&work, tensors);
+    uint32_t row = blockIdx.x % n_rows;
+    const struct kvf_gpu_part part = parts_of(work)[blockIdx.x / n_rows];
+    const struct kvf_gpu_tensor &tensor = work.tensors[part.is_v];
+    if ((tensors >> part.is_v & 1) == 0 || row >= tensor.n_rows) {
+        return;
+    }
+    const generic_row at = {
+        tensor, part, saw_parts(tensor, part), row_pages(work, part, tensor, row), row, &shared};
+    for (uint32_t i = threadIdx.x; i < tensor.group; i += SAW_GENERIC_THREADS) {
+        uint32_t half = 0;
+        if (at.parts.mean != nullptr) {
+            half = reinterpret_cast<const uint16_t *>(at.parts.mean)[row * tensor.group + i];
+        }
+        shared.mean[i] = f32_of_half_bits(half);
+    }
+    __syncthreads();
+    for (uint32_t token = warp_id(); token < part.n_wanted; token += generic_warps) {
+        uint32_t vector = row * part.n_tokens + part.token_first + token;
+        vector_pair<int32_t> &codes = shared.integers[warp_id()];
+        load_codes_of(at, at.parts.codes + vector * (uint32_t)tensor.code_bytes, codes.now);
+        rotate(codes, tensor.group, tensor.rot_order, true);
+        store_values_of(at, codes.now, at.parts.meta[vector], at.pages.vector(token));
+    }
+}
+
+} // namespace kvf
+
+#endif /* KVF_CODEC_CODEC_SAW_GENERIC_CUH */

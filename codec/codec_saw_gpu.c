@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_saw_gpu.c: which kernels of codec_saw.cu, and in what shape. Kernels on tensor cores exist
+ * for bf16 heads of 64, 128 and 256 that are rotated as a whole, the generic ones do all else.
+ */
+#include "codec/codec_saw_gpu.h"
+
+#include "codec/codec_saw.h"
+#include "codec/codec_saw_shape.h"
+
+#include "kvferry.h"
+
+#include <stddef.h>
+
+/* Kernels of one dim, by what is done and by bits. */
+struct fast_kernels {
+    uint32_t dim;
+    const char *encode[3]; /* other bits, 4 bits, 8 bits */
+    const char *decode[3];
+};
+
+static const struct fast_kernels fast_kernels[] = {
+    {64,
+     {"kvf_saw_encode_64_0", "kvf_saw_encode_64_4", "kvf_saw_encode_64_8"},
+     {"kvf_saw_decode_64_0", "kvf_saw_decode_64_4", "kvf_saw_decode_64_8"}},
+    {128,
+     {"kvf_saw_encode_128_0", "kvf_saw_encode_128_4", "kvf_saw_encode_128_8"},
+     {"kvf_saw_decode_128_0", "kvf_saw_decode_128_4", "kvf_saw_decode_128_8"}},
+    {256,
+     {"kvf_saw_encode_256_0", "kvf_saw_encode_256_4", "kvf_saw_encode_256_8"},
+     {"kvf_saw_decode_256_0", "kvf_saw_decode_256_4", "kvf_saw_decode_256_8"}},
+};
+
+/* A smaller share of the range could give codes, before they are clamped, of more than 15 bits. */
+#define CLIP_RATIO_MIN 0.125f
+
+/* NULL: the generic kernels. */
+static const struct fast_kernels *fast_kernels_of(const struct kvf_gpu_tensor *tensor)
+{
+    if (tensor->dtype != KVF_DTYPE_BF16 || tensor->rot_order != tensor->group ||
+        tensor->clip_ratio < CLIP_RATIO_MIN) {
+        return NULL;
+    }
+    for (size_t i = 0; i < sizeof(fast_kernels) / sizeof(fast_kernels[0]); i++) {
+        if (fast_kernels[i].dim == tensor->group) {
+            return &fast_kernels[i];
+        }
+    }
+    return NULL;
+}
+
+static uint32_t width_index(const struct kvf_gpu_tensor *tensor)
+{
+    return tensor->bits == 8 ? 2 : tensor->bits == 4 ? 1 : 0;
+}
+
+static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
+{
+    const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
+    const struct fast_kernels *fast = fast_kernels_of(tensor);
+    if (fast == NULL) {
+        return (struct kvf_gpu_launch){
+            .kernel = "kvf_saw_encode",
+            .n_blocks = work->n_parts * saw_rows_max(work, tensors),
+            .n_threads = SAW_GENERIC_THREADS,
+            .tensors = tensors,
+        };
+    }
+    uint32_t n_blocks = 0;
+    for (uint32_t is_v = 0; is_v < 2; is_v++) {
+        if ((tensors >> is_v & 1) != 0) {
+            n_blocks += saw_encode_blocks(work, is_v, fast->dim);
+        }
+    }
+    return (struct kvf_gpu_launch){
+        .kernel = fast->encode[width_index(tensor)],
+        .n_blocks = n_blocks,
+        .n_threads = saw_encode_threads(fast->dim),
+        .shared_bytes = saw_encode_shared_bytes(work, tensors, fast->dim),
+        .tensors = tensors,
+    };
+}
+
+static struct kvf_gpu_launch decode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
+{
+    const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
+    const struct fast_kernels *fast = fast_kernels_of(tensor);
+    uint32_t n_rows = work->n_parts * saw_rows_max(work, tensors);
+    if (fast == NULL) {
+        return (struct kvf_gpu_launch){
+            .kernel = "kvf_saw_decode",
+            .n_blocks = n_rows,
+            .n_threads = SAW_GENERIC_THREADS,
+            .tensors = tensors,
+        };
+    }
+    return (struct kvf_gpu_launch){
+        .kernel = fast->decode[width_index(tensor)],
+        .n_blocks = n_rows * saw_decode_pieces(work),
+        .n_threads = SAW_DECODE_THREADS,
+        .tensors = tensors,
+    };
+}
+
+/* Do K and V take the same kernel? */
+static bool is_alike(const struct kvf_gpu_tensor *k, const struct kvf_gpu_tensor *v)
+{
+    const struct fast_kernels *fast = fast_kernels_of(k);
+    return fast == fast_kernels_of(v) && (fast == NULL || width_index(k) == width_index(v));
+}
+
+static uint32_t plan_launches(const struct kvf_gpu_work *work,
+                              struct kvf_gpu_launch (*launch)(const struct kvf_gpu_work *work,
+                                                              uint32_t tensors),
+                              struct kvf_gpu_launch *launches_out)
+{
+    uint32_t tensors = work->tensors[0].codec == KVF_CODEC_SAW ? 1 : 0;
+    if (work->has_v != 0 && work->tensors[1].codec == KVF_CODEC_SAW) {
+        tensors |= 2;
+    }
+    if (tensors == 3 && is_alike(&work->tensors[0], &work->tensors[1])) {
+        launches_out[0] = launch(work, 3);
+        return 1;
+    }
+    uint32_t n = 0;
+    for (uint32_t bit = 1; bit <= 2; bit *= 2) {
+        if ((tensors & bit) != 0) {
+            launches_out[n++] = launch(work, bit);
+        }
+    }
+    return n;
+}
+
+uint32_t kvf_saw_gpu_encode(const struct kvf_gpu_work *work,
+                            struct kvf_gpu_launch launches_out[KVF_SAW_GPU_LAUNCHES_MAX])
+{
+    return plan_launches(work, encode_launch, launches_out);
+}
+
+uint32_t kvf_saw_gpu_decode(const struct kvf_gpu_work *work,
+                            struct kvf_gpu_launch launches_out[KVF_SAW_GPU_LAUNCHES_MAX])
+{
+    return plan_launches(work, decode_launch, launches_out);
+}
