@@ -21,7 +21,8 @@
 #include "kvferry.h"
 #include "tests/support/kv_data.h"
 
-#define WAIT_NS       (20 * UINT64_C(1000000000)) /* for a daemon that starts */
+#define WAIT_NS       (60 * UINT64_C(1000000000)) /* for a daemon that starts */
+#define BUDGET_MS     60000 /* of a request: a slow machine is not what this is about */
 #define OPEN_PAUSE_NS 1000000
 #define PATH_BYTES    4096
 #define TOKENS_A_PAGE 16 /* of the pages that engines have */
@@ -255,6 +256,7 @@ static bool run_put(struct demo_run *run)
     struct kvf_put_options options = {
         .struct_bytes = sizeof(options),
         .flags = KVF_PUT_DURABLE,
+        .budget_ms = BUDGET_MS,
     };
     struct demo_pages *pages = calloc(run->n_chunks, sizeof(*pages));
     struct kvf_put_item items[CHUNKS_MAX];
@@ -312,7 +314,7 @@ static bool run_find(struct demo_run *run)
 
 static bool run_fetch(struct demo_run *run)
 {
-    struct kvf_get_options options = {.struct_bytes = sizeof(options)};
+    struct kvf_get_options options = {.struct_bytes = sizeof(options), .budget_ms = BUDGET_MS};
     uint64_t start_ns = clock_ns(CLOCK_MONOTONIC);
     int status = kvf_get(run->client, run->key_list, run->n_chunks, &options, run->hits);
 

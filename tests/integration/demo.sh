@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# demo.sh BUILD_DIR: a real daemon and the KV cache of two real models, end to end.
+# demo.sh BUILD_DIR [DAEMON_ARGUMENT...]: a real daemon and the KV cache of two real models, end to
+# end.
 #
 #   put, in one process -> get from memory, in another -> SIGKILL the daemon -> start it again on
 #   the same folder -> get from the drive, in a third
@@ -10,11 +11,12 @@
 # on, and no lease was lost. Leaves nothing behind.
 set -eu
 
-if [ $# -ne 1 ] || [ ! -x "$1/agent/kvferryd" ]; then
-    echo "usage: $0 BUILD_DIR (a build folder that holds agent/kvferryd)" >&2
+if [ $# -lt 1 ] || [ ! -x "$1/agent/kvferryd" ]; then
+    echo "usage: $0 BUILD_DIR [DAEMON_ARGUMENT...] (BUILD_DIR holds agent/kvferryd)" >&2
     exit 2
 fi
 build=$(cd "$1" && pwd)
+shift
 data=$(cd "$(dirname "$0")/../data/kv" && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/kvferry-demo.XXXXXX")
 socket=$work/node/kvferryd.sock
@@ -39,9 +41,10 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# No configuration file: --dir brings 1 GiB of memory, a store of 2 GiB and the sockets.
+# No configuration file: --dir brings 1 GiB of memory, a store of 2 GiB and the sockets; arguments
+# can make them smaller.
 start_daemon() {
-    "$build/agent/kvferryd" --dir "$work/node" --set allow_uncalibrated=true \
+    "$build/agent/kvferryd" --dir "$work/node" --set allow_uncalibrated=true "$@" \
         2>>"$work/daemon.log" &
     daemon=$!
 }
@@ -50,23 +53,27 @@ step() {
     "$build/tests/integration/kvferry-demo" --socket "$socket" --data "$data" --work "$work" "$@"
 }
 
+size="1 GiB of memory, a store of 2 GiB in a folder of its own"
+if [ $# -gt 0 ]; then
+    size="with $*"
+fi
 cat <<END
-kvferryd runs without a configuration file: 1 GiB of memory, a store of 2 GiB in a folder of its
-own. Profile "exact" gives every bit back. "balanced" keeps 4 bits of K and V; by default it is
+kvferryd runs without a configuration file: $size.
+Profile "exact" gives every bit back. "balanced" keeps 4 bits of K and V; by default it is
 refused for models that have not been calibrated. No calibration is done here, so the daemon is
 started with allow_uncalibrated=true and the clients ask for it too: the figures below show what
 that costs.
 
 END
 
-start_daemon
+start_daemon "$@"
 step put
 step --tier dram get
 kill -9 "$daemon"
 wait "$daemon" 2>/dev/null || true
 echo "-- daemon killed with SIGKILL and started again on the same folder --"
 started=$(date +%s%N)
-start_daemon
+start_daemon "$@"
 step --tier nvme --started "$started" get
 
 kill -TERM "$daemon"
