@@ -544,8 +544,8 @@ static void serve_end(void)
     kvf_test_daemon_destroy(&the_daemon);
 }
 
-/* What is the same however it was failed: the daemon lives, the handle and the next client work, and
- * nothing is left over. */
+/* After every way to fail: the daemon lives, the handle and the next client work, and nothing is
+ * left over. */
 static void check_served(struct sweep_case *run, struct kvf_client *client, uint64_t first,
                          uint32_t n_old)
 {
@@ -641,7 +641,7 @@ static int ask(const char *method, const char *path)
         if (got < 0 && errno != ECONNRESET) {
             code = -1; /* it neither answered nor hung up */
         } else if (bytes > 12) {
-            code = atoi(answer + 9);
+            code = (int)strtol(answer + 9, NULL, 10);
         }
     }
     close(fd);
