@@ -104,6 +104,7 @@ struct kvf_session {
     struct kvf_wire_welcome welcome;
     void *ring_base;
     struct kvf_ring_client ring;
+    bool is_daemon_waking; /* since the last sleep it was woken */
     uint8_t *staging;
     bool is_staging_blank;
     struct kvf_stage_area area;

@@ -507,16 +507,16 @@ static int on_message(struct kvf_client *client, struct kvf_session *session,
     }
 }
 
-/* Take the control messages that are there. KVF_OK, or why the session must end. */
-static int session_receive(struct kvf_client *client, struct kvf_session *session, char *text,
-                           size_t text_bytes)
+/* Take control messages that are there, so many at most. KVF_OK, or why the session must end. */
+static int session_receive(struct kvf_client *client, struct kvf_session *session, uint32_t max,
+                           char *text, size_t text_bytes)
 {
     uint8_t buffer[KVF_WIRE_MESSAGE_BYTES_MAX];
     struct kvf_seqpacket_message datagram;
     union kvf_proto_message message;
     const char *why = "";
 
-    for (uint32_t i = 0; i < KVF_CLIENT_MESSAGES_MAX; i++) {
+    for (uint32_t i = 0; i < max; i++) {
         int status = kvf_seqpacket_recv(session->socket_fd, buffer, sizeof(buffer), &datagram);
 
         if (status == KVF_EMPTY) {
@@ -606,7 +606,7 @@ static void attach_step(struct kvf_client *client, uint64_t now_ns)
         attach_connect(client);
         session = client->session;
     } else {
-        status = session_receive(client, session, text, sizeof(text));
+        status = session_receive(client, session, KVF_CLIENT_MESSAGES_MAX, text, sizeof(text));
     }
     if (status != KVF_OK) {
         attach_fail(client, status, text);
@@ -619,12 +619,12 @@ static void attach_step(struct kvf_client *client, uint64_t now_ns)
 /* ----------------------------------------------------------------------------------------------
  * Life
  */
-static void live_step(struct kvf_client *client, uint64_t now_ns)
+static void live_step(struct kvf_client *client, uint32_t messages_max, uint64_t now_ns)
 {
     struct kvf_session *session = client->session;
     char text[KVF_ERROR_TEXT_BYTES] = "";
     uint32_t heartbeat;
-    int status = session_receive(client, session, text, sizeof(text));
+    int status = session_receive(client, session, messages_max, text, sizeof(text));
 
     if (status != KVF_OK) {
         kvf_session_break(client, status == KVF_ERR_PROTOCOL ? LOG_ERROR : LOG_WARNING,
@@ -661,16 +661,11 @@ int kvf_session_down_status(const struct kvf_client *client)
                                                                   : KVF_ERR_DISCONNECTED;
 }
 
-void kvf_session_tend(struct kvf_client *client, bool now)
+static void tend(struct kvf_client *client, uint32_t messages_max, uint64_t now_ns)
 {
-    uint64_t now_ns = kvf_now_ns();
-
-    if (!now && now_ns - client->tend_ns < KVF_CLIENT_TEND_MS * KVF_NS_PER_MS) {
-        return;
-    }
     client->tend_ns = now_ns;
     if (kvf_session_is_live(client)) {
-        live_step(client, now_ns);
+        live_step(client, messages_max, now_ns);
     } else if (client->session != NULL) {
         attach_step(client, now_ns);
     } else if (now_ns >= client->attach_next_ns && client->n_lost < KVF_CLIENT_LOST_MAX &&
@@ -678,6 +673,15 @@ void kvf_session_tend(struct kvf_client *client, bool now)
         attach_start(client, now_ns);
     }
     memory_expire(client, now_ns);
+}
+
+void kvf_session_tend(struct kvf_client *client, bool now)
+{
+    uint64_t now_ns = kvf_now_ns();
+
+    if (now || now_ns - client->tend_ns >= KVF_CLIENT_TEND_MS * KVF_NS_PER_MS) {
+        tend(client, KVF_CLIENT_MESSAGES_MAX, now_ns);
+    }
 }
 
 /* Wait for a descriptor (-1: none) until deadline_ns. */
@@ -701,9 +705,26 @@ static void cpu_pause(void)
 #endif
 }
 
+/* Look at the ring for a while. True: there is something. A daemon that had to be woken takes
+ * longer than this lasts. */
+static bool spin(struct kvf_session *session, bool is_asked)
+{
+    uint32_t n = session->is_daemon_waking && !is_asked ? 1 : KVF_CLIENT_SPINS;
+
+    session->is_daemon_waking = false;
+    for (uint32_t i = 0; i < n; i++) {
+        if (kvf_ring_client_ready(&session->ring)) {
+            return true;
+        }
+        cpu_pause();
+    }
+    return false;
+}
+
 void kvf_session_sleep(struct kvf_client *client, uint64_t deadline_ns)
 {
     struct kvf_session *session = client->session;
+    bool is_spinning = (client->flags & KVF_ATTACH_SPIN) != 0;
     uint64_t look_ns = kvf_now_ns() + KVF_CLIENT_LOOK_MS * KVF_NS_PER_MS;
 
     if (deadline_ns > look_ns) {
@@ -721,20 +742,21 @@ void kvf_session_sleep(struct kvf_client *client, uint64_t deadline_ns)
         kvf_session_tend(client, true);
         return;
     }
-    for (uint32_t i = 0; i < KVF_CLIENT_SPINS; i++) {
-        if (kvf_ring_client_ready(&session->ring)) {
-            return;
-        }
-        cpu_pause();
+    if (spin(session, is_spinning)) {
+        return;
     }
-    if ((client->flags & KVF_ATTACH_SPIN) != 0) {
+    if (is_spinning) {
         kvf_session_tend(client, false);
         return;
     }
     if (kvf_ring_client_sleep(&session->ring)) {
         sleep_on(session->socket_fd, deadline_ns);
         kvf_ring_client_awake(&session->ring);
-        kvf_session_tend(client, true);
+        /* A completion came with one wake-up, and asking for more would be a system call for
+         * nothing: what lies behind it ends the next wait at once, or is found by the next look at
+         * the socket. */
+        tend(client, kvf_ring_client_ready(&session->ring) ? 1 : KVF_CLIENT_MESSAGES_MAX,
+             kvf_now_ns());
     }
 }
 
@@ -798,6 +820,7 @@ void kvf_session_wake_daemon(struct kvf_session *session)
 {
     uint64_t count = 1;
 
+    session->is_daemon_waking = true;
     /* fails only when the counter is full, and then the daemon is awake */
     (void)!write(session->wake_fd, &count, sizeof(count));
 }
