@@ -1,0 +1,643 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_case.c: see codec_case.h.
+ */
+#include "tests/gpu/codec_case.h"
+
+#include "base/crc32c.h"
+#include "tests/gpu/codec_device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum {
+    POISON = 0x77,
+    GUARD_BYTES = 4096, /* before and behind the pages */
+    FAR_PAGES = 1500,
+    FAR_STRIDE = 3 << 20,
+    BLOCKS_MAX = 8,
+};
+
+/* The engine's pages, here and on the device. */
+struct pool {
+    uint8_t *memory;
+    uint64_t address;
+    size_t bytes;
+    uint64_t ids_address;
+    struct kvf_gpu_pages pages[2];
+    uint32_t tokens_a_page;
+    uint32_t pages_a_block;
+    uint32_t n_pages;
+    uint32_t *ids; /* of all blocks */
+    size_t layer_bytes;
+    size_t first_byte; /* of layer 0 */
+    size_t v_offset;
+    bool is_far;
+};
+
+struct run {
+    const struct codec_case *c;
+    struct kvf_random_seeded *random;
+    struct fixture_codec codec;
+    struct fixture_kv kv[BLOCKS_MAX];
+    uint8_t *records[BLOCKS_MAX]; /* by the C codec */
+    size_t record_bytes[BLOCKS_MAX];
+    struct pool pool;
+    size_t slot_bytes; /* of one payload on the device */
+    uint64_t payloads;
+    struct kvf_gpu_part *parts;
+    uint32_t n_parts;
+    struct kvf_gpu_work work;
+};
+
+static uint32_t below(struct kvf_random_seeded *random, uint32_t n)
+{
+    return (uint32_t)(kvf_random_seeded_next(random) >> 33) % n;
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Input
+ */
+
+/* Put the exponent of bf16 or fp32 in place. */
+static void set_exponent(int dtype, uint8_t *element, uint32_t exponent)
+{
+    uint8_t *top = element + kvf_dtype_bytes(dtype) - 2;
+    top[0] = (uint8_t)((top[0] & 0x7f) | exponent << 7);
+    top[1] = (uint8_t)((top[1] & 0x80) | exponent >> 1);
+}
+
+static uint32_t exponent_for(enum case_fill fill, uint32_t number, bool is_torn,
+                             struct kvf_random_seeded *random)
+{
+    switch (fill) {
+    case CASE_TORN:
+        return is_torn ? below(random, 200) + 20 : 120 + below(random, 4);
+    case CASE_WIDE:
+        return below(random, 50) == 0 ? below(random, 256) : 120 + below(random, 20);
+    default:
+        return 100 + number % 17;
+    }
+}
+
+static void fill_exponents(struct fixture_kv *kv, enum case_fill fill,
+                           struct kvf_random_seeded *random)
+{
+    size_t element_bytes = kvf_dtype_bytes(kv->geometry.dtype);
+    bool is_torn = false;
+    fixture_fill_bits(kv, random);
+    for (size_t at = 0, i = 0; at < kv->memory_bytes; at += element_bytes, i++) {
+        if (i % 2000 == 0) {
+            is_torn = below(random, 12) == 0;
+        }
+        set_exponent(kv->geometry.dtype, kv->memory + at,
+                     exponent_for(fill, (uint32_t)i, is_torn, random));
+    }
+}
+
+static void fill_block(struct fixture_kv *kv, enum case_fill fill, struct kvf_random_seeded *random)
+{
+    switch (fill) {
+    case CASE_NORMAL:
+    case CASE_BROKEN:
+        fixture_fill_normal(kv, random);
+        break;
+    case CASE_HARD:
+        fixture_fill_hard(kv, random);
+        break;
+    case CASE_BITS:
+        fixture_fill_bits(kv, random);
+        break;
+    default:
+        fill_exponents(kv, fill, random);
+        break;
+    }
+    if (fill == CASE_BROKEN) {
+        for (uint32_t i = 0; i < kv->n_tokens * kv->geometry.n_heads; i += 4) {
+            uint8_t *vector = fixture_kv_vector(kv, 0, 0, i % kv->geometry.n_heads,
+                                                i / kv->geometry.n_heads);
+            memset(vector, 0xff, kvf_dtype_bytes(kv->geometry.dtype));
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Pages
+ */
+static void set_strides(struct pool *pool, int is_v, size_t page, size_t token, size_t head)
+{
+    pool->pages[is_v] = (struct kvf_gpu_pages){
+        .page_stride_bytes = page,
+        .token_stride_bytes = token,
+        .head_stride_bytes = head,
+    };
+}
+
+static void pool_lay_out(struct pool *pool, const struct codec_case *c)
+{
+    size_t element = kvf_dtype_bytes(c->dtype);
+    size_t k = c->dim_k * element;
+    size_t v = c->dim_v * element;
+    size_t both = k + v;
+    size_t n = pool->tokens_a_page;
+    size_t heads = c->n_heads;
+    size_t page = n * heads * both;
+    pool->v_offset = k;
+    switch (c->layout) {
+    case CASE_HND:
+        set_strides(pool, 0, page, both, n * both);
+        break;
+    case CASE_SPLIT_FIRST:
+        pool->v_offset = pool->n_pages * n * heads * k;
+        set_strides(pool, 0, n * heads * k, heads * k, k);
+        set_strides(pool, 1, n * heads * v, heads * v, v);
+        break;
+    case CASE_SPLIT_PAGE:
+        pool->v_offset = n * heads * k;
+        set_strides(pool, 0, page, heads * k, k);
+        set_strides(pool, 1, page, heads * v, v);
+        break;
+    case CASE_PADDED:
+        page = n * (heads * both + 96) + 160;
+        set_strides(pool, 0, page, heads * both + 96, both);
+        break;
+    case CASE_ELEMENT:
+        page += 3 * element;
+        set_strides(pool, 0, page, heads * both, both);
+        break;
+    case CASE_FAR:
+        page = FAR_STRIDE;
+        set_strides(pool, 0, page, heads * both, both);
+        break;
+    default:
+        set_strides(pool, 0, page, heads * both, both);
+        break;
+    }
+    if (c->layout != CASE_SPLIT_FIRST && c->layout != CASE_SPLIT_PAGE) {
+        pool->pages[1] = pool->pages[0];
+    }
+    pool->layer_bytes = (pool->n_pages * page + 63) / 16 * 16;
+    pool->first_byte = GUARD_BYTES + (c->layout == CASE_ELEMENT ? element : 0);
+}
+
+static void shuffle(uint32_t *ids, uint32_t n, struct kvf_random_seeded *random)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        ids[i] = i;
+    }
+    for (uint32_t i = n; i > 1; i--) {
+        uint32_t j = below(random, i);
+        uint32_t other = ids[i - 1];
+        ids[i - 1] = ids[j];
+        ids[j] = other;
+    }
+}
+
+static void pool_init(struct pool *pool, const struct codec_case *c,
+                      struct kvf_random_seeded *random)
+{
+    pool->tokens_a_page = c->layout == CASE_SLOTS ? 1 : 16;
+    pool->pages_a_block = (c->n_tokens + pool->tokens_a_page - 1) / pool->tokens_a_page;
+    pool->is_far = c->layout == CASE_FAR;
+    pool->n_pages = pool->is_far ? FAR_PAGES : c->n_blocks * pool->pages_a_block + 3;
+    pool_lay_out(pool, c);
+    pool->bytes = c->n_layers * pool->layer_bytes + 2 * GUARD_BYTES;
+    pool->memory = calloc(1, pool->bytes);
+    pool->ids = calloc(pool->n_pages, sizeof(*pool->ids));
+    assert_non_null(pool->memory);
+    assert_non_null(pool->ids);
+    shuffle(pool->ids, pool->n_pages, random);
+    pool->address = codec_device_alloc(pool->bytes);
+    pool->ids_address = codec_device_alloc(pool->n_pages * sizeof(*pool->ids));
+    codec_device_write(pool->ids_address, pool->ids, pool->n_pages * sizeof(*pool->ids));
+}
+
+static void pool_fini(struct pool *pool)
+{
+    codec_device_free(pool->address);
+    codec_device_free(pool->ids_address);
+    free(pool->memory);
+    free(pool->ids);
+}
+
+/* What of a far pool is used; of others, all of it. Calls for each range. */
+static void pool_each(const struct run *run, void (*f)(const struct run *run, size_t at, size_t n))
+{
+    const struct pool *pool = &run->pool;
+    if (!pool->is_far) {
+        f(run, 0, pool->bytes);
+        return;
+    }
+    size_t used = pool->tokens_a_page * pool->pages[0].token_stride_bytes + 64;
+    for (uint32_t i = 0; i < run->c->n_blocks * pool->pages_a_block * run->c->n_layers; i++) {
+        uint32_t page = pool->ids[i / run->c->n_layers];
+        f(run,
+          pool->first_byte + i % run->c->n_layers * pool->layer_bytes + (size_t)page * FAR_STRIDE,
+          used);
+    }
+}
+
+static void poison_range(const struct run *run, size_t at, size_t n)
+{
+    memset(run->pool.memory + at, POISON, n);
+}
+
+static void write_range(const struct run *run, size_t at, size_t n)
+{
+    codec_device_write(run->pool.address + at, run->pool.memory + at, n);
+}
+
+static void compare_range(const struct run *run, size_t at, size_t n)
+{
+    uint8_t *have = malloc(n);
+    assert_non_null(have);
+    codec_device_read(have, run->pool.address + at, n);
+    for (size_t i = 0; i < n; i++) {
+        if (have[i] != run->pool.memory[at + i]) {
+            fail_msg("byte %zu of the pages is %02x, not %02x", at + i, have[i],
+                     run->pool.memory[at + i]);
+        }
+    }
+    free(have);
+}
+
+/* Where the vector of a block's token lies in the pool; token counts from the view's first. */
+static uint8_t *pool_vector(const struct run *run, uint32_t block, int is_v, uint32_t layer,
+                            uint32_t head, uint32_t token)
+{
+    const struct pool *pool = &run->pool;
+    uint32_t page = pool->ids[block * pool->pages_a_block + token / pool->tokens_a_page];
+    return pool->memory + pool->first_byte + layer * pool->layer_bytes +
+           (is_v ? pool->v_offset : 0) + page * pool->pages[is_v].page_stride_bytes +
+           token % pool->tokens_a_page * pool->pages[is_v].token_stride_bytes +
+           head * pool->pages[is_v].head_stride_bytes;
+}
+
+/* Tokens [first, first + n) of a block to where the view has its token 0. */
+static void pool_put(const struct run *run, const struct fixture_kv *kv, uint32_t block,
+                     uint32_t first, uint32_t n)
+{
+    for (uint32_t layer = 0; layer < run->c->n_layers; layer++) {
+        for (int is_v = 0; is_v < 2; is_v++) {
+            size_t bytes = (is_v ? run->c->dim_v : run->c->dim_k) * kvf_dtype_bytes(run->c->dtype);
+            for (uint32_t i = 0; i < run->c->n_heads * n; i++) {
+                memcpy(pool_vector(run, block, is_v, layer, i / n, i % n),
+                       fixture_kv_vector(kv, is_v, layer, i / n, first + i % n), bytes);
+            }
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Work
+ */
+static uint32_t block_start(const struct codec_case *c, uint32_t block)
+{
+    return block == 0 ? c->token_start : c->token_start + block * 4096;
+}
+
+static void run_init(struct run *run, const struct codec_case *c, struct kvf_random_seeded *random)
+{
+    assert_true(c->n_blocks <= BLOCKS_MAX);
+    *run = (struct run){.c = c, .random = random};
+    struct kvf_geometry geometry = fixture_geometry(c->dtype, c->n_layers, c->n_heads, c->dim_k,
+                                                    c->dim_v, c->n_tokens);
+    geometry.sink_tokens = (uint16_t)c->sink_tokens;
+    geometry.kind = c->is_mla ? KVF_KIND_MLA : KVF_KIND_KV;
+    fixture_codec_init(&run->codec, &geometry, c->profile);
+    pool_init(&run->pool, c, random);
+    pool_each(run, poison_range);
+    for (uint32_t i = 0; i < c->n_blocks; i++) {
+        fixture_kv_init(&run->kv[i], &geometry, c->n_tokens);
+        fill_block(&run->kv[i], c->fill, random);
+        pool_put(run, &run->kv[i], i, 0, c->n_tokens);
+        fixture_encode(&run->codec, &run->kv[i], block_start(c, i));
+        run->record_bytes[i] = run->codec.record_bytes;
+        run->records[i] = malloc(run->codec.record_bytes);
+        assert_non_null(run->records[i]);
+        memcpy(run->records[i], run->codec.page, run->codec.record_bytes);
+    }
+    pool_each(run, write_range);
+    run->slot_bytes = (run->codec.payload_capacity + 255) / 256 * 256 + 256;
+    run->payloads = codec_device_alloc(c->n_blocks * run->slot_bytes);
+    run->parts = calloc((size_t)c->n_blocks * c->n_layers * 2, sizeof(*run->parts));
+    assert_non_null(run->parts);
+    run->work = (struct kvf_gpu_work){
+        .pages = {run->pool.pages[0], run->pool.pages[1]},
+        .page_ids = run->pool.ids_address,
+        .n_blocks = c->n_blocks,
+        .n_layers = c->n_layers,
+        .tokens_a_page = run->pool.tokens_a_page,
+        .has_v = c->dim_v != 0,
+    };
+    kvf_gpu_tensor_fill(&run->codec.plan.k, &run->work.tensors[0]);
+    kvf_gpu_tensor_fill(&run->codec.plan.v, &run->work.tensors[1]);
+}
+
+static void run_fini(struct run *run)
+{
+    for (uint32_t i = 0; i < run->c->n_blocks; i++) {
+        fixture_kv_fini(&run->kv[i]);
+        free(run->records[i]);
+    }
+    codec_device_free(run->payloads);
+    pool_fini(&run->pool);
+    fixture_codec_fini(&run->codec);
+    free(run->parts);
+}
+
+static struct kvf_gpu_part *add_part(struct run *run, uint32_t block, uint32_t layer, int is_v)
+{
+    struct kvf_gpu_part *part = &run->parts[run->n_parts++];
+    *part = (struct kvf_gpu_part){
+        .base = run->pool.address + run->pool.first_byte + layer * run->pool.layer_bytes +
+                (is_v ? run->pool.v_offset : 0),
+        .first_page = block * run->pool.pages_a_block,
+        .block = block,
+        .n_tokens = (uint16_t)run->c->n_tokens,
+        .layer = (uint16_t)layer,
+        .is_v = (uint8_t)is_v,
+    };
+    return part;
+}
+
+/* Launch over the list as it is now. */
+static void run_launches(struct run *run, const struct kvf_gpu_launch *launches, uint32_t n)
+{
+    assert_in_range(n, 1, KVF_GPU_LAUNCHES_MAX);
+    codec_device_launch(&run->work, launches, n);
+    codec_device_wait();
+}
+
+static void upload_parts(struct run *run)
+{
+    run->work.n_parts = run->n_parts;
+    run->work.parts = codec_device_alloc(run->n_parts * sizeof(*run->parts));
+    codec_device_write(run->work.parts, run->parts, run->n_parts * sizeof(*run->parts));
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Encode
+ */
+static void list_encode(struct run *run, bool is_fixed)
+{
+    run->n_parts = 0;
+    for (uint32_t block = 0; block < run->c->n_blocks; block++) {
+        uint64_t at = run->payloads + block * run->slot_bytes;
+        for (uint32_t i = 0; i < 2 * run->c->n_layers; i++) {
+            const struct kvf_codec_tensor *tensor = i % 2 ? &run->codec.plan.v : &run->codec.plan.k;
+            if (tensor->dim == 0) {
+                continue;
+            }
+            struct kvf_gpu_part *part = add_part(run, block, i / 2, i % 2);
+            part->n_sinks = run->codec.plan.lossless || block_start(run->c, block) != 0
+                                ? 0
+                                : run->c->sink_tokens;
+            part->stored = is_fixed || i == 0 ? at : 1; /* misaligned: whoever uses it, faults */
+            struct kvf_codec_sizes sizes;
+            tensor->ops->sizes(tensor, run->c->n_tokens, &sizes);
+            at += sizes.mean_bytes + sizes.meta_bytes + sizes.codes_bytes;
+        }
+    }
+    upload_parts(run);
+}
+
+/* Did the C codec store a strip of a codec that has escapes raw? */
+static bool needs_redo(const struct run *run, uint32_t block)
+{
+    const struct kvf_record_page *page = (const void *)run->records[block];
+    bool redo = false;
+    for (uint32_t layer = 0; layer < run->c->n_layers; layer++) {
+        uint8_t bits = page->layer_bits[layer];
+        redo |= page->header.k.codec == KVF_CODEC_SAW && (bits & 15) == KVF_BITS_RAW;
+        redo |= page->header.v.codec == KVF_CODEC_SAW && bits >> 4 == KVF_BITS_RAW;
+    }
+    return redo;
+}
+
+/* One block: the page that follows from its result, and the payload with what follows it. */
+static bool compare_block(const struct run *run, uint32_t block,
+                          const struct kvf_gpu_result *result)
+{
+    bool redo = needs_redo(run, block);
+    assert_int_equal(result->flags, KVF_GPU_DONE | (redo ? KVF_GPU_REDO : 0));
+    if (redo) {
+        return false;
+    }
+    uint8_t *payload = malloc(run->slot_bytes);
+    assert_non_null(payload);
+    codec_device_read(payload, run->payloads + block * run->slot_bytes, run->slot_bytes);
+    const uint8_t *want = run->records[block] + KVF_BLOCK_PAGE_BYTES;
+    size_t want_bytes = run->record_bytes[block] - KVF_BLOCK_PAGE_BYTES;
+    for (size_t i = 0; i < run->slot_bytes; i++) {
+        uint8_t byte = i < want_bytes ? want[i] : POISON;
+        if (payload[i] != byte) {
+            fail_msg("byte %zu of %zu of block %u is %02x, not %02x", i, want_bytes, block,
+                     payload[i], byte);
+        }
+    }
+    struct kvf_record_page page;
+    assert_int_equal(kvf_block_describe_gpu(&run->codec.plan, block_start(run->c, block),
+                                            run->c->n_tokens, result,
+                                            kvf_crc32c(0, payload, want_bytes), &page),
+                     KVF_OK);
+    assert_memory_equal(&page, run->records[block], sizeof(page));
+    free(payload);
+    return true;
+}
+
+static bool encode_all(struct run *run)
+{
+    uint32_t n_blocks = run->c->n_blocks;
+    bool is_fixed = kvf_codec_plan_is_fixed(&run->codec.plan);
+    uint8_t *poison = malloc(n_blocks * run->slot_bytes);
+    struct kvf_gpu_result *results = calloc(n_blocks, sizeof(*results));
+    assert_non_null(poison);
+    assert_non_null(results);
+    memset(poison, POISON, n_blocks * run->slot_bytes);
+    codec_device_write(run->payloads, poison, n_blocks * run->slot_bytes);
+    run->work.results = codec_device_alloc(n_blocks * sizeof(*results));
+    codec_device_write(run->work.results, results, n_blocks * sizeof(*results));
+    list_encode(run, is_fixed);
+    run->work.tokens_max = run->c->n_tokens;
+    size_t scratch_bytes = (size_t)kvf_gpu_encode_scratch_bytes(&run->work);
+    run->work.scratch = codec_device_alloc(scratch_bytes);
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    uint32_t n = is_fixed ? kvf_gpu_encode_fixed(&run->work, launches)
+                          : kvf_gpu_encode_varying(&run->work, launches);
+    run_launches(run, launches, n);
+    codec_device_read(results, run->work.results, n_blocks * sizeof(*results));
+    bool all = true;
+    for (uint32_t block = 0; block < n_blocks; block++) {
+        all &= compare_block(run, block, &results[block]);
+    }
+    codec_device_free(run->work.parts);
+    codec_device_free(run->work.results);
+    codec_device_free(run->work.scratch);
+    free(poison);
+    free(results);
+    return all;
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Decode
+ */
+
+/* Parts of all blocks that are stored by this codec, or, for KVF_CODEC_NONE, sections. */
+static void list_decode(struct run *run, const struct kvf_block_ranges *ranges, uint8_t codec)
+{
+    run->n_parts = 0;
+    for (uint32_t block = 0; block < run->c->n_blocks; block++) {
+        uint64_t payload = run->payloads + block * run->slot_bytes;
+        struct kvf_block_reader reader;
+        struct kvf_block_part stored;
+        struct kvf_block_section section;
+        assert_int_equal(kvf_block_open(&run->codec.plan, run->records[block],
+                                        run->record_bytes[block], ranges, &reader),
+                         KVF_OK);
+        while (kvf_block_next_part(&reader, &stored) == KVF_OK) {
+            if (stored.tensor->ops->id == codec) {
+                struct kvf_gpu_part *part = add_part(run, block, stored.layer, stored.is_v);
+                part->stored = payload + stored.offset;
+                part->part_bytes = (uint32_t)stored.bytes;
+                part->token_first = (uint16_t)ranges->token_first;
+                part->n_wanted = (uint16_t)ranges->n_tokens;
+            }
+        }
+        while (codec == KVF_CODEC_NONE && kvf_block_next_section(&reader, &section) == KVF_OK) {
+            struct kvf_gpu_part *part = add_part(run, block, section.layer, section.is_v);
+            part->stored = payload + section.offset;
+            part->n_vectors = section.count;
+            part->token_first = (uint16_t)ranges->token_first;
+            part->n_wanted = (uint16_t)ranges->n_tokens;
+        }
+    }
+}
+
+/* All blocks from their payloads on the device. */
+static void decode_device(struct run *run, uint32_t token_first, uint32_t n_tokens)
+{
+    static const uint8_t codecs[] = {KVF_CODEC_RAW, KVF_CODEC_EXACT, KVF_CODEC_SAW, KVF_CODEC_NONE};
+    struct kvf_block_ranges ranges = {.token_first = token_first, .n_tokens = n_tokens};
+    run->work.tokens_max = n_tokens;
+    for (size_t i = 0; i < sizeof(codecs); i++) {
+        list_decode(run, &ranges, codecs[i]);
+        if (run->n_parts != 0) {
+            struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+            upload_parts(run);
+            uint32_t n = codecs[i] == KVF_CODEC_NONE
+                             ? kvf_gpu_patch(&run->work, launches)
+                             : kvf_gpu_decode(&run->work, codecs[i], launches);
+            run_launches(run, launches, n);
+            codec_device_free(run->work.parts);
+        }
+    }
+}
+
+static void upload_records(struct run *run)
+{
+    for (uint32_t block = 0; block < run->c->n_blocks; block++) {
+        codec_device_write(run->payloads + block * run->slot_bytes,
+                           run->records[block] + KVF_BLOCK_PAGE_BYTES,
+                           run->record_bytes[block] - KVF_BLOCK_PAGE_BYTES);
+    }
+}
+
+static void poison_pages(struct run *run)
+{
+    pool_each(run, poison_range);
+    pool_each(run, write_range);
+}
+
+static void decode_and_compare(struct run *run, uint32_t token_first, uint32_t n_tokens)
+{
+    poison_pages(run);
+    decode_device(run, token_first, n_tokens);
+    for (uint32_t block = 0; block < run->c->n_blocks; block++) {
+        struct fixture_kv whole;
+        fixture_kv_init(&whole, &run->kv[block].geometry, run->c->n_tokens);
+        memcpy(run->codec.page, run->records[block], run->record_bytes[block]);
+        run->codec.record_bytes = run->record_bytes[block];
+        fixture_decode(&run->codec, &whole);
+        pool_put(run, &whole, block, token_first, n_tokens);
+        fixture_kv_fini(&whole);
+    }
+    pool_each(run, compare_range);
+}
+
+static void print_case(const struct codec_case *c)
+{
+    printf("%s, dtype %d, %u x %u heads of %u and %u, %u x %u tokens from %u, %u sinks, layout %d, "
+           "fill %d\n",
+           c->profile, c->dtype, c->n_layers, c->n_heads, c->dim_k, c->dim_v, c->n_blocks,
+           c->n_tokens, c->token_start, c->sink_tokens, (int)c->layout, (int)c->fill);
+}
+
+bool codec_case_run(const struct codec_case *c, struct kvf_random_seeded *random)
+{
+    struct run run;
+    print_case(c);
+    run_init(&run, c, random);
+    bool all = encode_all(&run);
+    upload_records(&run);
+    decode_and_compare(&run, 0, c->n_tokens);
+    for (int i = 0; i < 2; i++) {
+        uint32_t token_first = below(random, c->n_tokens);
+        decode_and_compare(&run, token_first, 1 + below(random, c->n_tokens - token_first));
+    }
+    run_fini(&run);
+    return all;
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Hostile records
+ */
+
+/* What the pages do not cover is as it was. */
+static void compare_guards(const struct run *run)
+{
+    const struct pool *pool = &run->pool;
+    uint8_t *have = malloc(pool->bytes);
+    assert_non_null(have);
+    codec_device_read(have, pool->address, pool->bytes);
+    for (size_t i = 0; i < GUARD_BYTES; i++) {
+        assert_int_equal(have[i], POISON);
+        assert_int_equal(have[pool->bytes - 1 - i], POISON);
+    }
+    free(have);
+}
+
+void codec_case_run_hostile(const struct codec_case *c, struct kvf_random_seeded *random)
+{
+    struct run run;
+    print_case(c);
+    run_init(&run, c, random);
+    assert_false(run.pool.is_far);
+    upload_records(&run);
+    poison_pages(&run);
+    for (uint32_t block = 0; block < c->n_blocks; block++) {
+        size_t bytes = run.record_bytes[block] - KVF_BLOCK_PAGE_BYTES;
+        uint8_t *payload = malloc(bytes);
+        assert_non_null(payload);
+        memcpy(payload, run.records[block] + KVF_BLOCK_PAGE_BYTES, bytes);
+        uint32_t n_changes = 1 + below(random, (uint32_t)bytes / 8);
+        for (uint32_t i = 0; i < n_changes; i++) {
+            payload[below(random, (uint32_t)bytes)] = (uint8_t)below(random, 256);
+        }
+        if (below(random, 2) == 0) {
+            memset(payload, (int)below(random, 256), bytes);
+        }
+        codec_device_write(run.payloads + block * run.slot_bytes, payload, bytes);
+        free(payload);
+    }
+    decode_device(&run, 0, c->n_tokens);
+    decode_device(&run, c->n_tokens / 3, c->n_tokens - c->n_tokens / 3);
+    compare_guards(&run);
+    run_fini(&run);
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_device.h: a GPU on which tests run the codecs' kernels: memory, launches, times. One device
+ * at a time; whatever fails ends the test.
+ */
+#ifndef KVF_TESTS_GPU_CODEC_DEVICE_H
+#define KVF_TESTS_GPU_CODEC_DEVICE_H
+
+#include "codec/codec_gpu_host.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Find a GPU and load the kernels. False, and the reason on stdout, where there is none. */
+bool codec_device_open(void);
+void codec_device_close(void);
+
+/* Memory of the device. Addresses lie on 256 bytes. */
+uint64_t codec_device_alloc(size_t bytes);
+void codec_device_free(uint64_t address);
+void codec_device_write(uint64_t to, const void *from, size_t bytes);
+void codec_device_read(void *to, uint64_t from, size_t bytes);
+void codec_device_copy(uint64_t to, uint64_t from, size_t bytes); /* returns before it is done */
+
+/* Queue launches, in order. */
+void codec_device_launch(const struct kvf_gpu_work *work, const struct kvf_gpu_launch *launches,
+                         uint32_t n_launches);
+void codec_device_wait(void);
+
+/* Between two marks, in ms, of what was queued between them. */
+void codec_device_mark(int which); /* 0 or 1 */
+float codec_device_elapsed_ms(void);
+
+#endif /* KVF_TESTS_GPU_CODEC_DEVICE_H */

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * saw on a GPU: bytes equal to those of the C codecs both ways.
+ */
+#include "tests/gpu/codec_case.h"
+#include "tests/gpu/codec_device.h"
+#include "tests/support/support.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+enum {
+    SKIPPED = 77
+};
+
+static struct kvf_random_seeded random_bits;
+
+static const char *const profiles[] = {"balanced", "safe", "saw8", "saw4-paper",
+                                       "saw6",     "saw5", "saw3", "saw2"};
+
+enum {
+    PROFILES = sizeof(profiles) / sizeof(profiles[0])
+};
+
+static struct codec_case saw_case(const char *profile, uint32_t dim, uint32_t n_tokens)
+{
+    return (struct codec_case){
+        .profile = profile,
+        .dtype = KVF_DTYPE_BF16,
+        .n_layers = 2,
+        .n_heads = 3,
+        .dim_k = dim,
+        .dim_v = dim,
+        .n_tokens = n_tokens,
+        .n_blocks = 2,
+        .layout = CASE_HND,
+        .fill = CASE_HARD,
+    };
+}
+
+static void run_case(const struct codec_case *c)
+{
+    assert_true(codec_case_run(c, &random_bits));
+}
+
+/* Every kernel on tensor cores, with and without mean, on ordinary values and hard ones. */
+static void every_width(void **state)
+{
+    (void)state;
+    static const uint32_t dims[] = {64, 128, 256};
+    for (size_t i = 0; i < PROFILES * 3; i++) {
+        struct codec_case c = saw_case(profiles[i / 3], dims[i % 3], 256);
+        run_case(&c);
+        c.fill = CASE_NORMAL;
+        c.n_tokens = 100;
+        run_case(&c);
+    }
+}
+
+static void every_layout(void **state)
+{
+    (void)state;
+    for (int layout = 0; layout < CASE_LAYOUTS; layout++) {
+        struct codec_case c = saw_case("balanced", 128, 256);
+        c.layout = (enum case_layout)layout;
+        c.n_heads = layout % 2 ? 5 : 1;
+        run_case(&c);
+        c.profile = "saw3";
+        c.dim_k = 64;
+        run_case(&c);
+        c.dtype = KVF_DTYPE_F16;
+        c.n_tokens = 33;
+        run_case(&c);
+    }
+}
+
+/* Tiles of 8 vectors that are not full, rows shorter than a mean needs. */
+static void every_length(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = {1, 5, 7, 8, 9, 15, 63, 64, 65, 127, 128, 129, 200, 255};
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        struct codec_case c = saw_case("balanced", 128, lengths[i]);
+        run_case(&c);
+        c = saw_case("saw8", i % 2 ? 64 : 256, lengths[i]);
+        run_case(&c);
+        c = saw_case("balanced", 96, lengths[i]);
+        run_case(&c);
+    }
+}
+
+static void every_sink(void **state)
+{
+    (void)state;
+    static const uint32_t sinks[] = {1, 4, 64, 130, 200};
+    for (size_t i = 0; i < sizeof(sinks) / sizeof(sinks[0]); i++) {
+        struct codec_case c = saw_case(i % 2 ? "safe" : "balanced", 128, 200);
+        c.sink_tokens = sinks[i];
+        run_case(&c);
+        c.dtype = KVF_DTYPE_F32;
+        run_case(&c);
+    }
+}
+
+/* The generic kernels: every dtype, rotations of all kinds and none. */
+static void every_type(void **state)
+{
+    (void)state;
+    static const uint32_t dims[] = {128, 80, 96, 112, 192, 256, 24, 100, 7, 1, 28, 512, 320};
+    static const int types[] = {KVF_DTYPE_F16, KVF_DTYPE_F32, KVF_DTYPE_F8E4M3, KVF_DTYPE_F8E5M2,
+                                KVF_DTYPE_BF16};
+    for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]) * 5; i++) {
+        struct codec_case c = saw_case(profiles[i % PROFILES], dims[i / 5], i % 2 ? 130 : 40);
+        c.dtype = types[i % 5];
+        c.dim_v = dims[(i / 5 + 1) % (sizeof(dims) / sizeof(dims[0]))];
+        c.layout = (enum case_layout)(i % CASE_FAR);
+        run_case(&c);
+        c.fill = CASE_NORMAL;
+        run_case(&c);
+    }
+}
+
+/* K and V of different kernels, V missing, heads that are cut into rows. */
+static void unlike_tensors(void **state)
+{
+    (void)state;
+    static const uint32_t dims[][2] = {{64, 128}, {128, 64},   {256, 96}, {128, 0},
+                                       {512, 64}, {1024, 128}, {192, 0}};
+    for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
+        struct codec_case c = saw_case(i % 2 ? "safe" : "balanced", dims[i][0], 144);
+        c.dim_v = dims[i][1];
+        c.n_heads = 1 + (uint32_t)i % 2;
+        c.n_layers = 1;
+        run_case(&c);
+    }
+}
+
+static void hostile_records(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < PROFILES; i++) {
+        struct codec_case c = saw_case(profiles[i], i % 2 ? 128 : 96, 130);
+        c.sink_tokens = 2;
+        codec_case_run_hostile(&c, &random_bits);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_width),     cmocka_unit_test(every_layout),
+        cmocka_unit_test(every_length),    cmocka_unit_test(every_sink),
+        cmocka_unit_test(every_type),      cmocka_unit_test(unlike_tensors),
+        cmocka_unit_test(hostile_records),
+    };
+    kvf_random_seeded_init(&random_bits, kvf_test_seed());
+    if (!codec_device_open()) {
+        return SKIPPED;
+    }
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    codec_device_close();
+    return failures;
+}

@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which kernels a piece of work takes: every part is covered by thread blocks, and what no kernel
+ * can do is refused.
+ */
+#include "codec/codec_gpu_host.h"
+#include "codec/codec_gpu_scratch.h"
+#include "tests/unit/codec/codec_fixture.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum {
+    LAYERS = 3,
+    BLOCKS = 4,
+    TOKENS = 100,
+};
+
+/* Work of whole blocks by a plan. */
+static struct kvf_gpu_work work_of(const char *profile, int kind, int dtype, uint32_t dim_k,
+                                   uint32_t dim_v)
+{
+    struct kvf_codec_plan plan;
+    struct kvf_geometry geometry = fixture_geometry(dtype, LAYERS, 5, dim_k, dim_v, TOKENS);
+    geometry.kind = (uint8_t)kind;
+    assert_int_equal(kvf_codec_plan_init(&plan, &geometry, profile), KVF_OK);
+    struct kvf_gpu_work work = {
+        .n_parts = LAYERS * BLOCKS * (dim_v != 0 ? 2 : 1),
+        .n_blocks = BLOCKS,
+        .n_layers = LAYERS,
+        .tokens_a_page = 16,
+        .has_v = dim_v != 0,
+        .tokens_max = TOKENS,
+    };
+    kvf_gpu_tensor_fill(&plan.k, &work.tensors[0]);
+    kvf_gpu_tensor_fill(&plan.v, &work.tensors[1]);
+    return work;
+}
+
+static const struct kvf_gpu_launch *find(const struct kvf_gpu_launch *launches, uint32_t n,
+                                         const char *kernel)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (strcmp(launches[i].kernel, kernel) == 0) {
+            return &launches[i];
+        }
+    }
+    fail_msg("no launch of %s", kernel);
+    return NULL;
+}
+
+static void tensors_keep_their_facts(void **state)
+{
+    (void)state;
+    struct kvf_gpu_work work = work_of("balanced", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 0);
+    const struct kvf_gpu_tensor *k = &work.tensors[0];
+    assert_int_equal(k->codec, KVF_CODEC_SAW);
+    assert_int_equal(k->bits, 4);
+    assert_int_equal(k->n_rows, 5);
+    assert_int_equal(k->group, 128);
+    assert_int_equal(k->code_bytes, 64);
+    assert_int_equal(k->element_bytes, 2);
+    assert_int_equal(k->flags, KVF_TENSOR_CENTER | KVF_TENSOR_SIGNS);
+    assert_true(k->clip_ratio > 0.9f && k->clip_ratio < 1.0f);
+    assert_int_equal(k->order[1], 4); /* the lowest bit of a position is bit 2 */
+    struct kvf_gpu_tensor none = {0};
+    assert_memory_equal(&work.tensors[1], &none, sizeof(none));
+    work = work_of("raw", KVF_KIND_KV, KVF_DTYPE_F16, 128, 128);
+    assert_true(work.tensors[1].clip_ratio == 1.0f);
+}
+
+static void raw_plans(void **state)
+{
+    (void)state;
+    struct kvf_gpu_work work = work_of("raw", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 256);
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    uint32_t n = kvf_gpu_encode_fixed(&work, launches);
+    assert_int_equal(n, 2);
+    assert_string_equal(launches[0].kernel, "kvf_raw_encode");
+    assert_int_equal(launches[0].tensors, 3);
+    /* V is the larger one */
+    uint32_t bytes = 5 * TOKENS * 256 * 2;
+    uint32_t n_pieces = (bytes + KVF_RAW_PIECE_BYTES - 1) / KVF_RAW_PIECE_BYTES;
+    assert_int_equal(launches[0].n_blocks, work.n_parts * n_pieces);
+    assert_string_equal(launches[1].kernel, "kvf_escapes_write_fixed");
+    assert_int_equal(launches[1].tensors, 0);
+    assert_int_equal(launches[1].n_blocks, work.n_parts);
+    assert_true(kvf_gpu_encode_scratch_bytes(&work) >= work.n_parts * sizeof(uint32_t));
+    /* nothing of exact in it */
+    assert_int_equal(kvf_gpu_encode_varying(&work, launches), 0);
+    n = kvf_gpu_decode(&work, KVF_CODEC_RAW, launches);
+    assert_int_equal(n, 1);
+    assert_string_equal(launches[0].kernel, "kvf_raw_decode");
+}
+
+static void saw_plans(void **state)
+{
+    (void)state;
+    struct kvf_gpu_work work = work_of("balanced", KVF_KIND_MLA, KVF_DTYPE_BF16, 512, 64);
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    uint32_t n = kvf_gpu_encode_fixed(&work, launches);
+    assert_int_equal(find(launches, n, "kvf_raw_encode")->tensors, 2);
+    assert_int_equal(find(launches, n, "kvf_escapes_count")->tensors, 1);
+    assert_string_equal(launches[n - 2].kernel, "kvf_escapes_count");
+    assert_string_equal(launches[n - 1].kernel, "kvf_escapes_write_fixed");
+    assert_int_equal(launches[n - 1].tensors, 1);
+    assert_int_equal(kvf_gpu_patch(&work, launches), 1);
+    assert_string_equal(launches[0].kernel, "kvf_escapes_patch");
+    assert_int_equal(launches[0].n_blocks, work.n_parts);
+    /* strips that fell back to raw are raw, whatever the tensor is */
+    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_RAW, launches), 1);
+    assert_int_equal(launches[0].tensors, 3);
+}
+
+static void exact_plans(void **state)
+{
+    (void)state;
+    struct kvf_gpu_work work = work_of("exact", KVF_KIND_KV, KVF_DTYPE_BF16, 96, 96);
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    uint32_t n = kvf_gpu_encode_varying(&work, launches);
+    /* 10 vectors a chunk, 10 chunks a head, 5 heads */
+    uint32_t n_pieces = (50 + KVF_EXACT_PIECE_CHUNKS - 1) / KVF_EXACT_PIECE_CHUNKS;
+    assert_int_equal(find(launches, n, "kvf_exact_count_bf16")->n_blocks, work.n_parts * n_pieces);
+    assert_int_equal(find(launches, n, "kvf_exact_choose")->n_blocks, work.n_parts);
+    assert_int_equal(find(launches, n, "kvf_exact_place")->n_blocks, BLOCKS);
+    assert_int_equal(find(launches, n, "kvf_exact_encode_bf16")->n_blocks, work.n_parts * n_pieces);
+    assert_string_equal(launches[n - 1].kernel, "kvf_escapes_write");
+    assert_int_equal(launches[n - 1].tensors, 0);
+    assert_int_equal(kvf_gpu_encode_fixed(&work, launches), 0);
+    struct kvf_gpu_scratch scratch = kvf_gpu_scratch(&work, 3);
+    assert_int_equal(scratch.n_chunks, 50);
+    assert_int_equal(kvf_gpu_encode_scratch_bytes(&work), scratch.bytes);
+    assert_true(scratch.bytes - scratch.bins_offset >= work.n_parts * 50ull * 128);
+
+    /* 17 tokens from anywhere can touch three chunks of 10 */
+    work.tokens_max = 17;
+    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_EXACT, launches), 1);
+    assert_string_equal(launches[0].kernel, "kvf_exact_decode_bf16");
+    assert_int_equal(launches[0].n_blocks, work.n_parts * 1);
+    work.tokens_max = 22;
+    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_EXACT, launches), 1);
+    assert_int_equal(launches[0].n_blocks, work.n_parts * 2); /* 4 chunks a head */
+
+    work = work_of("exact", KVF_KIND_KV, KVF_DTYPE_F32, 64, 0);
+    n = kvf_gpu_encode_varying(&work, launches);
+    assert_int_equal(find(launches, n, "kvf_exact_encode_f32")->tensors, 1);
+}
+
+static void mixed_plans(void **state)
+{
+    (void)state;
+    struct kvf_gpu_work work = work_of("exact", KVF_KIND_MLA, KVF_DTYPE_BF16, 512, 64);
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    uint32_t n = kvf_gpu_encode_varying(&work, launches);
+    assert_int_equal(find(launches, n, "kvf_exact_encode_bf16")->tensors, 1);
+    const struct kvf_gpu_launch *raw = find(launches, n, "kvf_raw_encode");
+    assert_int_equal(raw->tensors, 2);
+    assert_true(raw > find(launches, n, "kvf_exact_place"));
+    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_SAW, launches), 0);
+}
+
+static void impossible_work(void **state)
+{
+    (void)state;
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    struct kvf_gpu_work work = work_of("raw", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 128);
+    work.n_parts = 0;
+    assert_int_equal(kvf_gpu_encode_fixed(&work, launches), 0);
+    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_RAW, launches), 0);
+    assert_int_equal(kvf_gpu_patch(&work, launches), 0);
+    work.n_parts = KVF_GPU_PARTS_MAX + 1;
+    assert_int_equal(kvf_gpu_encode_fixed(&work, launches), 0);
+    work = work_of("exact", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 128);
+    work.tensors[0].dtype = KVF_DTYPE_F16;
+    assert_int_equal(kvf_gpu_encode_varying(&work, launches), 0);
+    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_EXACT, launches), 0);
+    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_NONE, launches), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tensors_keep_their_facts),
+        cmocka_unit_test(raw_plans),
+        cmocka_unit_test(saw_plans),
+        cmocka_unit_test(exact_plans),
+        cmocka_unit_test(mixed_plans),
+        cmocka_unit_test(impossible_work),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
