@@ -40,6 +40,9 @@
 #include "transport/proto.h"
 #include "transport/shm_ring.h"
 
+/* What libkvferry_gpu of the same version uses as well (libkvferry.map, KVFERRY_PRIVATE). */
+#define KVF_PRIVATE KVF_API
+
 enum kvf_client_bounds {
     KVF_CLIENT_LOST_MAX = 16,     /* lost sessions kept; no reconnect beyond */
     KVF_CLIENT_GROUP_BLOCKS = 64, /* blocks tracked by one group */
@@ -232,41 +235,41 @@ struct kvf_client {
 /* --- client.c --------------------------------------------------------------------------------- */
 
 /* Begin and end every public call that changes the handle: one thread at a time. */
-void kvf_client_enter(struct kvf_client *client);
-void kvf_client_leave(struct kvf_client *client);
+KVF_PRIVATE void kvf_client_enter(struct kvf_client *client);
+KVF_PRIVATE void kvf_client_leave(struct kvf_client *client);
 
 /* One line to the caller's log function. */
-__attribute__((format(printf, 3, 4))) void kvf_client_log(struct kvf_client *client, int severity,
-                                                          const char *format, ...);
+KVF_PRIVATE __attribute__((format(printf, 3, 4))) void
+kvf_client_log(struct kvf_client *client, int severity, const char *format, ...);
 
 /* --- client_session.c ------------------------------------------------------------------------- */
 
 /* Move the connection along without blocking: connect, attach, take control messages, notice death,
  * flush what was deferred, forget lost memory. Looks at most once a millisecond unless `now`. */
-void kvf_session_tend(struct kvf_client *client, bool now);
+KVF_PRIVATE void kvf_session_tend(struct kvf_client *client, bool now);
 
-bool kvf_session_is_live(const struct kvf_client *client);
+KVF_PRIVATE bool kvf_session_is_live(const struct kvf_client *client);
 
 /* The status of a call that finds no live session: KVF_ERR_NO_DAEMON or _DISCONNECTED. */
-int kvf_session_down_status(const struct kvf_client *client);
+KVF_PRIVATE int kvf_session_down_status(const struct kvf_client *client);
 
 /* The live session is over: why says so in the log. Completes all that was in flight. */
 void kvf_session_break(struct kvf_client *client, int severity, const char *why);
 
 /* Sleep until something may have happened or deadline_ns. */
-void kvf_session_sleep(struct kvf_client *client, uint64_t deadline_ns);
+KVF_PRIVATE void kvf_session_sleep(struct kvf_client *client, uint64_t deadline_ns);
 
 /* Make kvf_fd readable if kvf_poll has something to do, and the daemon wake us if not. */
-void kvf_session_arm(const struct kvf_client *client);
+KVF_PRIVATE void kvf_session_arm(const struct kvf_client *client);
 
 /* The session of this epoch, live or lost; NULL. */
-struct kvf_session *kvf_session_find(const struct kvf_client *client, uint16_t epoch);
+KVF_PRIVATE struct kvf_session *kvf_session_find(const struct kvf_client *client, uint16_t epoch);
 
 /* The mapped piece of this number, or NULL. */
 struct kvf_client_piece *kvf_session_piece(const struct kvf_session *session, uint32_t id);
 
 /* After a lease or slot of a lost session or a dropped piece has gone: free what that frees. */
-void kvf_session_trim(struct kvf_client *client, struct kvf_session *session);
+KVF_PRIVATE void kvf_session_trim(struct kvf_client *client, struct kvf_session *session);
 
 /* Close and free everything of all sessions. */
 void kvf_session_close_all(struct kvf_client *client);
@@ -296,28 +299,30 @@ void kvf_lease_flush(struct kvf_session *session);
 int kvf_requests_resize(struct kvf_client *client, uint32_t credits);
 
 /* Take completions: while `max` events fit (a poll), or all (a blocking call). */
-void kvf_requests_drain(struct kvf_client *client, bool all);
+KVF_PRIVATE void kvf_requests_drain(struct kvf_client *client, bool all);
 
 /* Complete all that is in flight with KVF_ERR_DISCONNECTED. */
 void kvf_requests_fail(struct kvf_client *client);
 
 /* Submit calls with a sink (NULL: events). */
-int kvf_request_put(struct kvf_client *client, const struct kvf_put_item *items, uint32_t n,
-                    const struct kvf_put_options *options, struct kvf_client_sink *sink,
-                    uint64_t user, uint32_t *taken_out, uint64_t *request_out);
-int kvf_request_keys(struct kvf_client *client, uint8_t opcode, const struct kvf_key *keys,
-                     uint32_t n, struct kvf_shm_sqe *sqe, struct kvf_client_sink *sink,
-                     uint64_t user, uint64_t *request_out);
+KVF_PRIVATE int kvf_request_put(struct kvf_client *client, const struct kvf_put_item *items,
+                                uint32_t n, const struct kvf_put_options *options,
+                                struct kvf_client_sink *sink, uint64_t user, uint32_t *taken_out,
+                                uint64_t *request_out);
+KVF_PRIVATE int kvf_request_keys(struct kvf_client *client, uint8_t opcode,
+                                 const struct kvf_key *keys, uint32_t n, struct kvf_shm_sqe *sqe,
+                                 struct kvf_client_sink *sink, uint64_t user,
+                                 uint64_t *request_out);
 int kvf_request_plain(struct kvf_client *client, uint8_t opcode, struct kvf_client_sink *sink,
                       uint64_t *request_out);
 
 /* The submission's fields that options give. False: options are out of range. */
-bool kvf_get_sqe(const struct kvf_client *client, const struct kvf_get_options *options,
-                 struct kvf_shm_sqe *sqe);
+KVF_PRIVATE bool kvf_get_sqe(const struct kvf_client *client, const struct kvf_get_options *options,
+                             struct kvf_shm_sqe *sqe);
 bool kvf_lookup_sqe(uint32_t n, const struct kvf_lookup_options *options, struct kvf_shm_sqe *sqe);
 
 /* The caller of a blocking call stops waiting: cancel, drop what still comes. */
-void kvf_request_abandon(struct kvf_client *client, uint64_t request);
+KVF_PRIVATE void kvf_request_abandon(struct kvf_client *client, uint64_t request);
 
 /* --- client_codec.c --------------------------------------------------------------------------- */
 
@@ -333,7 +338,7 @@ void kvf_stage_give_up(struct kvf_client *client, uint64_t stage);
 
 /* A slot of the caller's holds a record of so many bytes, which somebody else wrote: give the rest
  * of it back. KVF_OK; KVF_ERR_INVALID, _DISCONNECTED, _TOO_LARGE. */
-int kvf_stage_settle(struct kvf_client *client, uint64_t stage, uint32_t record_bytes);
+KVF_PRIVATE int kvf_stage_settle(struct kvf_client *client, uint64_t stage, uint32_t record_bytes);
 
 /* Put an item's record into a slot of its own (or find the one it names). KVF_OK: the slot starts
  * at *page_out and holds *record_bytes_out; KVF_ERR_BUSY, _TOO_LARGE, _INVALID, _DISCONNECTED. */

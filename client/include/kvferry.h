@@ -13,7 +13,7 @@
  *   part 5  hits and leases                      pointers into the daemon's memory
  *   part 6  staging, encode, decode              the pieces the blocking calls are made of
  *   part 7  asynchronous calls                   submit, poll, cancel
- *   part 8  GPU calls                            reserved: kvf_gpu_*
+ *   part 8  GPU calls                            pages in device memory: libkvferry_gpu
  *
  * Conventions, stated once:
  * - A handle and everything obtained from it belong to one thread at a time. Open more handles for
@@ -533,12 +533,148 @@ KVF_API int kvf_poll(struct kvf_client *client, struct kvf_event *events_out, ui
 KVF_API int kvf_cancel(struct kvf_client *client, uint64_t request);
 
 /* ----------------------------------------------------------------------------------------------
- * Part 8: GPU calls
+ * Part 8: GPU calls (libkvferry_gpu)
  *
- * The prefix kvf_gpu_ is reserved for libkvferry_gpu: page regions in device memory, encode and
- * decode on the caller's streams (streams and events as void *), "pages free" and "stored"
- * completions.
+ * Blocks between pages in device memory and the daemon: KV is encoded on the GPU before it crosses
+ * the link, and decoded on the GPU behind it. The bytes are those of part 6: what was put from a
+ * GPU can be decoded on a processor, and the other way round.
+ *
+ *   put:  wait_event -> encode into a device ring -> copy to staging -> daemon
+ *                              |                                          |
+ *                         PAGES_FREE                                 BLOCK, REQUEST
+ *   get:  daemon -> copy to device memory -> wait_event -> decode into pages -> BLOCK, REQUEST
+ *
+ * Streams and events are CUstream and CUevent of the driver (or cudaStream_t and cudaEvent_t, which
+ * are the same), given as void *. The engine's context is used: the one that is current in the
+ * thread that opens the handle, else the primary one. The library links nothing of CUDA and needs
+ * no GPU to be loaded; without a driver, a GPU, or kernels in this build kvf_gpu_open says so in
+ * one line of the client's log, and all calls, with gpu NULL, answer KVF_ERR_UNSUPPORTED.
+ *
+ * Conventions beyond those of part 1: a GPU handle belongs to the thread of its client, and is
+ * closed before it. Nothing is ever waited for on a stream of the caller's but what the caller
+ * names.
  */
+struct kvf_gpu;
+struct kvf_gpu_region;
+
+/* How the GPU reads hits. */
+enum kvf_gpu_pinning {
+    KVF_GPU_PIN_WINDOW = 0, /* pin load_window_bytes; the calling thread copies hits into it */
+    KVF_GPU_PIN_LAZY = 1,   /* pin a piece of the arena (at most 1 GiB) when it has the first hit */
+    KVF_GPU_PIN_EAGER = 2,  /* pin every piece, at open and when it comes */
+};
+
+struct kvf_gpu_options {
+    uint32_t struct_bytes;
+    uint32_t device_number;     /* 1 + ordinal; 0: the GPU of the current context, else the first */
+    const char *device_uuid;    /* "GPU-...", goes before device_number; NULL: not given */
+    uint64_t ring_bytes;        /* device memory for encoded blocks on their way out; 0: 4 bursts */
+    uint64_t burst_bytes;       /* of KV, encoded by one set of launches; 0: 64 MiB */
+    uint64_t load_window_bytes; /* device memory, and pinned memory in mode WINDOW, for blocks on
+                                   their way in; 0: 64 MiB */
+    uint32_t pinning;           /* enum kvf_gpu_pinning */
+    uint32_t flags;             /* 0 */
+};
+
+/* Find the GPU, load kernels, allocate. client has a geometry and stays the caller's. Blocks (the
+ * driver starts). KVF_OK; KVF_ERR_INVALID; KVF_ERR_UNSUPPORTED: no driver, GPU or kernels;
+ * KVF_ERR_NO_MEMORY, _IO; KVF_ERR_VERSION: libkvferry is of another version. */
+KVF_API int kvf_gpu_open(struct kvf_client *client, const struct kvf_gpu_options *options,
+                         struct kvf_gpu **gpu_out);
+
+/* Close: copies in flight are waited for, requests in flight forgotten, regions gone. Blocks up to
+ * some milliseconds. Accepts NULL. Returns NULL. */
+KVF_API struct kvf_gpu *kvf_gpu_close(struct kvf_gpu *gpu);
+
+/* Pages in device memory, by ids 0..n_pages - 1. The formula is that of struct kvf_tensor_view, with
+ * device addresses as layers and the id as page: one region covers all layers, K and V. */
+struct kvf_gpu_region_options {
+    uint32_t struct_bytes;
+    uint32_t n_pages;
+    uint32_t tokens_a_page; /* >= 1 */
+    uint32_t reserved;
+    struct kvf_tensor_view k;
+    struct kvf_tensor_view v; /* ignored if the geometry has dim_v 0 */
+};
+
+/* Make pages known. All is copied. KVF_OK; KVF_ERR_INVALID, _NO_MEMORY. */
+KVF_API int kvf_gpu_register(struct kvf_gpu *gpu, const struct kvf_gpu_region_options *options,
+                             struct kvf_gpu_region **region_out);
+
+/* KVF_OK; KVF_ERR_BUSY: requests still use it, poll. */
+KVF_API int kvf_gpu_unregister(struct kvf_gpu *gpu, struct kvf_gpu_region *region);
+
+struct kvf_gpu_put_item {
+    uint32_t struct_bytes;
+    uint32_t n_pages;
+    struct kvf_key key;
+    struct kvf_key supersedes; /* data NULL: none; else evicted once this block is READY */
+    uint32_t token_start;      /* position of the chunk's first token in its sequence */
+    uint32_t n_tokens;         /* 0: a full chunk */
+    const uint32_t *pages;     /* ids; token t is in pages[t / tokens_a_page] */
+};
+
+/* Put blocks, in chain order. The encode is queued before the call returns, on stream (NULL: one of
+ * the library's, of low priority), behind wait_event (NULL: nothing): the last step that wrote the
+ * pages. The pages may be rewritten after the PAGES_FREE event, not before. As many leading items
+ * are taken as there is room for, *taken_out says how many; with taken_out NULL all or none.
+ * KVF_OK; KVF_ERR_BUSY: no room in ring, staging or queues for one, or asleep: poll and retry, or
+ * skip; KVF_ERR_TOO_LARGE: never any room for so much; KVF_ERR_INVALID: a page id is out of range
+ * or occurs twice, or another argument is; KVF_ERR_DISCONNECTED, _NO_DAEMON, _NO_MEMORY, _IO. */
+KVF_API int kvf_gpu_put(struct kvf_gpu *gpu, struct kvf_gpu_region *region,
+                        const struct kvf_gpu_put_item *items, uint32_t n,
+                        const struct kvf_put_options *options, void *wait_event, void *stream,
+                        uint64_t user, uint32_t *taken_out, uint64_t *request_out);
+
+struct kvf_gpu_get_item {
+    uint32_t struct_bytes;
+    uint32_t n_pages;
+    struct kvf_key key;
+    uint32_t token_first;  /* of the block: earlier ones are left alone */
+    uint32_t n_tokens;     /* wanted; 0: all that follow in a full chunk */
+    const uint32_t *pages; /* ids; token token_first + t goes to pages[t / tokens_a_page] */
+};
+
+/* Get blocks, keys in chain order, into pages. Each block that hits is written on stream (NULL: one
+ * of the library's), behind wait_event (NULL: nothing): the last step that read the target pages.
+ * Its BLOCK event comes when all is written and the lease has been given up with KVF_OK; if the
+ * event says anything else, its pages hold nothing. A block with fewer tokens than are wanted is
+ * KVF_ERR_MISMATCH. options may be NULL. KVF_OK; KVF_ERR_BUSY, _TOO_LARGE, _INVALID (as for put),
+ * _DISCONNECTED, _NO_DAEMON, _NO_MEMORY, _IO. */
+KVF_API int kvf_gpu_get(struct kvf_gpu *gpu, struct kvf_gpu_region *region,
+                        const struct kvf_gpu_get_item *items, uint32_t n,
+                        const struct kvf_get_options *options, void *wait_event, void *stream,
+                        uint64_t user, uint64_t *request_out);
+
+enum kvf_gpu_event_kind {
+    KVF_GPU_EVENT_PAGES_FREE = 1, /* put: encoded; also of a put that fails */
+    KVF_GPU_EVENT_BLOCK = 2,      /* put: stored. get: written to the pages */
+    KVF_GPU_EVENT_REQUEST = 3,    /* the last event of its request */
+};
+
+struct kvf_gpu_event {
+    uint64_t request; /* id from put or get */
+    uint64_t user;
+    uint8_t kind; /* enum kvf_gpu_event_kind */
+    uint8_t tier; /* block: enum kvf_tier_kind */
+    uint16_t reserved;
+    int32_t status; /* as in struct kvf_event */
+    uint32_t index; /* block: position among the items. request: blocks that succeeded */
+    uint32_t reserved2;
+};
+
+/* Move requests along and take up to max events; waits up to timeout_ms for the first (0: does not
+ * block). Requests move only inside calls: poll until all have ended. *n_out: taken.
+ * KVF_OK; KVF_EMPTY; KVF_ERR_IO: the GPU has failed; every request has been ended. */
+KVF_API int kvf_gpu_poll(struct kvf_gpu *gpu, struct kvf_gpu_event *events_out, uint32_t max,
+                         uint32_t timeout_ms, uint32_t *n_out);
+
+/* Give device memory and pinned memory back, before the engine sleeps; regions stay registered.
+ * KVF_OK; KVF_ERR_BUSY: requests are in flight, poll. */
+KVF_API int kvf_gpu_sleep(struct kvf_gpu *gpu);
+
+/* Take them again. KVF_OK; KVF_ERR_NO_MEMORY: still asleep. */
+KVF_API int kvf_gpu_wake(struct kvf_gpu *gpu);
 
 #ifdef __cplusplus
 }

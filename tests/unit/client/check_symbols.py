@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# check_symbols.py HEADER LIBRARY [NM]: the library exports the functions of kvferry.h and nothing
-# else, and all in one version node.
+# check_symbols.py HEADER LIBRARY NM [gpu]: the library exports the functions of kvferry.h and nothing
+# else, and all in version nodes: those of part 8 are libkvferry_gpu's, the others libkvferry's.
+# KVFERRY_PRIVATE is what libkvferry has for libkvferry_gpu.
 import re
 import subprocess
 import sys
@@ -9,10 +10,12 @@ import sys
 
 def main():
     header, library = sys.argv[1], sys.argv[2]
-    nm = sys.argv[3] if len(sys.argv) > 3 else "nm"
+    nm = sys.argv[3]
+    is_gpu = sys.argv[4:] == ["gpu"]
     with open(header, encoding="ascii") as file:
         text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
     declared = set(re.findall(r"\bKVF_API\b[^;(]*?\b(kvf_\w+)\s*\(", text))
+    declared = {name for name in declared if name.startswith("kvf_gpu_") == is_gpu}
     lines = subprocess.run(
         [nm, "-D", "--defined-only", library], check=True, capture_output=True, text=True
     ).stdout.splitlines()
@@ -23,6 +26,8 @@ def main():
         if kind == "A":  # the version node itself
             continue
         base, _, version = name.partition("@@")
+        if version == "KVFERRY_PRIVATE" and not is_gpu and base not in declared:
+            continue
         exported.add(base)
         if not version.startswith("KVFERRY_"):
             print(f"{name}: exported without a version")

@@ -1,0 +1,670 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gpu_client.c: the GPU handle: open and close, regions, requests and their events, sleep and wake.
+ *
+ * Nothing here or beside it waits for the device but close, sleep and the end of the driver's own
+ * calls: work is queued, and kvf_gpu_poll asks events whether it has ended.
+ */
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/gpu_internal.h"
+#include "codec/codec_gpu_image.h"
+
+#define POLL_PAUSE_NS (20 * KVF_NS_PER_US) /* while the GPU is at work: some 1 MiB of the link */
+
+/* ----------------------------------------------------------------------------------------------
+ * Requests and events
+ */
+void kvf_gpu_say(struct kvf_gpu *gpu, const struct kvf_gpu_request *request, uint8_t kind,
+                 uint32_t index, int32_t status, uint8_t tier)
+{
+    assert(gpu->events_owed > 0 && gpu->n_events < gpu->events_size);
+    gpu->events_owed--;
+    gpu->events[(gpu->events_first + gpu->n_events++) % gpu->events_size] = (struct kvf_gpu_event){
+        .request = request->id,
+        .user = request->user,
+        .kind = kind,
+        .tier = tier,
+        .status = status,
+        .index = index,
+    };
+}
+
+void kvf_gpu_item_done(struct kvf_gpu *gpu, struct kvf_gpu_item *item, int32_t status, uint8_t tier)
+{
+    struct kvf_gpu_request *request = item->request;
+    uint32_t index = (uint32_t)(item - request->items);
+
+    assert(!item->is_done);
+    item->is_done = true;
+    request->n_done++;
+    if (status == KVF_OK || status == KVF_EXISTS) {
+        request->n_good++;
+    } else if (request->failed_status == KVF_OK) {
+        request->failed_status = status;
+    }
+    if (index == 0) {
+        request->first_status = status;
+    }
+    kvf_gpu_say(gpu, request, KVF_GPU_EVENT_BLOCK, index, status, tier);
+}
+
+/* Room for `more` events beside those that wait or are still to come. */
+static int events_reserve(struct kvf_gpu *gpu, uint32_t more)
+{
+    uint32_t size = gpu->n_events + gpu->events_owed + more;
+    struct kvf_gpu_event *events;
+
+    if (size > gpu->events_size) {
+        size += size / 2;
+        events = calloc(size, sizeof(*events));
+        if (events == NULL) {
+            return KVF_ERR_NO_MEMORY;
+        }
+        for (uint32_t i = 0; i < gpu->n_events; i++) {
+            events[i] = gpu->events[(gpu->events_first + i) % gpu->events_size];
+        }
+        free(gpu->events);
+        gpu->events = events;
+        gpu->events_size = size;
+        gpu->events_first = 0;
+    }
+    gpu->events_owed += more;
+    return KVF_OK;
+}
+
+/* Events of a request: a block each, PAGES_FREE, and the last one. */
+static uint32_t events_of(uint32_t n)
+{
+    return n + 2;
+}
+
+struct kvf_gpu_request *kvf_gpu_request_new(struct kvf_gpu *gpu, struct kvf_gpu_region *region,
+                                            uint32_t n, uint32_t n_pages, uint64_t user)
+{
+    struct kvf_gpu_request *request;
+
+    if (events_reserve(gpu, events_of(n)) != KVF_OK) {
+        return NULL;
+    }
+    request = calloc(1,
+                     sizeof(*request) + n * sizeof(request->items[0]) + n_pages * sizeof(uint32_t));
+    if (request == NULL) {
+        gpu->events_owed -= events_of(n);
+        return NULL;
+    }
+    request->region = region;
+    request->n = n;
+    request->user = user;
+    request->id = ++gpu->serial;
+    for (uint32_t i = 0; i < n; i++) {
+        request->items[i].request = request;
+    }
+    region->n_requests++;
+    request->next = gpu->requests;
+    gpu->requests = request;
+    return request;
+}
+
+static void request_free(struct kvf_gpu *gpu, struct kvf_gpu_request *request)
+{
+    struct kvf_gpu_request **link = &gpu->requests;
+
+    while (*link != request) {
+        link = &(*link)->next;
+    }
+    *link = request->next;
+    request->region->n_requests--;
+    free(request);
+}
+
+void kvf_gpu_request_drop(struct kvf_gpu *gpu, struct kvf_gpu_request *request)
+{
+    gpu->events_owed -= events_of(request->n);
+    request_free(gpu, request);
+}
+
+static int32_t request_status(const struct kvf_gpu_request *request)
+{
+    if (request->n_good == request->n) {
+        return KVF_OK;
+    }
+    if (request->n_good == 0 || (!request->is_put && request->first_status != KVF_OK)) {
+        return request->is_put ? request->failed_status : request->first_status;
+    }
+    return KVF_PARTIAL;
+}
+
+void kvf_gpu_requests_end(struct kvf_gpu *gpu)
+{
+    struct kvf_gpu_request *request = gpu->requests;
+
+    while (request != NULL) {
+        struct kvf_gpu_request *next = request->next;
+
+        if (request->is_put && request->n_encoding == 0 && !request->is_freed) {
+            request->is_freed = true;
+            kvf_gpu_say(gpu, request, KVF_GPU_EVENT_PAGES_FREE, request->n, request->free_status,
+                        0);
+        }
+        if (request->n_done == request->n && request->n_bursts == 0 && !request->sink.is_used &&
+            (request->is_freed || !request->is_put)) {
+            kvf_gpu_say(gpu, request, KVF_GPU_EVENT_REQUEST, request->n_good,
+                        request_status(request), 0);
+            gpu->events_owed -= !request->is_put; /* a get frees no pages */
+            request_free(gpu, request);
+        }
+        request = next;
+    }
+}
+
+static void events_take(struct kvf_gpu *gpu, struct kvf_gpu_event *events_out, uint32_t max,
+                        uint32_t *n_out)
+{
+    for (*n_out = 0; *n_out < max && gpu->n_events > 0; gpu->n_events--) {
+        events_out[(*n_out)++] = gpu->events[gpu->events_first];
+        gpu->events_first = (gpu->events_first + 1) % gpu->events_size;
+    }
+}
+
+bool kvf_gpu_key_ok(const struct kvf_key *key)
+{
+    return key->data != NULL && key->bytes >= KVF_KEY_BYTES_MIN && key->bytes <= KVF_KEY_BYTES_MAX;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * The GPU's failure
+ */
+int kvf_gpu_break(struct kvf_gpu *gpu, int status)
+{
+    if (!gpu->is_broken) {
+        gpu->is_broken = true;
+        gpu->is_break_unreported = true;
+        kvf_client_log(gpu->client, 0, "%s has failed: %s", gpu->device->name, gpu->device->text);
+    }
+    return status == KVF_ERR_NO_MEMORY ? status : KVF_ERR_IO;
+}
+
+int kvf_gpu_launch_all(struct kvf_gpu *gpu, struct kvf_gpu_work *work,
+                       const struct kvf_gpu_launch *launches, uint32_t n, void *stream)
+{
+    int status = KVF_OK;
+
+    for (uint32_t i = 0; i < n && status == KVF_OK; i++) {
+        uint32_t tensors = launches[i].tensors;
+        void *parameters[2] = {work, &tensors};
+        struct kvf_gpu_shape shape = {launches[i].kernel, launches[i].n_blocks,
+                                      launches[i].n_threads, launches[i].shared_bytes};
+
+        status = kvf_gpu_device_launch(gpu->device, &shape, parameters, stream);
+    }
+    return status;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Moving along
+ */
+static void advance(struct kvf_gpu *gpu)
+{
+    struct kvf_client *client = gpu->client;
+    int status = KVF_OK;
+
+    kvf_client_enter(client);
+    kvf_session_tend(client, false);
+    kvf_requests_drain(client, true);
+    kvf_client_leave(client);
+    if (gpu->is_awake && !gpu->is_broken) {
+        status = kvf_gpu_get_advance(gpu);
+        if (status == KVF_OK) {
+            status = kvf_gpu_put_advance(gpu);
+        }
+        kvf_gpu_pins_tend(gpu);
+    }
+    if (status != KVF_OK) {
+        (void)kvf_gpu_break(gpu, status);
+    }
+    if (gpu->is_broken) {
+        kvf_gpu_get_fail(gpu, KVF_ERR_IO);
+        kvf_gpu_put_fail(gpu, KVF_ERR_IO);
+        (void)kvf_gpu_put_advance(gpu); /* what the daemon has runs to its end */
+    }
+    kvf_gpu_requests_end(gpu);
+}
+
+/* Is there work on the GPU whose end nobody tells us of? */
+static bool gpu_is_busy(const struct kvf_gpu *gpu)
+{
+    for (uint32_t i = 0; i < gpu->n_bursts; i++) {
+        if (gpu->bursts[(gpu->burst_first + i) % KVF_GPU_BURSTS_MAX].state <
+            KVF_GPU_BURST_SUBMITTED) {
+            return true;
+        }
+    }
+    return gpu->groups_in_flight > 0 || gpu->hits != NULL || gpu->cut.item != NULL;
+}
+
+static void poll_sleep(struct kvf_gpu *gpu, uint64_t deadline_ns)
+{
+    struct kvf_client *client = gpu->client;
+
+    if (gpu_is_busy(gpu)) {
+        const struct timespec pause = {.tv_nsec = POLL_PAUSE_NS};
+
+        (void)nanosleep(&pause, NULL);
+        return;
+    }
+    kvf_client_enter(client);
+    kvf_session_sleep(client, deadline_ns);
+    kvf_client_leave(client);
+}
+
+int kvf_gpu_poll(struct kvf_gpu *gpu, struct kvf_gpu_event *events_out, uint32_t max,
+                 uint32_t timeout_ms, uint32_t *n_out)
+{
+    uint64_t deadline_ns = kvf_now_ns() + timeout_ms * KVF_NS_PER_MS;
+    int status = KVF_EMPTY;
+
+    if (gpu == NULL) {
+        return KVF_ERR_UNSUPPORTED;
+    }
+    if (events_out == NULL || max == 0 || n_out == NULL) {
+        return KVF_ERR_INVALID;
+    }
+    *n_out = 0;
+    if (kvf_gpu_device_enter(gpu->device) != KVF_OK) {
+        return KVF_ERR_IO;
+    }
+    for (;;) {
+        advance(gpu);
+        events_take(gpu, events_out, max, n_out);
+        if (*n_out > 0) {
+            status = KVF_OK;
+        } else if (gpu->is_break_unreported) {
+            gpu->is_break_unreported = false;
+            status = KVF_ERR_IO;
+        }
+        if (status != KVF_EMPTY || kvf_now_ns() >= deadline_ns) {
+            break;
+        }
+        poll_sleep(gpu, deadline_ns);
+    }
+    kvf_gpu_device_leave(gpu->device);
+    kvf_client_enter(gpu->client);
+    kvf_session_arm(gpu->client);
+    kvf_client_leave(gpu->client);
+    return status;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Sleep and wake
+ */
+static void memory_free(struct kvf_gpu *gpu)
+{
+    kvf_gpu_put_sleep(gpu);
+    kvf_gpu_get_sleep(gpu);
+    kvf_gpu_pins_drop(gpu);
+    gpu->is_awake = false;
+}
+
+/* Memory and facts for the plan in force. */
+static int memory_take(struct kvf_gpu *gpu)
+{
+    int status;
+
+    gpu->plan = gpu->client->plan;
+    gpu->is_fixed = kvf_codec_plan_is_fixed(&gpu->plan);
+    gpu->block_bytes = (uint64_t)gpu->plan.geometry.n_layers * gpu->plan.geometry.n_heads *
+                       ((uint64_t)gpu->plan.k.dim + gpu->plan.v.dim) * gpu->plan.k.element_bytes *
+                       gpu->plan.geometry.chunk_tokens;
+    kvf_gpu_tensor_fill(&gpu->plan.k, &gpu->tensors[0]);
+    kvf_gpu_tensor_fill(&gpu->plan.v, &gpu->tensors[1]);
+    kvf_gpu_tensor_fill(&gpu->plan.raw_k, &gpu->raw_tensors[0]);
+    kvf_gpu_tensor_fill(&gpu->plan.raw_v, &gpu->raw_tensors[1]);
+    status = kvf_gpu_put_wake(gpu);
+    if (status == KVF_OK) {
+        status = kvf_gpu_get_wake(gpu);
+    }
+    gpu->is_awake = true;
+    if (status != KVF_OK) {
+        kvf_client_log(gpu->client, 1, "no memory for blocks of the GPU: %s", gpu->device->text);
+        memory_free(gpu);
+    }
+    return status;
+}
+
+int kvf_gpu_begin(struct kvf_gpu *gpu)
+{
+    advance(gpu);
+    if (gpu->is_broken) {
+        return KVF_ERR_IO;
+    }
+    if (!kvf_session_is_live(gpu->client)) {
+        return kvf_session_down_status(gpu->client);
+    }
+    if (!gpu->is_awake) {
+        return KVF_ERR_BUSY;
+    }
+    if (gpu->plan.profile_fp != gpu->client->plan.profile_fp) {
+        /* the daemon that came back allows another profile than the one before */
+        if (gpu->requests != NULL) {
+            return KVF_ERR_BUSY;
+        }
+        memory_free(gpu);
+        return memory_take(gpu);
+    }
+    return KVF_OK;
+}
+
+int kvf_gpu_sleep(struct kvf_gpu *gpu)
+{
+    int status = KVF_OK;
+
+    if (gpu == NULL) {
+        return KVF_ERR_UNSUPPORTED;
+    }
+    if (kvf_gpu_device_enter(gpu->device) != KVF_OK) {
+        return KVF_ERR_IO;
+    }
+    advance(gpu);
+    if (gpu->requests != NULL) {
+        status = KVF_ERR_BUSY;
+    } else if (gpu->is_awake) {
+        memory_free(gpu);
+    }
+    kvf_gpu_device_leave(gpu->device);
+    return status;
+}
+
+int kvf_gpu_wake(struct kvf_gpu *gpu)
+{
+    int status = KVF_OK;
+
+    if (gpu == NULL) {
+        return KVF_ERR_UNSUPPORTED;
+    }
+    if (gpu->is_broken || kvf_gpu_device_enter(gpu->device) != KVF_OK) {
+        return KVF_ERR_IO;
+    }
+    if (!gpu->is_awake) {
+        status = memory_take(gpu);
+    }
+    kvf_gpu_device_leave(gpu->device);
+    return status;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Regions
+ */
+static bool layers_copy(uint64_t **layers_out, const struct kvf_tensor_view *view,
+                        uint32_t n_layers)
+{
+    *layers_out = calloc(n_layers, sizeof(**layers_out));
+    for (uint32_t i = 0; *layers_out != NULL && i < n_layers; i++) {
+        (*layers_out)[i] = (uint64_t)(uintptr_t)view->layers[i];
+    }
+    return *layers_out != NULL;
+}
+
+static struct kvf_gpu_pages strides_of(const struct kvf_tensor_view *view)
+{
+    return (struct kvf_gpu_pages){view->page_stride_bytes, view->token_stride_bytes,
+                                  view->head_stride_bytes};
+}
+
+static struct kvf_gpu_region *region_free(struct kvf_gpu_region *region)
+{
+    if (region != NULL) {
+        free(region->layers[0]);
+        free(region->layers[1]);
+        free(region->seen);
+        free(region);
+    }
+    return NULL;
+}
+
+int kvf_gpu_register(struct kvf_gpu *gpu, const struct kvf_gpu_region_options *options,
+                     struct kvf_gpu_region **region_out)
+{
+    struct kvf_gpu_region *region;
+    uint32_t n_layers;
+    bool has_v;
+
+    if (gpu == NULL) {
+        return KVF_ERR_UNSUPPORTED;
+    }
+    n_layers = gpu->client->geometry.n_layers;
+    has_v = gpu->client->geometry.dim_v != 0;
+    if (options == NULL || options->struct_bytes != sizeof(*options) || options->n_pages == 0 ||
+        options->tokens_a_page == 0 || options->reserved != 0 || options->k.layers == NULL ||
+        (has_v && options->v.layers == NULL) || region_out == NULL) {
+        return KVF_ERR_INVALID;
+    }
+    region = calloc(1, sizeof(*region));
+    if (region == NULL) {
+        return KVF_ERR_NO_MEMORY;
+    }
+    region->n_pages = options->n_pages;
+    region->tokens_a_page = options->tokens_a_page;
+    region->seen = calloc((options->n_pages + 63u) / 64, sizeof(*region->seen));
+    region->strides[0] = strides_of(&options->k);
+    if (region->seen == NULL || !layers_copy(&region->layers[0], &options->k, n_layers) ||
+        (has_v && !layers_copy(&region->layers[1], &options->v, n_layers))) {
+        region_free(region);
+        return KVF_ERR_NO_MEMORY;
+    }
+    if (has_v) {
+        region->strides[1] = strides_of(&options->v);
+    }
+    region->next = gpu->regions;
+    gpu->regions = region;
+    *region_out = region;
+    return KVF_OK;
+}
+
+int kvf_gpu_unregister(struct kvf_gpu *gpu, struct kvf_gpu_region *region)
+{
+    struct kvf_gpu_region **link;
+
+    if (gpu == NULL) {
+        return KVF_ERR_UNSUPPORTED;
+    }
+    for (link = &gpu->regions; *link != NULL && *link != region; link = &(*link)->next) {
+    }
+    if (*link == NULL) {
+        return KVF_ERR_INVALID;
+    }
+    if (region->n_requests > 0) {
+        return KVF_ERR_BUSY;
+    }
+    *link = region->next;
+    region_free(region);
+    return KVF_OK;
+}
+
+bool kvf_gpu_pages_mark(struct kvf_gpu_region *region, const uint32_t *pages, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t bit = UINT64_C(1) << pages[i] % 64;
+
+        if (pages[i] >= region->n_pages || (region->seen[pages[i] / 64] & bit) != 0) {
+            kvf_gpu_pages_unmark(region, pages, i);
+            return false;
+        }
+        region->seen[pages[i] / 64] |= bit;
+    }
+    return true;
+}
+
+void kvf_gpu_pages_unmark(struct kvf_gpu_region *region, const uint32_t *pages, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        region->seen[pages[i] / 64] &= ~(UINT64_C(1) << pages[i] % 64);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Open and close
+ */
+static bool options_ok(const struct kvf_client *client, const struct kvf_gpu_options *options)
+{
+    return client != NULL && options != NULL && options->struct_bytes == sizeof(*options) &&
+           options->flags == 0 && options->pinning <= KVF_GPU_PIN_EAGER && client->has_geometry &&
+           client->hello.shard != KVF_SHARD_NONE;
+}
+
+static int streams_create(struct kvf_gpu *gpu)
+{
+    struct {
+        void **stream;
+        enum kvf_gpu_priority priority;
+    } streams[] = {{&gpu->put_stream, KVF_GPU_PRIORITY_LOW},
+                   {&gpu->up_stream, KVF_GPU_PRIORITY_HIGH},
+                   {&gpu->out_stream, KVF_GPU_PRIORITY_LOW},
+                   {&gpu->in_stream, KVF_GPU_PRIORITY_HIGH},
+                   {&gpu->get_stream, KVF_GPU_PRIORITY_HIGH}};
+    int status = KVF_OK;
+
+    for (size_t i = 0; i < sizeof(streams) / sizeof(streams[0]) && status == KVF_OK; i++) {
+        status = kvf_gpu_stream_create(gpu->device, streams[i].priority, streams[i].stream);
+    }
+    return status;
+}
+
+/* Everything but memory. */
+static int device_start(struct kvf_gpu *gpu, char *text, size_t text_bytes)
+{
+    struct kvf_gpu_choice choice = {.uuid = gpu->options.device_uuid,
+                                    .ordinal = (int)gpu->options.device_number - 1};
+    int status;
+
+    if (kvf_gpu_images[0].name == NULL) {
+        snprintf(text, text_bytes, "this build has no kernels (it was made without nvcc)");
+        return KVF_ERR_UNSUPPORTED;
+    }
+    status = kvf_gpu_device_open(&choice, &gpu->device, text, text_bytes);
+    if (status != KVF_OK) {
+        return status;
+    }
+    for (const struct kvf_gpu_image *image = kvf_gpu_images;
+         status == KVF_OK && image->name != NULL; image++) {
+        status = kvf_gpu_device_load(gpu->device, image->fatbin);
+    }
+    if (status != KVF_OK || kvf_gpu_device_enter(gpu->device) != KVF_OK) {
+        snprintf(text, text_bytes, "%s", gpu->device->text);
+        return status != KVF_OK ? status : KVF_ERR_IO;
+    }
+    if (status == KVF_OK) {
+        status = streams_create(gpu);
+    }
+    if (status != KVF_OK) {
+        snprintf(text, text_bytes, "%s", gpu->device->text);
+    }
+    kvf_gpu_device_leave(gpu->device);
+    return status;
+}
+
+int kvf_gpu_open(struct kvf_client *client, const struct kvf_gpu_options *options,
+                 struct kvf_gpu **gpu_out)
+{
+    static const char *const pinnings[] = {"window", "lazy", "eager"};
+    char text[KVF_GPU_TEXT_BYTES] = "";
+    struct kvf_gpu *gpu;
+    int status;
+
+    if (gpu_out == NULL || !options_ok(client, options)) {
+        return KVF_ERR_INVALID;
+    }
+    gpu = calloc(1, sizeof(*gpu));
+    if (gpu == NULL) {
+        return KVF_ERR_NO_MEMORY;
+    }
+    gpu->client = client;
+    gpu->options = *options;
+    gpu->hits_tail = &gpu->hits;
+    if (strcmp(kvf_version(), KVF_GPU_CLIENT_VERSION) != 0) {
+        snprintf(text, sizeof(text), "libkvferry %s does not fit libkvferry_gpu %s", kvf_version(),
+                 KVF_GPU_CLIENT_VERSION);
+        status = KVF_ERR_VERSION;
+    } else {
+        status = device_start(gpu, text, sizeof(text));
+    }
+    if (status != KVF_OK) {
+        kvf_client_log(client, 0, "no GPU: %s", text);
+    } else {
+        status = kvf_gpu_wake(gpu);
+    }
+    if (status != KVF_OK) {
+        kvf_gpu_close(gpu);
+        return status;
+    }
+    kvf_client_log(
+        client, 2, "GPU %s %s: encodes in this process, bursts of %llu MiB of KV, pinning \"%s\"",
+        gpu->device->name, gpu->device->uuid, (unsigned long long)(gpu->options.burst_bytes >> 20),
+        pinnings[gpu->options.pinning]);
+    *gpu_out = gpu;
+    return KVF_OK;
+}
+
+static void streams_destroy(struct kvf_gpu *gpu)
+{
+    void *streams[] = {gpu->put_stream, gpu->up_stream, gpu->out_stream, gpu->in_stream,
+                       gpu->get_stream};
+
+    for (size_t i = 0; i < sizeof(streams) / sizeof(streams[0]); i++) {
+        if (streams[i] != NULL) {
+            (void)gpu->device->driver.cuStreamSynchronize(streams[i]);
+            (void)gpu->device->driver.cuStreamDestroy(streams[i]);
+        }
+    }
+}
+
+/* Wait for all that is queued: events of ours stand behind it, on whatever stream. */
+static void drain(struct kvf_gpu *gpu)
+{
+    const struct kvf_gpu_driver *driver = &gpu->device->driver;
+
+    for (uint32_t i = 0; i < gpu->n_bursts; i++) {
+        struct kvf_gpu_burst *burst = &gpu->bursts[(gpu->burst_first + i) % KVF_GPU_BURSTS_MAX];
+
+        (void)driver->cuEventSynchronize(burst->encoded);
+        (void)driver->cuEventSynchronize(burst->copied);
+    }
+    for (uint32_t i = 0; i < gpu->groups_in_flight; i++) {
+        uint32_t at = (gpu->group_first + i) % gpu->n_groups;
+
+        (void)driver->cuEventSynchronize(gpu->groups[at].decoded);
+    }
+}
+
+struct kvf_gpu *kvf_gpu_close(struct kvf_gpu *gpu)
+{
+    if (gpu == NULL) {
+        return NULL;
+    }
+    if (gpu->device != NULL) {
+        (void)kvf_gpu_device_enter(gpu->device);
+        drain(gpu);
+        streams_destroy(gpu);
+        kvf_gpu_get_fail(gpu, KVF_ERR_CANCELED);
+        kvf_gpu_put_fail(gpu, KVF_ERR_CANCELED);
+        memory_free(gpu);
+        kvf_gpu_device_leave(gpu->device);
+        kvf_gpu_device_close(gpu->device);
+    }
+    while (gpu->requests != NULL) {
+        request_free(gpu, gpu->requests);
+    }
+    while (gpu->regions != NULL) {
+        struct kvf_gpu_region *region = gpu->regions;
+
+        gpu->regions = region->next;
+        region_free(region);
+    }
+    free(gpu->events);
+    free(gpu);
+    return NULL;
+}

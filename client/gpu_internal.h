@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gpu_internal.h: what the files of libkvferry_gpu share.
+ *
+ *   kvf_gpu
+ *     +- device, streams            encode and copy out; copy in and decode
+ *     +- put side (gpu_put.c)       bursts, each a range of the device ring
+ *     +- get side (gpu_get.c)       hits in order, cut into groups, each a place in device memory
+ *     +- pins (gpu_pin.c)           staging and arena pieces that the device may copy from and to
+ *     +- requests, events           what the caller waits for
+ *
+ * Who waits for whom (each arrow is named in the code where it is made, and can be taken out by a
+ * mutant of that name: tests/conformance/test_gpu_order.c sees all of them):
+ *
+ *   writer's event -> encode -> pages free           gpu_writer_wait, gpu_free_wait
+ *   descriptors -> encode -> D2H -> put, ring reuse  gpu_upload_wait, gpu_encode_wait,
+ *                                                    gpu_submit_wait, gpu_ring_wait
+ *   lease -> H2D -> decode -> completion, reuse      gpu_release_wait, gpu_copy_wait,
+ *                                                    gpu_complete_wait
+ *   reader's event -> decode                         gpu_reader_wait
+ *
+ * Owner: the thread that uses the client handle.
+ */
+#ifndef KVF_CLIENT_GPU_INTERNAL_H
+#define KVF_CLIENT_GPU_INTERNAL_H
+
+#include "base/mutant.h"
+#include "client/client_internal.h"
+#include "codec/codec_gpu.h"
+#include "codec/codec_gpu_host.h"
+#include "gpu/device.h"
+#include "gpu/ring.h"
+#include "kvferry.h"
+
+enum kvf_gpu_bounds {
+    KVF_GPU_BURSTS_MAX = 32,       /* on their way to the daemon */
+    KVF_GPU_BURST_BLOCKS_MAX = 64, /* of one burst */
+    KVF_GPU_GROUPS_MAX = 64,       /* on their way to pages */
+    KVF_GPU_GROUPS_MIN = 2,
+    KVF_GPU_GROUP_PARTS = 1024,
+    KVF_GPU_GROUP_ITEMS = 64,
+    KVF_GPU_GROUP_SPANS = 3 * KVF_GPU_GROUP_ITEMS,
+    KVF_GPU_ALIGN_BYTES = 256, /* of ranges in device memory */
+};
+
+#define KVF_GPU_TEXT_OF(number)  KVF_GPU_TEXT_OF_(number)
+#define KVF_GPU_TEXT_OF_(number) #number
+#define KVF_GPU_CLIENT_VERSION                                                                     \
+    KVF_GPU_TEXT_OF(KVF_VERSION_MAJOR)                                                             \
+    "." KVF_GPU_TEXT_OF(KVF_VERSION_MINOR) "." KVF_GPU_TEXT_OF(KVF_VERSION_PATCH)
+
+#define KVF_GPU_BURST_BYTES       (UINT64_C(64) << 20)
+#define KVF_GPU_WINDOW_BYTES      (UINT64_C(64) << 20)
+#define KVF_GPU_GROUP_BYTES       (UINT64_C(4) << 20) /* a copy of so much reaches the link's rate */
+#define KVF_GPU_FIRST_GROUP_BYTES (UINT64_C(1) << 20) /* so that the first layer is there early */
+
+struct kvf_gpu_region {
+    struct kvf_gpu_region *next;
+    uint32_t n_pages;
+    uint32_t tokens_a_page;
+    uint32_t n_requests; /* that use it */
+    struct kvf_gpu_pages strides[2];
+    uint64_t *layers[2]; /* device addresses */
+    uint64_t *seen;      /* a bit a page: occurs in the call that is being checked */
+};
+
+/* Memory that the device may copy from or to; keeps the mapping alive. */
+struct kvf_gpu_pin {
+    struct kvf_gpu_pin *next;
+    struct kvf_session *session;
+    struct kvf_client_piece *piece; /* NULL: staging */
+    void *base;
+    uint32_t n_uses; /* by copies that are queued */
+    bool is_pinned;  /* false: the driver refused; copies go through memory of its own, slowly */
+};
+
+struct kvf_gpu_request;
+
+/* One block of a request. */
+struct kvf_gpu_item {
+    struct kvf_gpu_request *request;
+    struct kvf_gpu_item *next; /* get: in the queue of hits */
+    uint8_t key[KVF_KEY_BYTES_MAX];
+    uint8_t supersedes[KVF_KEY_BYTES_MAX];
+    uint8_t key_bytes;
+    uint8_t supersedes_bytes; /* 0: none */
+    bool is_done;
+    bool is_leased;
+    uint32_t token_start;
+    uint32_t token_first;
+    uint32_t n_tokens;
+    const uint32_t *pages; /* in the request's memory */
+    uint32_t n_pages;
+    int32_t status; /* get: KVF_OK so far, or why it fails */
+    struct kvf_hit hit;
+    struct kvf_gpu_pin *pin; /* get: of the hit's piece, NULL in mode WINDOW */
+};
+
+struct kvf_gpu_request {
+    struct kvf_gpu_request *next;
+    struct kvf_gpu_region *region;
+    uint64_t id;
+    uint64_t user;
+    bool is_put;
+    bool is_freed; /* put: PAGES_FREE has been said */
+    uint32_t n;
+    uint32_t n_done;
+    uint32_t n_good;
+    uint32_t n_encoding;   /* put: bursts that still read pages */
+    uint32_t n_bursts;     /* put: that refer to this */
+    int32_t failed_status; /* of the first block that failed; KVF_OK: none */
+    int32_t first_status;  /* get: of block 0 */
+    int32_t free_status;   /* put: what PAGES_FREE says */
+    int32_t
+        local_status; /* put: why a burst did not reach the daemon: those behind do not either */
+    void *stream;
+    struct kvf_put_options options; /* put; the parent's key is below */
+    uint8_t parent[KVF_KEY_BYTES_MAX];
+    struct kvf_client_sink sink; /* get */
+    uint64_t daemon_request;     /* get */
+    struct kvf_gpu_item items[]; /* n, then the page ids */
+};
+
+enum kvf_gpu_burst_state {
+    KVF_GPU_BURST_ENCODING, /* kernels are queued */
+    KVF_GPU_BURST_REDO,     /* some blocks are left to the processor */
+    KVF_GPU_BURST_SETTLE,   /* sizes are known; copies are to be queued */
+    KVF_GPU_BURST_COPYING,
+    KVF_GPU_BURST_READY,     /* in staging */
+    KVF_GPU_BURST_SUBMITTED, /* the daemon has it */
+    KVF_GPU_BURST_OVER,
+};
+
+/* A block of a burst. */
+struct kvf_gpu_out {
+    uint64_t payload; /* device address */
+    uint64_t bound;   /* bytes there at most */
+    uint64_t copied;  /* bytes whose copy to the slot is queued */
+    bool has_stage;
+    bool is_redo;
+    bool is_encoded; /* by the processor: page and payload are in the slot */
+    struct kvf_stage stage;
+};
+
+struct kvf_gpu_burst {
+    enum kvf_gpu_burst_state state;
+    struct kvf_gpu *gpu;
+    struct kvf_gpu_request *request;
+    uint32_t first; /* of the request's items */
+    uint32_t n;
+    int32_t status; /* why its blocks fail */
+    uint64_t range; /* device address */
+    uint64_t range_bytes;
+    uint64_t taken; /* of the ring; 0: given back */
+    bool is_redo_queued;
+    bool is_encoding; /* counted by the request as reading pages */
+    uint32_t n_redone;
+    struct kvf_gpu_work work;
+    struct kvf_gpu_pin *pin; /* of staging */
+    uint8_t *lists;          /* pinned: parts, page ids */
+    struct kvf_gpu_result *results;
+    uint64_t results_address;
+    void *uploaded; /* events */
+    void *encoded;
+    void *copied;
+    struct kvf_gpu_out blocks[KVF_GPU_BURST_BLOCKS_MAX];
+    struct kvf_client_sink sink;
+    uint64_t daemon_request;
+};
+
+/* What a group does with its parts: a list for each codec, one for raw areas. */
+enum kvf_gpu_list {
+    KVF_GPU_LIST_RAW,
+    KVF_GPU_LIST_EXACT,
+    KVF_GPU_LIST_SAW,
+    KVF_GPU_LIST_PATCH,
+    KVF_GPU_LISTS,
+};
+
+struct kvf_gpu_span {
+    const uint8_t *from;
+    uint64_t offset; /* in the group's memory */
+    uint64_t bytes;
+    struct kvf_gpu_pin *pin;
+};
+
+/* Parts of blocks, copied and decoded together. */
+struct kvf_gpu_group {
+    uint64_t address;
+    uint8_t *window; /* NULL: copied from where it lies */
+    uint8_t *lists;  /* pinned: parts, page ids */
+    uint64_t lists_address;
+    void *copied; /* events */
+    void *decoded;
+    struct kvf_gpu_request *request; /* of the first part: region and stream */
+    uint64_t used_bytes;
+    uint32_t n_spans;
+    uint32_t n_parts[KVF_GPU_LISTS];
+    uint32_t n_items;
+    uint32_t n_page_ids;
+    uint32_t n_ends;
+    uint32_t tokens_max;
+    struct kvf_gpu_item *last_item; /* the one that page ids were added for last */
+    uint32_t last_first_page;
+    struct kvf_gpu_span spans[KVF_GPU_GROUP_SPANS];
+    struct kvf_gpu_item *ends[KVF_GPU_GROUP_ITEMS]; /* blocks of which nothing follows */
+};
+
+/* The block that is being cut. */
+struct kvf_gpu_cut {
+    struct kvf_gpu_item *item; /* NULL: none */
+    struct kvf_block_reader reader;
+    bool has_unit;
+    bool is_section;
+    struct kvf_block_part part;
+    struct kvf_block_section section;
+};
+
+struct kvf_gpu {
+    struct kvf_client *client;
+    struct kvf_gpu_device *device;
+    struct kvf_gpu_options options;
+    struct kvf_codec_plan
+        plan; /* as of the last idle moment: the client's changes at a reconnect */
+    struct kvf_gpu_tensor tensors[2];
+    struct kvf_gpu_tensor raw_tensors[2];
+    bool is_fixed;
+    bool is_awake;
+    bool is_broken;
+    bool is_break_unreported;
+    bool is_pin_failure_said;
+    void *put_stream;
+    void *up_stream;  /* lists for encoders: waits for nothing, so that who waits for it does not */
+    void *out_stream; /* copies out */
+    void *in_stream;  /* copies in */
+    void *get_stream;
+    struct kvf_gpu_region *regions;
+    struct kvf_gpu_pin *pins;
+
+    /* put */
+    uint64_t ring_address;
+    struct kvf_gpu_ring ring;
+    uint32_t burst_blocks_max;
+    uint64_t block_bytes; /* of KV of a full chunk */
+    uint8_t *burst_memory;
+    uint64_t burst_memory_address;
+    size_t burst_memory_bytes; /* of one burst */
+    struct kvf_gpu_burst *bursts;
+    uint32_t burst_first;
+    uint32_t n_bursts;
+    uint64_t redo_address; /* one block as raw parts */
+    uint8_t *redo_memory;
+    uint64_t redo_bytes;
+    struct kvf_gpu_burst *redo_burst; /* that uses it */
+
+    /* get */
+    uint64_t group_memory;
+    uint8_t *group_window; /* pinned */
+    uint8_t *group_lists;  /* pinned */
+    uint64_t group_bytes;
+    struct kvf_gpu_group *groups;
+    uint32_t n_groups;
+    uint32_t group_first;
+    uint32_t groups_in_flight;
+    struct kvf_gpu_item *hits;
+    struct kvf_gpu_item **hits_tail;
+    struct kvf_gpu_cut cut;
+    struct kvf_gpu_part *cut_parts[KVF_GPU_LISTS];
+    uint32_t *cut_page_ids;
+
+    /* requests and events */
+    struct kvf_gpu_request *requests;
+    uint64_t serial;
+    struct kvf_gpu_event *events;
+    uint32_t events_size;
+    uint32_t events_first;
+    uint32_t n_events;
+    uint32_t events_owed; /* to come, with room in the queue */
+};
+
+static inline uint64_t kvf_gpu_align(uint64_t bytes)
+{
+    return (bytes + KVF_GPU_ALIGN_BYTES - 1) / KVF_GPU_ALIGN_BYTES * KVF_GPU_ALIGN_BYTES;
+}
+
+static inline uint32_t kvf_gpu_parts_a_block(const struct kvf_gpu *gpu)
+{
+    return gpu->plan.geometry.n_layers * (gpu->plan.v.dim != 0 ? 2u : 1u);
+}
+
+/* Payload bytes of an encoded block. */
+static inline uint64_t kvf_gpu_payload_bytes(const struct kvf_gpu_result *result)
+{
+    return (uint64_t)result->raw_area_offset * KVF_BLOCK_ALIGN_BYTES + result->raw_area_bytes;
+}
+
+/* Burst i, from the oldest. */
+static inline struct kvf_gpu_burst *kvf_gpu_burst_at(struct kvf_gpu *gpu, uint32_t i)
+{
+    return &gpu->bursts[(gpu->burst_first + i) % KVF_GPU_BURSTS_MAX];
+}
+
+static inline struct kvf_gpu_item *kvf_gpu_burst_item(struct kvf_gpu_burst *burst, uint32_t i)
+{
+    return &burst->request->items[burst->first + i];
+}
+
+/* --- gpu_client.c ----------------------------------------------------------------------------- */
+
+/* The GPU has failed: say so once. Returns status. */
+int kvf_gpu_break(struct kvf_gpu *gpu, int status);
+
+/* Queue an event for the caller. */
+void kvf_gpu_say(struct kvf_gpu *gpu, const struct kvf_gpu_request *request, uint8_t kind,
+                 uint32_t index, int32_t status, uint8_t tier);
+
+/* A block has ended. */
+void kvf_gpu_item_done(struct kvf_gpu *gpu, struct kvf_gpu_item *item, int32_t status,
+                       uint8_t tier);
+
+/* A request with room for n items and n_pages ids, and for all of its events. NULL: no memory. */
+struct kvf_gpu_request *kvf_gpu_request_new(struct kvf_gpu *gpu, struct kvf_gpu_region *region,
+                                            uint32_t n, uint32_t n_pages, uint64_t user);
+
+/* Forget a request that was not begun. */
+void kvf_gpu_request_drop(struct kvf_gpu *gpu, struct kvf_gpu_request *request);
+
+/* Say the last event of requests of which nothing is left, and free them. */
+void kvf_gpu_requests_end(struct kvf_gpu *gpu);
+
+/* Are ids inside the region, and none twice? Marks them; unmark before the next call. */
+bool kvf_gpu_pages_mark(struct kvf_gpu_region *region, const uint32_t *pages, uint32_t n);
+void kvf_gpu_pages_unmark(struct kvf_gpu_region *region, const uint32_t *pages, uint32_t n);
+
+bool kvf_gpu_key_ok(const struct kvf_key *key);
+
+/* Queue kernels in order. */
+int kvf_gpu_launch_all(struct kvf_gpu *gpu, struct kvf_gpu_work *work,
+                       const struct kvf_gpu_launch *launches, uint32_t n, void *stream);
+
+/* Before a call that begins something: awake, whole, of the profile in force; resources of what has
+ * ended are free. KVF_OK; KVF_ERR_BUSY, _IO, _DISCONNECTED, _NO_DAEMON, _NO_MEMORY. */
+int kvf_gpu_begin(struct kvf_gpu *gpu);
+
+/* --- gpu_pin.c -------------------------------------------------------------------------------- */
+
+/* The pin of the live session's staging, or NULL if there is no session or no memory. */
+struct kvf_gpu_pin *kvf_gpu_pin_staging(struct kvf_gpu *gpu);
+
+/* The pin of the piece that a hit lies in; NULL: mode WINDOW, or no memory. */
+struct kvf_gpu_pin *kvf_gpu_pin_hit(struct kvf_gpu *gpu, uint64_t lease);
+
+/* Pin new pieces (mode EAGER), unpin what nobody needs any longer. */
+void kvf_gpu_pins_tend(struct kvf_gpu *gpu);
+
+/* Unpin everything; no copy is in flight. */
+void kvf_gpu_pins_drop(struct kvf_gpu *gpu);
+
+/* --- gpu_put.c -------------------------------------------------------------------------------- */
+int kvf_gpu_put_wake(struct kvf_gpu *gpu);
+void kvf_gpu_put_sleep(struct kvf_gpu *gpu);
+
+/* Give a burst's slots back. */
+void kvf_gpu_burst_release(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst);
+
+/* The burst's range of the ring is free for others. */
+void kvf_gpu_burst_ring_return(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst);
+
+/* Bytes of parts and page ids. */
+uint64_t kvf_gpu_burst_lists_bytes(const struct kvf_gpu_burst *burst);
+
+/* Queue the copy of a payload's first bytes, as far as it is not queued, from ring to slot. */
+int kvf_gpu_burst_copy(struct kvf_gpu *gpu, struct kvf_gpu_out *block, uint64_t bytes);
+
+int kvf_gpu_wait(struct kvf_gpu *gpu, void *stream, void *event);
+int kvf_gpu_record(struct kvf_gpu *gpu, void *event, void *stream);
+
+/* --- gpu_burst.c ------------------------------------------------------------------------------ */
+
+/* Move bursts along. KVF_OK; KVF_ERR_IO and so on: the GPU has failed. */
+int kvf_gpu_put_advance(struct kvf_gpu *gpu);
+
+/* End all bursts that the daemon does not have. */
+void kvf_gpu_put_fail(struct kvf_gpu *gpu, int status);
+
+/* --- gpu_get.c -------------------------------------------------------------------------------- */
+int kvf_gpu_get_wake(struct kvf_gpu *gpu);
+void kvf_gpu_get_sleep(struct kvf_gpu *gpu);
+int kvf_gpu_get_advance(struct kvf_gpu *gpu);
+void kvf_gpu_get_fail(struct kvf_gpu *gpu, int status);
+
+#endif /* KVF_CLIENT_GPU_INTERNAL_H */
