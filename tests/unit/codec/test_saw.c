@@ -150,9 +150,10 @@ static void records_are_those_of_the_text(void **state)
     static const uint32_t dims[] = {64, 72, 80, 96, 112, 128, 192, 256, 12, 7};
     for (size_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
         for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
-            compare_with_model(profiles[p], KVF_DTYPE_BF16, dims[i], 130); /* centred */
-            compare_with_model(profiles[p], KVF_DTYPE_BF16, dims[i], 35);
+            /* every second combination is long enough to be centred */
+            compare_with_model(profiles[p], KVF_DTYPE_BF16, dims[i], (i + p) % 2 != 0 ? 130 : 35);
         }
+        compare_with_model(profiles[p], KVF_DTYPE_BF16, 128, 130);
         for (int dtype = KVF_DTYPE_F16; dtype <= KVF_DTYPE_F8E5M2; dtype++) {
             compare_with_model(profiles[p], dtype, 128, 128);
             compare_with_model(profiles[p], dtype, 96, 33);
@@ -298,10 +299,10 @@ static void distortion_is_that_of_theory(void **state)
         {"saw4-paper", 128, 0.00996}, {"saw4-paper", 64, 0.00804}, {"balanced", 128, 0.00914},
         {"balanced", 64, 0.00771},    {"saw6", 128, 0.000562},     {"saw6", 64, 0.000456},
         {"saw5", 128, 0.00233},       {"saw5", 64, 0.00189},       {"saw3", 128, 0.0346},
-        {"saw3", 64, 0.0308},         {"saw2", 128, 0.1229},       {"saw2", 64, 0.1142},
+        {"saw3", 64, 0.0308},         {"saw2", 128, 0.1229},       {"saw2", 64, 0.1147},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 2, 8, 64, cases[i].dim, 256);
+        struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 2, 8, 1, cases[i].dim, 256);
         struct fixture_kv kv;
         struct fixture_kv back;
         struct fixture_codec codec;

@@ -169,8 +169,11 @@ static void edges_of_formats(void **state)
                 }
             }
         }
-        for (int p = 0; p < N_PROFILES; p++) {
-            compare_levels(&kv, profiles[p]);
+        for (uint32_t p = 0; p < N_PROFILES; p++) {
+            /* a third of the profiles, other ones for each kind and for each dim and type */
+            if ((p + round + round / KINDS) % 3 == 0) {
+                compare_levels(&kv, profiles[p]);
+            }
         }
         fixture_kv_fini(&kv);
     }
