@@ -3,12 +3,12 @@
 # What one client, one namespace, one tenant or one burst can cost others.
 if(TARGET kvf_test_daemon)
     foreach(name limits budgets tenants)
-        kvf_add_test(NAME ${name} LABEL conformance
+        kvf_add_test(NAME ${name} LABEL conformance TIMEOUT 300
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c ${CMAKE_CURRENT_LIST_DIR}/room.c
                     ${CMAKE_CURRENT_LIST_DIR}/outcome.c
             LIBS kvf_test_daemon)
     endforeach()
-    kvf_add_test(NAME drain LABEL conformance
+    kvf_add_test(NAME drain LABEL conformance TIMEOUT 300
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_drain.c ${CMAKE_CURRENT_LIST_DIR}/room.c
                 ${PROJECT_SOURCE_DIR}/tests/fault/raw_client.c
         LIBS kvf_test_daemon)

@@ -2,14 +2,14 @@
 #
 # Requests and sets against a real daemon.
 if(TARGET kvf_test_daemon)
-    kvf_add_test(NAME requests LABEL conformance
+    kvf_add_test(NAME requests LABEL conformance TIMEOUT 300
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_requests.c LIBS kvf_test_daemon)
     foreach(name requests_async requests_store requests_client sets)
-        kvf_add_test(NAME ${name} LABEL conformance
+        kvf_add_test(NAME ${name} LABEL conformance TIMEOUT 300
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c ${CMAKE_CURRENT_LIST_DIR}/outcome.c
             LIBS kvf_test_daemon)
     endforeach()
-    kvf_add_test(NAME unsummed LABEL conformance
+    kvf_add_test(NAME unsummed LABEL conformance TIMEOUT 300
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_unsummed.c
                 ${PROJECT_SOURCE_DIR}/tests/fault/raw_client.c
         LIBS kvf_test_daemon)

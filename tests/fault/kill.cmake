@@ -7,16 +7,16 @@ if(TARGET kvf_test_daemon)
     target_link_libraries(kill_loop PRIVATE kvf_test_daemon)
     # The short one: 15 kills in a small store. The full one, a matter of minutes, is
     # `ninja run_kill_loop`.
-    kvf_add_test_command(NAME kill_loop LABEL fault TIMEOUT 120
+    kvf_add_test_command(NAME kill_loop LABEL fault TIMEOUT 300
         COMMAND kill_loop --store 64MiB --segment 2MiB --dram 32MiB --large 256KiB --kills 15)
     add_custom_target(run_kill_loop COMMAND kill_loop USES_TERMINAL)
 
-    kvf_add_test(NAME hostile_client LABEL fault TIMEOUT 120
+    kvf_add_test(NAME hostile_client LABEL fault TIMEOUT 300
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_hostile_client.c
                 ${CMAKE_CURRENT_LIST_DIR}/raw_client.c
         LIBS kvf_test_daemon)
     foreach(name many_clients leases lifecycle faults)
-        kvf_add_test(NAME ${name} LABEL fault TIMEOUT 120
+        kvf_add_test(NAME ${name} LABEL fault TIMEOUT 300
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c LIBS kvf_test_daemon)
     endforeach()
     if(TARGET kvf_malloc_count)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The daemon and the command as people use them, and documents that are made from their tables.
-kvf_add_test_command(NAME cli LABEL integration TIMEOUT 120
+kvf_add_test_command(NAME cli LABEL integration TIMEOUT 300
     COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/test_cli.py $<TARGET_FILE:kvferryd>
             $<TARGET_FILE:kvferry> $<TARGET_FILE_DIR:example_02_async>)
 kvf_add_test_command(NAME config_docs LABEL integration
