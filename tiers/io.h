@@ -31,6 +31,10 @@ struct kvf_io {
     int32_t error;                   /* errno behind it, for the log */
     uint64_t latency_ns;             /* submit to completion on the I/O thread */
     void (*done)(struct kvf_io *io); /* on the reactor, inside poll */
+    /* Of a read, or NULL: looks at what has been read, on the I/O thread between transfer and done.
+     * A form may leave it out; is_checked says whether it ran. */
+    void (*check)(struct kvf_io *io);
+    bool is_checked;
     void *owner;
     struct kvf_io *next; /* for the implementation */
     uint64_t private_word[4];

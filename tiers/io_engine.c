@@ -19,6 +19,7 @@ void kvf_io_begin(struct kvf_io *io)
         (io->bytes > 0 && (io->bytes | io->offset | (uintptr_t)io->buffer) % KVF_PAGE_BYTES == 0));
     io->status = KVF_OK;
     io->error = 0;
+    io->is_checked = false;
     io->next = NULL;
     io->private_word[KVF_IO_WORD_ISSUED] = 0;
     io->private_word[KVF_IO_WORD_PIECES] = 0;

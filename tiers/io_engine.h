@@ -57,6 +57,12 @@ bool kvf_io_piece_step(struct kvf_io_piece *piece, int64_t result);
 /* After a finished piece: is the whole I/O finished? Then its latency is set. */
 bool kvf_io_piece_finish(struct kvf_io_piece *piece);
 
+/* Has a finished I/O something to check? */
+static inline bool kvf_io_wants_check(const struct kvf_io *io)
+{
+    return io->check != NULL && io->op == KVF_IO_READ && io->status == KVF_OK;
+}
+
 /* Forms. config is complete; base has capacity_bytes and is_device already. why_out says why not.
  * KVF_OK; KVF_ERR_UNSUPPORTED; KVF_ERR_NO_MEMORY. */
 int kvf_io_uring_open(const struct kvf_io_config *config, bool fixed,

@@ -121,6 +121,10 @@ static void *thread_main(void *arg)
             bool pushed;
 
             run_io(self, io);
+            if (kvf_io_wants_check(io)) {
+                io->check(io);
+                io->is_checked = true;
+            }
             pushed = kvf_ring_push(&thread->dones, &io);
             assert(pushed); /* the ring has room for everything outstanding */
             (void)pushed;

@@ -10,6 +10,9 @@
  * the kernel; a read of an eventfd that is always in flight ends that wait when the reactor has
  * pushed something. Kernels without those flags get a ring without them.
  *
+ * A read is checked on this thread, too: handing it to another one costs both of them about as much
+ * as the check. When several have come together the rest is left to whoever asked for it.
+ *
  * Reads go first, and pieces of writes are limited to writes_max, so that a read is not queued
  * behind many MiB of writes.
  */
@@ -34,6 +37,9 @@
 
 /* An op of our own on the submit ring: buffer and bytes are memory to register. Freed in poll. */
 #define OP_REGISTER 255
+
+/* Reads that may wait for their check; what comes beyond is left unchecked. */
+#define CHECKS_MAX 2
 
 /* Registrations that may be on the rings beside I/Os. */
 #define REGISTERS_MAX 64
@@ -76,6 +82,8 @@ struct io_uring_queue {
     struct kvf_io_piece *pieces; /* config.depth of them */
     struct kvf_io_piece *free_pieces;
     struct kvf_io_piece *again_first, **again_end; /* to be issued again */
+    struct io_list checks;                         /* read, not yet checked */
+    uint32_t n_checks;
     uint32_t in_flight, writes_in_flight;
     uint64_t wake_value;
     bool wake_armed;
@@ -234,7 +242,12 @@ static void piece_result(struct io_uring_queue *self, struct kvf_io_piece *piece
         if (list->first == io) {
             list_pop(list);
         }
-        push_done(self, io);
+        if (kvf_io_wants_check(io) && self->n_checks < CHECKS_MAX) {
+            self->n_checks++;
+            list_push(&self->checks, io);
+        } else {
+            push_done(self, io);
+        }
     }
     piece->next = self->free_pieces;
     self->free_pieces = piece;
@@ -383,6 +396,10 @@ static void submit_and_wait(struct io_uring_queue *self)
 {
     bool sleep;
 
+    if (self->checks.first != NULL) {
+        io_uring_submit(&self->ring); /* the drive works while the check does */
+        return;
+    }
     arm_wake(self);
     /* seq_cst, with the exchange in wake_thread: either the reactor sees the flag, or we see what
      * it pushed before it looked. If it took the flag, its wake-up ends the next wait. */
@@ -396,10 +413,24 @@ static void submit_and_wait(struct io_uring_queue *self)
     }
 }
 
+static void check_next(struct io_uring_queue *self)
+{
+    struct kvf_io *io = self->checks.first;
+
+    if (io != NULL) {
+        list_pop(&self->checks);
+        self->n_checks--;
+        io->check(io);
+        io->is_checked = true;
+        push_done(self, io);
+    }
+}
+
 static bool is_idle(const struct io_uring_queue *self)
 {
-    return self->in_flight == 0 && self->reads.first == NULL && self->writes.first == NULL &&
-           self->syncs.first == NULL && kvf_ring_is_empty(&self->jobs);
+    return self->in_flight == 0 && self->n_checks == 0 && self->reads.first == NULL &&
+           self->writes.first == NULL && self->syncs.first == NULL &&
+           kvf_ring_is_empty(&self->jobs);
 }
 
 static int open_ring(struct io_uring_queue *self)
@@ -441,6 +472,7 @@ static void *uring_main(void *arg)
             break;
         }
         submit_and_wait(self);
+        check_next(self);
         reap(self);
     }
     if (self->ring_open) {

@@ -173,10 +173,9 @@ static int nvme_store(struct kvf_tier *base, struct kvf_tier_io *io)
 
 /* --- load ------------------------------------------------------------------------------------- */
 
-/* On a worker: touches the record, and what is constant in the tier. */
-static void verify_run(struct kvf_work *work)
+/* On the I/O thread or a worker: touches the record, and what is constant in the tier. */
+static void verify(struct kvf_nvme_op *op)
 {
-    struct kvf_nvme_op *op = work->owner;
     const struct kvf_record_page *page = op->record;
     struct kvf_nvme_identity identity = kvf_nvme_identity(op->tier);
     uint64_t record_bytes = page->store.record_bytes;
@@ -197,6 +196,21 @@ static void verify_run(struct kvf_work *work)
         !KVF_MUTANT(load_unchecked)) {
         op->verdict = KVF_ERR_CORRUPT;
     }
+}
+
+static struct kvf_nvme_op *op_of(struct kvf_nvme_io *nio)
+{
+    return (struct kvf_nvme_op *)((char *)nio - offsetof(struct kvf_nvme_op, io));
+}
+
+static void verify_check(struct kvf_io *io)
+{
+    verify(op_of(io->owner));
+}
+
+static void verify_run(struct kvf_work *work)
+{
+    verify(work->owner);
 }
 
 static void read_finish(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, int status)
@@ -234,13 +248,10 @@ static void read_failed(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, int 
     read_finish(tier, op, status);
 }
 
-static void verify_done(struct kvf_work *work)
+static void verified(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op)
 {
-    struct kvf_nvme_op *op = work->owner;
-    struct kvf_nvme_tier *tier = op->tier;
     const struct kvf_block_store *store = &((const struct kvf_record_page *)op->record)->store;
 
-    tier->jobs_outstanding--;
     if (op->verdict != KVF_OK) {
         if (op->verdict == KVF_ERR_MISMATCH) {
             tier->stat.errors_mac++;
@@ -259,6 +270,14 @@ static void verify_done(struct kvf_work *work)
     read_finish(tier, op, KVF_OK);
 }
 
+static void verify_done(struct kvf_work *work)
+{
+    struct kvf_nvme_op *op = work->owner;
+
+    op->tier->jobs_outstanding--;
+    verified(op->tier, op);
+}
+
 static bool verify_submit(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op)
 {
     op->work = (struct kvf_work){.run = verify_run, .done = verify_done, .owner = op};
@@ -271,7 +290,7 @@ static bool verify_submit(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op)
 
 static void record_read(struct kvf_nvme_tier *tier, struct kvf_nvme_io *nio, int status)
 {
-    struct kvf_nvme_op *op = (struct kvf_nvme_op *)((char *)nio - offsetof(struct kvf_nvme_op, io));
+    struct kvf_nvme_op *op = op_of(nio);
 
     if (status != KVF_OK) {
         read_failed(tier, op, KVF_ERR_IO);
@@ -282,7 +301,9 @@ static void record_read(struct kvf_nvme_tier *tier, struct kvf_nvme_io *nio, int
         read_finish(tier, op, KVF_MISS); /* what has been read may be half old, half new */
         return;
     }
-    if (tier->verify_wait.first != NULL || !verify_submit(tier, op)) {
+    if (nio->io.is_checked) {
+        verified(tier, op);
+    } else if (tier->verify_wait.first != NULL || !verify_submit(tier, op)) {
         kvf_nvme_op_push(&tier->verify_wait, op);
     }
 }
@@ -293,6 +314,7 @@ void kvf_nvme_op_read(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op)
                                               kvf_nvme_location_segment(op->from)) +
                       (uint64_t)kvf_nvme_location_page(op->from) * KVF_NVME_PAGE_BYTES;
 
+    op->io.check = verify_check;
     kvf_nvme_io_submit(tier, &op->io, KVF_IO_READ, op->record, offset,
                        (uint64_t)kvf_nvme_pages(op->record_bytes) * KVF_NVME_PAGE_BYTES,
                        KVF_FAILPOINT(nvme_record_read), record_read);

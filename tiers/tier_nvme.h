@@ -17,9 +17,10 @@
  * of a segment that has been reused is a KVF_MISS and never other bytes.
  *
  * Owner of everything: the reactor. After open and recover nothing here blocks, and nothing
- * allocates but the table of a segment when it is sealed (12 bytes a live record). Verification of
- * reads and the digest of footers run as jobs of the work queue, whose poll therefore completes
- * some loads. Close the work queue (which waits for its jobs) before the tier.
+ * allocates but the table of a segment when it is sealed (12 bytes a live record). Reads are
+ * verified by the I/O queue, or, where it does not, by jobs of the work queue, whose poll therefore
+ * completes some loads. The digest of footers is a job, too. Close the work queue (which waits for
+ * its jobs) before the tier.
  */
 #ifndef KVF_TIERS_TIER_NVME_H
 #define KVF_TIERS_TIER_NVME_H

@@ -58,6 +58,7 @@ void kvf_nvme_io_submit(struct kvf_nvme_tier *tier, struct kvf_nvme_io *nio, enu
                               .offset = offset,
                               .bytes = bytes,
                               .done = io_done,
+                              .check = nio->check,
                               .owner = nio};
     nio->tier = tier;
     nio->then = then;

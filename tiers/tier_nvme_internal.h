@@ -95,7 +95,8 @@ struct kvf_nvme_io {
     struct kvf_io io;
     struct kvf_nvme_tier *tier;
     kvf_nvme_io_fn then;
-    int fault; /* status that a failpoint wants instead of the I/O */
+    void (*check)(struct kvf_io *io); /* of reads, see io.h; may be NULL */
+    int fault;                        /* status that a failpoint wants instead of the I/O */
     struct kvf_nvme_io *next;
 };
 

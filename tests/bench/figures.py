@@ -98,8 +98,9 @@ def nvme_figures():
         result.append(Figure(f"{kind}_cpu_vs_fio", "s/GiB", "fio", 1.3, "lower",
                              note="the worst depth", worst_of=[figure.name for figure in cpus]))
         result += cpus
-        result += [Figure(f"{kind}_crc_cpu_d{depth}", "s/GiB", better="lower",
-                          note="CPU of checksums") for depth in NVME_DEPTHS]
+    # what is appended brings its checksum along
+    result += [Figure(f"read_crc_cpu_d{depth}", "s/GiB", better="lower", note="CPU of checksums")
+               for depth in NVME_DEPTHS]
     depth = NVME_QUEUE_DEPTH
     result.append(Figure(f"queue_read_vs_fio_d{depth}", "GB/s", f"fio, depth {depth}",
                          note="the I/O queue without the tier"))

@@ -39,6 +39,7 @@ struct form {
 struct call {
     struct kvf_io io;
     uint32_t n_done;
+    _Atomic uint32_t n_checks;
 };
 
 static void wake(void *ctx)
@@ -245,6 +246,54 @@ static void test_many_at_once(void **state)
     free(back);
 }
 
+/* On the I/O thread: what was read is there, and nobody has been told so far. */
+static void check(struct kvf_io *io)
+{
+    struct call *call = io->owner;
+    const uint8_t *last = (const uint8_t *)io->buffer + io->bytes - 1;
+
+    atomic_fetch_add(&call->n_checks, *last == 0x5a && !io->is_checked ? 1 : 100);
+}
+
+static void test_checks(void **state)
+{
+    struct form *form = *state;
+    static struct call calls[IOS];
+    const uint64_t bytes = 128u << 10; /* two pieces */
+    uint8_t *data = buffer_alloc(bytes, 1);
+    uint8_t *back = buffer_alloc(IOS * bytes, 2);
+
+    data[bytes - 1] = 0x5a;
+    for (uint32_t i = 0; i < IOS; i++) {
+        assert_int_equal(run(form, KVF_IO_WRITE, data, i * bytes, bytes), KVF_OK);
+    }
+    for (uint32_t n = 1; n <= IOS; n *= 8) { /* alone, then together */
+        memset(back, 0, IOS * bytes);
+        for (uint32_t i = 0; i < n; i++) {
+            prepare(&calls[i], KVF_IO_READ, back + i * bytes, i * bytes, bytes);
+            calls[i].io.check = check;
+            assert_int_equal(form->queue->ops->submit(form->queue, &calls[i].io), KVF_OK);
+        }
+        for (uint32_t i = 0; i < n; i++) {
+            while (calls[i].n_done == 0) {
+                poll_form(form);
+            }
+            assert_int_equal(calls[i].io.status, KVF_OK);
+            assert_int_equal(calls[i].n_checks, calls[i].io.is_checked);
+        }
+        assert_true(n > 1 || calls[0].io.is_checked == (form->disk == NULL));
+    }
+    prepare(&calls[0], KVF_IO_WRITE, data, 0, bytes);
+    calls[0].io.check = check; /* of reads only */
+    assert_int_equal(form->queue->ops->submit(form->queue, &calls[0].io), KVF_OK);
+    while (calls[0].n_done == 0) {
+        poll_form(form);
+    }
+    assert_int_equal(calls[0].n_checks, 0);
+    free(data);
+    free(back);
+}
+
 static void test_busy(void **state)
 {
     struct form *form = *state;
@@ -361,13 +410,22 @@ static void test_failpoints(void **state)
 static void test_truncated_file(void **state)
 {
     struct form *form = *state;
+    struct call call;
     uint8_t *data = buffer_alloc(1u << 20, 1);
 
     if (form->engine == KVF_IO_AUTO) {
         free(data);
         skip();
     }
+    prepare(&call, KVF_IO_READ, data, 4096, 65536);
+    call.io.check = check;
     assert_int_equal(ftruncate(form->fd, 8192), 0);
+    assert_int_equal(form->queue->ops->submit(form->queue, &call.io), KVF_OK);
+    while (call.n_done == 0) {
+        poll_form(form);
+    }
+    assert_int_equal(call.io.status, KVF_ERR_IO);
+    assert_int_equal(call.n_checks, 0);
     assert_int_equal(run(form, KVF_IO_READ, data, 0, 8192), KVF_OK);
     assert_int_equal(run(form, KVF_IO_READ, data, 0, 65536), KVF_ERR_IO);
     assert_int_equal(run(form, KVF_IO_READ, data, 1u << 20, 4096), KVF_ERR_IO);
@@ -412,9 +470,16 @@ static int run_form(struct form *form)
 {
     const struct CMUnitTest tests[] = {
 #define T(name) {#name, name, setup, teardown, form}
-        T(test_facts),      T(test_round_trip),      T(test_many_at_once),
-        T(test_busy),       T(test_close_in_flight), T(test_registered_memory),
-        T(test_failpoints), T(test_truncated_file),  T(test_auto_choice),
+        T(test_facts),
+        T(test_round_trip),
+        T(test_many_at_once),
+        T(test_checks),
+        T(test_busy),
+        T(test_close_in_flight),
+        T(test_registered_memory),
+        T(test_failpoints),
+        T(test_truncated_file),
+        T(test_auto_choice),
 #undef T
     };
 
