@@ -13,7 +13,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#define SWEEP_NAME_BYTES 32
+#define SWEEP_NAME_BYTES 48
 
 /* What can fail, and as what. */
 enum sweep_class {
