@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "base/failpoint.h"
@@ -20,8 +21,15 @@
 /* Looking again is cheaper than a sleep and a wake-up if the next submission is near: after each
  * one the reactor looks for about twice the recent distance between them, at least SPIN_NS_MIN, and
  * for SPIN_NS_MIN only when they have become rarer than SPIN_NS_MAX. */
-#define SPIN_NS_MIN    (10 * KVF_NS_PER_US)
-#define SPIN_NS_MAX    (150 * KVF_NS_PER_US)
+#define SPIN_NS_MIN (10 * KVF_NS_PER_US)
+#define SPIN_NS_MAX (150 * KVF_NS_PER_US)
+/* On a CPU that others want, perhaps a client, looking takes the time in which something could be
+ * submitted. Once the reactor has lost its CPU it looks for SPIN_NS_RIVALS only, for a while that
+ * doubles each time. Not at all would be worse: it would be woken for each submission of a batch. */
+#define SPIN_NS_RIVALS (2 * KVF_NS_PER_US)
+#define MODEST_NS_MIN  (250 * KVF_NS_PER_US)
+#define MODEST_NS_MAX  (16 * KVF_NS_PER_MS)
+#define CHECK_NS       (5 * KVF_NS_PER_US)   /* below, nobody else had the CPU in between */
 #define POLL_NS        (50 * KVF_NS_PER_US)  /* descriptors need no more while rings are busy */
 #define SLEEP_NS_MAX   (100 * KVF_NS_PER_MS) /* timers need no more than this */
 #define DRAIN_GRACE_NS (200 * KVF_NS_PER_MS)
@@ -39,7 +47,7 @@ void kvf_agent_wake(void *ctx)
     if (atomic_exchange(&agent->is_sleeping, false)) {
         ssize_t written = write(agent->waker_fd, &one, sizeof(one));
 
-        (void)written; /* full means that it is readable already */
+        (void)written; /* it is never read, and full only after 2^64 wake-ups */
     }
 }
 
@@ -64,14 +72,6 @@ void kvf_loop_remove(struct kvf_agent *agent, int fd)
     (void)epoll_ctl(agent->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
 }
 
-static void drain_waker(struct kvf_agent *agent)
-{
-    uint64_t count;
-    ssize_t got = read(agent->waker_fd, &count, sizeof(count)); /* our own, non-blocking */
-
-    (void)got;
-}
-
 static void dispatch(struct kvf_agent *agent, const struct epoll_event *event)
 {
     struct kvf_fd_source *source = event->data.ptr;
@@ -86,10 +86,8 @@ static void dispatch(struct kvf_agent *agent, const struct epoll_event *event)
         kvf_session_socket_ready(source->owner, event->events);
         break;
     case KVF_SOURCE_SESSION_EVENTFD:
-        break; /* never read: edges are enough, and all rings are looked at in any case */
     case KVF_SOURCE_WAKER:
-        drain_waker(agent);
-        break;
+        break; /* never read: edges are enough, and everything is looked at in any case */
     }
 }
 
@@ -343,14 +341,44 @@ bool kvf_agent_turn(struct kvf_agent *agent, int *status_out)
     return turn(agent, &busy, status_out);
 }
 
+/* Who else wants the CPU of kvf_agent_run. */
+struct rivals {
+    long losses_count; /* how often the thread has lost its CPU */
+    uint64_t modest_until_ns;
+    uint64_t modest_ns; /* how long the last time was */
+};
+
+static void look_for_rivals(struct rivals *rivals, uint64_t now_ns)
+{
+    struct rusage usage;
+
+    if (getrusage(RUSAGE_THREAD, &usage) != 0) {
+        return;
+    }
+    if (usage.ru_nivcsw != rivals->losses_count) {
+        rivals->losses_count = usage.ru_nivcsw;
+        rivals->modest_ns = 2 * rivals->modest_ns + MODEST_NS_MIN;
+        rivals->modest_ns = rivals->modest_ns < MODEST_NS_MAX ? rivals->modest_ns : MODEST_NS_MAX;
+        rivals->modest_until_ns = now_ns + rivals->modest_ns;
+    } else if (now_ns >= rivals->modest_until_ns) {
+        rivals->modest_ns /= 2;
+    }
+}
+
 /* How long to look for the next submission, from the distances of the last ones. */
-static uint64_t spin_ns(struct kvf_agent *agent)
+static uint64_t spin_ns(struct kvf_agent *agent, struct rivals *rivals)
 {
     uint64_t gap_ns = agent->now_ns - agent->busy_ns;
 
     agent->busy_ns = agent->now_ns;
+    if (gap_ns >= CHECK_NS) {
+        look_for_rivals(rivals, agent->now_ns);
+    }
     gap_ns = gap_ns > 2 * SPIN_NS_MAX ? 2 * SPIN_NS_MAX : gap_ns;
     agent->gap_ns = (agent->gap_ns * 7 + gap_ns) / 8;
+    if (agent->now_ns < rivals->modest_until_ns) {
+        return SPIN_NS_RIVALS;
+    }
     if (agent->gap_ns > SPIN_NS_MAX) {
         return SPIN_NS_MIN;
     }
@@ -359,6 +387,7 @@ static uint64_t spin_ns(struct kvf_agent *agent)
 
 int kvf_agent_run(struct kvf_agent *agent)
 {
+    struct rivals rivals = {0};
     uint64_t busy_until_ns = 0;
     bool busy;
     int status;
@@ -373,7 +402,7 @@ int kvf_agent_run(struct kvf_agent *agent)
             break;
         }
         if (busy) {
-            busy_until_ns = agent->now_ns + spin_ns(agent);
+            busy_until_ns = agent->now_ns + spin_ns(agent, &rivals);
         }
     } while (true);
     atomic_store(&agent->is_ready, false);
@@ -401,9 +430,9 @@ bool kvf_agent_is_ready(const struct kvf_agent *agent)
  * Birth and death
  */
 /* Watch a descriptor of the daemon's own. A start that fails here says so. */
-static int watch(struct kvf_agent *agent, int fd, struct kvf_fd_source *source)
+static int watch(struct kvf_agent *agent, int fd, uint32_t events, struct kvf_fd_source *source)
 {
-    int status = kvf_loop_add(agent, fd, EPOLLIN, source);
+    int status = kvf_loop_add(agent, fd, events, source);
 
     if (status != KVF_OK) {
         kvf_log(KVF_LOG_ERROR, "poll set: cannot watch a descriptor: %s", kvf_status_text(status));
@@ -445,7 +474,7 @@ static int open_listener(struct kvf_agent *agent, const struct kvf_config_socket
             "listening on %s: all its clients are tenant %s and can read each "
             "other's blocks",
             config->path, config->tenant);
-    return watch(agent, listener->listener.fd, &listener->source);
+    return watch(agent, listener->listener.fd, EPOLLIN, &listener->source);
 }
 
 /* Sockets that name the same tenant share it. */
@@ -491,7 +520,7 @@ static int open_poll_set(struct kvf_agent *agent)
     }
     agent->waker_source.kind = KVF_SOURCE_WAKER;
     agent->waker_source.owner = agent;
-    return watch(agent, agent->waker_fd, &agent->waker_source);
+    return watch(agent, agent->waker_fd, EPOLLIN | EPOLLET, &agent->waker_source);
 }
 
 static int open_all(struct kvf_agent *agent)
