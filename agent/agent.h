@@ -25,7 +25,7 @@ int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_o
  * system's. */
 struct kvf_agent_ports {
     struct kvf_env env;
-    struct kvf_work_queue *work; /* taken over by the agent */
+    struct kvf_work_queue *work; /* taken over by the agent, for jobs of all kinds */
     /* The queue of drive `index`, taken over by its tier. */
     struct kvf_io_queue *(*open_drive)(void *ctx, uint32_t index);
     /* Called while a tier waits for its drive at start and end: let simulated time pass. */

@@ -26,8 +26,8 @@
 /* What a thread touches of its stack. */
 #define THREAD_BYTES (256ull << 10)
 
-/* Reactor and admin thread; workers and drives come on top. */
-#define FIXED_THREADS 2
+/* Reactor, set-up and admin thread; workers and drives come on top. */
+#define FIXED_THREADS 3
 
 /* A sealed segment's table keeps so many bytes for each live record (tiers/tier_nvme.h). */
 #define SEGMENT_ENTRY_BYTES 12

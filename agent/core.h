@@ -230,8 +230,9 @@ enum kvf_session_state {
     KVF_SESSION_HELLO = 1,     /* connected, HELLO awaited */
     KVF_SESSION_PREPARING = 2, /* a worker makes its memory */
     KVF_SESSION_MAPPING = 3,   /* WELCOME sent, MAPPED awaited */
-    KVF_SESSION_READY = 4,
-    KVF_SESSION_DEAD = 5, /* disconnected; jobs still read its staging */
+    KVF_SESSION_SEALING = 4,   /* MAPPED received: a worker seals and fills its memory */
+    KVF_SESSION_READY = 5,
+    KVF_SESSION_DEAD = 6, /* disconnected; jobs still read its staging */
 };
 
 struct kvf_session {
@@ -371,6 +372,8 @@ struct kvf_agent {
     uint32_t ttl_slots; /* slots with a time to live */
 
     struct kvf_work_queue *work;
+    struct kvf_work_queue *setup; /* for memory that comes and goes with clients: work that can be
+                                     long, and that no request waits behind */
     struct kvf_tier *dram_store;
     struct kvf_tier *dram; /* dram_store, or a fault tier around it */
     uint32_t n_drives;

@@ -574,6 +574,7 @@ int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_ag
     agent->ports = *ports;
     agent->env = ports->env;
     agent->work = ports->work;
+    agent->setup = ports->work;
     agent->protocol_log.interval_ns = KVF_NS_PER_S;
     agent->protocol_log.burst_count = 5;
     agent->session_log.interval_ns = KVF_NS_PER_S;

@@ -869,6 +869,9 @@ bool kvf_place_poll(struct kvf_agent *agent)
     unsigned events = agent->work->ops->poll(agent->work);
     bool any;
 
+    if (agent->setup != agent->work) {
+        events += agent->setup->ops->poll(agent->setup);
+    }
     events += agent->dram->ops->poll(agent->dram, agent->now_ns);
     for (uint32_t i = 0; i < agent->n_drives; i++) {
         events += agent->drives[i].tier->ops->poll(agent->drives[i].tier, agent->now_ns);

@@ -322,6 +322,9 @@ int kvf_place_open(struct kvf_agent *agent)
     if (status == KVF_OK && agent->work == NULL) {
         status = kvf_work_open((uint32_t)agent->config->workers, WORK_ENTRIES, waker, &agent->work);
     }
+    if (status == KVF_OK && agent->setup == NULL) {
+        status = kvf_work_open(1, WORK_ENTRIES, waker, &agent->setup);
+    }
     if (status != KVF_OK) {
         kvf_log(KVF_LOG_ERROR, "tables: %s; lower index.entries or clients.max",
                 kvf_status_text(status));
@@ -339,6 +342,10 @@ int kvf_place_open(struct kvf_agent *agent)
 
 void kvf_place_stop(struct kvf_agent *agent)
 {
+    if (agent->setup != NULL && agent->setup != agent->work) {
+        agent->setup->ops->close(agent->setup);
+    }
+    agent->setup = NULL;
     if (agent->work != NULL) {
         agent->work->ops->close(agent->work);
         agent->work = NULL;

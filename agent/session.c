@@ -100,7 +100,8 @@ static int send_note(struct kvf_session *session, enum kvf_wire_type type, int s
 
 static bool knows_pieces(const struct kvf_session *session)
 {
-    return session->state == KVF_SESSION_MAPPING || session->state == KVF_SESSION_READY;
+    return session->state == KVF_SESSION_MAPPING || session->state == KVF_SESSION_SEALING ||
+           session->state == KVF_SESSION_READY;
 }
 
 /* Pieces go through a queue, because a socket holds only some hundred messages. */
@@ -477,7 +478,7 @@ static uint32_t attached_count(const struct kvf_agent *agent)
         uint8_t state = agent->sessions[i].state;
 
         n += state == KVF_SESSION_PREPARING || state == KVF_SESSION_MAPPING ||
-             state == KVF_SESSION_READY;
+             state == KVF_SESSION_SEALING || state == KVF_SESSION_READY;
     }
     return n;
 }
@@ -515,7 +516,7 @@ static void hello_received(struct kvf_session *session)
         session->work.owner = session;
         session->work.run = prepare_run;
         session->work.done = prepare_done;
-        status = agent->work->ops->submit(agent->work, &session->work);
+        status = agent->setup->ops->submit(agent->setup, &session->work);
     }
     if (status != KVF_OK) {
         refuse(session, status, text[0] != '\0' ? text : kvf_status_text(status));
@@ -588,9 +589,11 @@ static void prepare_done(struct kvf_work *work)
 /* ----------------------------------------------------------------------------------------------
  * MAPPED and after
  */
-static void mapped_received(struct kvf_session *session)
+
+/* On a worker: filling holes can take as long as making the memory did. */
+static void seal_run(struct kvf_work *work)
 {
-    struct kvf_agent *agent = session->agent;
+    struct kvf_session *session = work->owner;
     int status;
 
     /* From here on nobody can map these writable again, truncate them or punch holes. */
@@ -606,6 +609,20 @@ static void mapped_received(struct kvf_session *session)
     if (status == KVF_OK) {
         status = kvf_fd_reserve(session->staging_fd, 0, session->staging_bytes);
     }
+    session->work_status = status;
+}
+
+static void seal_done(struct kvf_work *work)
+{
+    struct kvf_session *session = work->owner;
+    struct kvf_agent *agent = session->agent;
+    int status = session->work_status;
+
+    if (session->state == KVF_SESSION_DEAD) {
+        kvf_session_job_done(session);
+        return;
+    }
+    session->jobs--;
     if (status == KVF_OK) {
         status = kvf_loop_add(agent, session->eventfd, EPOLLIN | EPOLLET, &session->eventfd_source);
     }
@@ -623,6 +640,21 @@ static void mapped_received(struct kvf_session *session)
         kvf_log(KVF_LOG_INFO, "client %s (pid %d, tenant %s, profile %s) attached as %llu",
                 session->name, session->pid, agent->tenants[session->tenant].name, session->profile,
                 (unsigned long long)session->connection_id);
+    }
+}
+
+static void mapped_received(struct kvf_session *session)
+{
+    struct kvf_work_queue *setup = session->agent->setup;
+
+    session->work.owner = session;
+    session->work.run = seal_run;
+    session->work.done = seal_done;
+    session->jobs++;
+    session->state = KVF_SESSION_SEALING;
+    if (setup->ops->submit(setup, &session->work) != KVF_OK) {
+        seal_run(&session->work);
+        seal_done(&session->work);
     }
 }
 
@@ -736,7 +768,7 @@ static void free_memory(struct kvf_session *session)
     session->work.owner = session;
     session->work.run = release_run;
     session->work.done = release_done;
-    if (agent->work == NULL || agent->work->ops->submit(agent->work, &session->work) != KVF_OK) {
+    if (agent->setup == NULL || agent->setup->ops->submit(agent->setup, &session->work) != KVF_OK) {
         release_run(&session->work);
         release_done(&session->work);
     }
@@ -820,7 +852,7 @@ void kvf_session_tick(struct kvf_session *session)
             kvf_session_end(session, "held a lease longer than lease.max_age");
         }
     } else if (session->state != KVF_SESSION_FREE && session->state != KVF_SESSION_DEAD &&
-               session->state != KVF_SESSION_PREPARING &&
+               session->state != KVF_SESSION_PREPARING && session->state != KVF_SESSION_SEALING &&
                agent->now_ns > session->hello_deadline_ns) {
         kvf_session_end(session, "did not finish the handshake in time");
     }
