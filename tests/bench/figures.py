@@ -52,6 +52,15 @@ LOCAL = [
            note="gets in both, every byte read"),
 ]
 
+HOSTILE = [
+    Figure("hostile_p99_vs_honest", "us", "beside a well-behaved neighbour", 1.5, "lower",
+           note="an honest client's puts and gets of 64 KiB, beside a hostile neighbour"),
+    Figure("hostile_p50_vs_honest", "us", "beside a well-behaved neighbour", better="lower",
+           note="the same, the median"),
+    Figure("hostile_cpu_vs_honest", "CPUs", "the well-behaved neighbour", better="lower",
+           note="CPU of the hostile neighbour"),
+]
+
 CODEC_CASES = (
     ("saw4", "balanced, d = 128, 32 layers"),
     ("saw4_paper", "saw4-paper, d = 128"),
@@ -178,7 +187,7 @@ def gpu_stolen_figures():
 
 
 FIGURES = {"local": LOCAL, "codec": codec_figures(), "nvme": nvme_figures(),
-           "gpu": GPU_KERNELS + gpu_link_figures() + gpu_stolen_figures()}
+           "gpu": GPU_KERNELS + gpu_link_figures() + gpu_stolen_figures(), "hostile": HOSTILE}
 
 
 def fio_names():

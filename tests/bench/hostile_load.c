@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * hostile_load.c: the well-behaved neighbour and the bad one.
+ *
+ * Both take CPU_SHARE of a CPU: whoever has used less spins, whoever has used more sleeps, after
+ * each step. What is compared is what the daemon makes of a neighbour, not how busy the machine is.
+ */
+#include "tests/bench/hostile_load.h"
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "kvferry.h"
+#include "tests/bench/bench.h"
+#include "tests/fault/raw_client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CPU_SHARE     0.5
+#define NAP_NS        (200 * KVF_NS_PER_US)
+#define GOOD_BYTES    (64u << 10)
+#define GOOD_KEYS     256
+#define LARGE_STAGING (96u << 20)
+#define SCRIBBLE_NS   (3 * KVF_NS_PER_MS)
+#define HANG_UP_MS    20
+#define RECORD_BYTES  8192
+#define KEYS_A_PUT    8
+#define STORM         24
+#define WILD_PER_STEP 4
+
+static const char *the_socket;
+static struct hostile_control *the_control;
+static struct kvf_random_seeded the_random;
+static uint64_t mode_began_ns, mode_began_cpu_ns;
+
+/* --- the same CPU ----------------------------------------------------------------------------- */
+
+static uint64_t cpu_ns(void)
+{
+    return (uint64_t)(bench_cpu_s() * 1e9);
+}
+
+static uint64_t due_ns(void)
+{
+    return (uint64_t)((double)(kvf_now_ns() - mode_began_ns) * CPU_SHARE);
+}
+
+static void balance(enum hostile_mode mode)
+{
+    const struct timespec nap = {.tv_nsec = NAP_NS};
+    uint64_t used_ns = cpu_ns() - mode_began_cpu_ns;
+
+    /* on a machine that others use it may never get there */
+    while (used_ns < due_ns() && atomic_load(&the_control->wanted) == mode) {
+        used_ns = cpu_ns() - mode_began_cpu_ns;
+    }
+    while (used_ns > due_ns() && atomic_load(&the_control->wanted) == mode) {
+        nanosleep(&nap, NULL);
+        used_ns = cpu_ns() - mode_began_cpu_ns;
+    }
+}
+
+/* --- the well-behaved one --------------------------------------------------------------------- */
+
+static struct kvf_client *good_open(void)
+{
+    struct kvf_options options;
+    struct kvf_client *client = NULL;
+    int status;
+
+    kvf_options_init(&options);
+    options.socket_path = the_socket;
+    options.client_name = "neighbour";
+    options.namespace_label = "neighbour";
+    options.staging_bytes = 4 << 20;
+    status = kvf_open(&options, &client);
+    if (status != KVF_OK) {
+        bench_die("the neighbour cannot attach: %s", kvf_status_text(status));
+    }
+    return client;
+}
+
+static void good_step(struct kvf_client *client, uint64_t n)
+{
+    static uint64_t payload[GOOD_BYTES / 8];
+    uint64_t words[4] = {n % GOOD_KEYS, n / GOOD_KEYS, 0, 1};
+    struct kvf_put_item item = {.struct_bytes = sizeof(item),
+                                .source = KVF_SOURCE_BYTES,
+                                .key = {words, sizeof(words)},
+                                .data = payload,
+                                .data_bytes = sizeof(payload)};
+    struct kvf_hit hit = {.status = KVF_MISS};
+
+    payload[n % (GOOD_BYTES / 8)] = n;
+    (void)kvf_put(client, &item, 1, NULL, NULL);
+    (void)kvf_get(client, &item.key, 1, NULL, &hit);
+    if (hit.status == KVF_OK) {
+        bench_keep((void *)(uintptr_t)bench_sum(hit.payload, GOOD_BYTES));
+        (void)kvf_lease_release(client, hit.lease);
+    }
+}
+
+/* --- the bad one ------------------------------------------------------------------------------ */
+
+/* As far as WELCOME. False: the daemon refused, which is its right. */
+static bool begin(struct raw_client *raw, uint64_t staging_bytes)
+{
+    struct kvf_wire_hello hello;
+
+    raw_connect(raw, the_socket);
+    raw_hello(&hello);
+    hello.staging_bytes = staging_bytes;
+    if (raw_begin(raw, &hello)) {
+        return true;
+    }
+    raw_close(raw);
+    return false;
+}
+
+static bool attach(struct raw_client *raw, uint64_t staging_bytes)
+{
+    if (!begin(raw, staging_bytes)) {
+        return false;
+    }
+    if (raw_mapped(raw)) {
+        return true;
+    }
+    raw_close(raw);
+    return false;
+}
+
+struct scribbler {
+    struct raw_client *raw;
+    uint64_t seed;
+    _Atomic bool is_over;
+};
+
+/* Rings, key area and staging, as fast as it goes. */
+static void *scribble(void *arg)
+{
+    struct scribbler *scribbler = arg;
+    struct raw_client *raw = scribbler->raw;
+    uint64_t *ring = (uint64_t *)(void *)raw->ring_base;
+    uint64_t *staging = (uint64_t *)(void *)raw->staging;
+    size_t first = sizeof(struct kvf_shm_header) / 8;
+    size_t n = raw->welcome.ring_bytes / 8 - first;
+    struct kvf_random_seeded random;
+
+    kvf_random_seeded_init(&random, scribbler->seed);
+    while (!atomic_load_explicit(&scribbler->is_over, memory_order_relaxed)) {
+        uint64_t word = kvf_random_seeded_next(&random);
+
+        __atomic_store_n(&staging[word % (KEYS_A_PUT * RECORD_BYTES / 8)], word, __ATOMIC_RELAXED);
+        if (word % 16 == 0) {
+            __atomic_store_n(&ring[first + word / 16 % n], word >> 40, __ATOMIC_RELAXED);
+        }
+    }
+    return NULL;
+}
+
+static void submit_puts(struct raw_client *raw, uint64_t number)
+{
+    struct kvf_shm_key keys[KEYS_A_PUT];
+    struct kvf_shm_sqe sqe;
+
+    raw_sqe(raw, &sqe, KVF_OP_PUT, KEYS_A_PUT);
+    for (uint32_t k = 0; k < KEYS_A_PUT; k++) {
+        raw_key(&keys[k], number * KEYS_A_PUT + k);
+        keys[k].stage_offset = k * RECORD_BYTES;
+        keys[k].record_bytes = RECORD_BYTES;
+    }
+    raw_submit(raw, &sqe, keys, KEYS_A_PUT);
+}
+
+static void attack_scribble(void)
+{
+    struct raw_client raw;
+    struct scribbler scribbler = {.raw = &raw, .seed = kvf_random_seeded_next(&the_random)};
+    struct kvf_shm_cqe cqe;
+    pthread_t thread;
+    uint64_t end_ns;
+
+    if (!attach(&raw, 1 << 20)) {
+        return;
+    }
+    if (pthread_create(&thread, NULL, scribble, &scribbler) != 0) {
+        bench_die("no thread: %s", strerror(errno));
+    }
+    end_ns = kvf_now_ns() + SCRIBBLE_NS;
+    for (uint64_t i = 0; kvf_now_ns() < end_ns && !raw_is_hung_up(&raw, 0); i++) {
+        if (kvf_ring_client_room(&raw.ring, KEYS_A_PUT) == KVF_OK) {
+            submit_puts(&raw, i);
+        }
+        (void)kvf_ring_client_take(&raw.ring, &cqe);
+    }
+    atomic_store(&scribbler.is_over, true);
+    pthread_join(thread, NULL);
+    raw_close(&raw);
+}
+
+/* Submissions and keys of random words that look like a request. */
+static void attack_wild(void)
+{
+    for (uint32_t i = 0; i < WILD_PER_STEP; i++) {
+        struct raw_client raw;
+        struct kvf_shm_sqe sqe;
+        struct kvf_shm_key key;
+        uint64_t word = kvf_random_seeded_next(&the_random);
+
+        if (!attach(&raw, 1 << 20)) {
+            return;
+        }
+        raw_sqe(&raw, &sqe, (uint8_t)(word % 12), 1);
+        raw_key(&key, word);
+        key.record_bytes = word >> 20;
+        key.stage_offset = word >> 8;
+        sqe.n_keys = (uint16_t)(word >> 16);
+        sqe.key_first = (uint32_t)(word >> 32);
+        raw_submit(&raw, &sqe, &key, 1);
+        __atomic_store_n(&raw.ring.indices->sq_tail.value, (uint32_t)word, __ATOMIC_RELEASE);
+        raw_wake(&raw);
+        (void)raw_is_hung_up(&raw, HANG_UP_MS);
+        raw_close(&raw);
+    }
+}
+
+/* A new namespace each time, descriptors where none are expected, messages cut short. */
+static void attack_hello(void)
+{
+    int fds[4];
+
+    for (int i = 0; i < 4; i++) {
+        fds[i] = eventfd(0, EFD_CLOEXEC);
+    }
+    for (uint32_t i = 0; i < WILD_PER_STEP; i++) {
+        uint64_t word = kvf_random_seeded_next(&the_random);
+        struct kvf_wire_hello hello;
+        struct raw_client raw;
+
+        raw_connect(&raw, the_socket);
+        raw_hello(&hello);
+        memcpy(hello.label, "n", 1);
+        hello.label[1] = (char)('a' + word % 26);
+        hello.label[2] = (char)('a' + word / 26 % 26);
+        memcpy(hello.weights_digest, &word, sizeof(word));
+        if (i % 2 == 0) {
+            raw_send(&raw, &hello, sizeof(hello) - word % 2, fds, (uint32_t)(1 + word % 4));
+            (void)raw_is_hung_up(&raw, HANG_UP_MS);
+        } else if (raw_begin(&raw, &hello)) {
+            (void)raw_mapped(&raw);
+        }
+        raw_close(&raw);
+    }
+    for (int i = 0; i < 4; i++) {
+        close(fds[i]);
+    }
+}
+
+/* All memory that it can have, with holes in it when the daemon comes to use it. */
+static void attack_holes(void)
+{
+    struct raw_client raw;
+
+    if (!begin(&raw, LARGE_STAGING)) {
+        return;
+    }
+    (void)fallocate(raw.staging_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, LARGE_STAGING);
+    (void)fallocate(raw.ring_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096,
+                    (off_t)raw.welcome.ring_bytes - 4096);
+    if (raw_mapped(&raw)) {
+        submit_puts(&raw, 1);
+        (void)raw_is_hung_up(&raw, 1);
+    }
+    raw_close(&raw);
+}
+
+/* An eventfd that is blocking and full, and a socket that is never read. */
+static void attack_eventfd(void)
+{
+    uint64_t most = UINT64_MAX - 1;
+    struct raw_client raw;
+    struct kvf_shm_sqe sqe;
+    struct kvf_shm_cqe cqe;
+
+    if (!attach(&raw, 1 << 20)) {
+        return;
+    }
+    if (write(raw.wake_fd, &most, sizeof(most)) != sizeof(most) ||
+        fcntl(raw.wake_fd, F_SETFL, 0) != 0) {
+        bench_die("an eventfd cannot be filled: %s", strerror(errno));
+    }
+    for (uint32_t i = 0; i < 64; i++) {
+        __atomic_store_n(&raw.ring.indices->client_sleeping.value, 1, __ATOMIC_SEQ_CST);
+        raw_sqe(&raw, &sqe, KVF_OP_STAT, 0);
+        raw.ring.sq[raw.ring.sq_tail % raw.ring.sq_entries] = sqe;
+        __atomic_store_n(&raw.ring.indices->sq_tail.value, ++raw.ring.sq_tail, __ATOMIC_RELEASE);
+        (void)kvf_ring_client_take(&raw.ring, &cqe);
+    }
+    raw_close(&raw);
+}
+
+/* The most work that a right entry can ask for, again and again. */
+static void attack_flood(void)
+{
+    static struct kvf_shm_key keys[KVF_REQUEST_KEYS_MAX];
+    struct raw_client raw;
+    struct kvf_shm_cqe cqe;
+    uint64_t end_ns;
+    uint16_t n;
+
+    if (!attach(&raw, 1 << 20)) {
+        return;
+    }
+    n = (uint16_t)(raw.ring.key_entries / 4 < KVF_REQUEST_KEYS_MAX ? raw.ring.key_entries / 4
+                                                                   : KVF_REQUEST_KEYS_MAX);
+    for (uint32_t k = 0; k < n; k++) {
+        raw_key(&keys[k], k);
+    }
+    end_ns = kvf_now_ns() + SCRIBBLE_NS;
+    while (kvf_now_ns() < end_ns && !raw_is_hung_up(&raw, 0)) {
+        struct kvf_shm_sqe sqe;
+
+        raw_sqe(&raw, &sqe, KVF_OP_LOOKUP, n);
+        if (kvf_ring_client_room(&raw.ring, n) == KVF_OK) {
+            raw_submit(&raw, &sqe, keys, n);
+        }
+        (void)kvf_ring_client_take(&raw.ring, &cqe);
+    }
+    raw_close(&raw);
+}
+
+static void attack_storm(void)
+{
+    static struct raw_client raws[STORM];
+
+    for (uint32_t i = 0; i < STORM; i++) {
+        raw_connect(&raws[i], the_socket);
+    }
+    for (uint32_t i = 0; i < STORM; i++) {
+        raw_close(&raws[i]);
+    }
+}
+
+static void (*const attacks[])(void) = {
+    attack_scribble, attack_wild,  attack_hello, attack_holes,
+    attack_eventfd,  attack_flood, attack_storm,
+};
+
+/* --- the process ------------------------------------------------------------------------------ */
+
+static void run_mode(enum hostile_mode mode)
+{
+    struct kvf_client *client = mode == HOSTILE_GOOD ? good_open() : NULL;
+
+    mode_began_ns = kvf_now_ns();
+    mode_began_cpu_ns = cpu_ns();
+    atomic_store(&the_control->current, mode);
+    for (uint64_t n = 0; atomic_load(&the_control->wanted) == mode; n++) {
+        if (mode == HOSTILE_GOOD) {
+            good_step(client, n);
+        } else {
+            attacks[n % (sizeof(attacks) / sizeof(attacks[0]))]();
+        }
+        balance(mode);
+    }
+    kvf_close(client);
+}
+
+static void run(void)
+{
+    const struct timespec nap = {.tv_nsec = NAP_NS};
+
+    for (;;) {
+        enum hostile_mode mode = (enum hostile_mode)atomic_load(&the_control->wanted);
+
+        if (mode == HOSTILE_IDLE) {
+            atomic_store(&the_control->current, HOSTILE_IDLE);
+            nanosleep(&nap, NULL);
+        } else {
+            run_mode(mode);
+        }
+    }
+}
+
+pid_t hostile_load_start(const char *socket_path, struct hostile_control *control)
+{
+    pid_t parent = getpid();
+    pid_t pid = fork();
+
+    if (pid < 0) {
+        bench_die("fork: %s", strerror(errno));
+    }
+    if (pid != 0) {
+        return pid;
+    }
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) {
+        _exit(0);
+    }
+    the_socket = socket_path;
+    the_control = control;
+    kvf_random_seeded_init(&the_random, 1);
+    run();
+    _exit(0);
+}
+
+void hostile_load_set(struct hostile_control *control, enum hostile_mode mode)
+{
+    const struct timespec nap = {.tv_nsec = NAP_NS};
+    uint64_t deadline_ns = kvf_now_ns() + 30 * KVF_NS_PER_S;
+
+    atomic_store(&control->wanted, mode);
+    while (atomic_load(&control->current) != mode) {
+        if (kvf_now_ns() > deadline_ns) {
+            bench_die("the neighbour is gone");
+        }
+        nanosleep(&nap, NULL);
+    }
+}
