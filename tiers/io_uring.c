@@ -11,7 +11,8 @@
  * pushed something. Kernels without those flags get a ring without them.
  *
  * A read is checked on this thread, too: handing it to another one costs both of them about as much
- * as the check. When several have come together the rest is left to whoever asked for it.
+ * as the check. Large ones, and the rest of several that have come together, are left to whoever
+ * asked for them.
  *
  * Reads go first, and pieces of writes are limited to writes_max, so that a read is not queued
  * behind many MiB of writes.
@@ -38,8 +39,10 @@
 /* An op of our own on the submit ring: buffer and bytes are memory to register. Freed in poll. */
 #define OP_REGISTER 255
 
-/* Reads that may wait for their check; what comes beyond is left unchecked. */
-#define CHECKS_MAX 2
+/* Reads that may wait for their check, and how large they may be: what else is to be issued waits
+ * that long, some 100 us a read. The rest is left unchecked. */
+#define CHECKS_MAX      2
+#define CHECK_BYTES_MAX (2u << 20)
 
 /* Registrations that may be on the rings beside I/Os. */
 #define REGISTERS_MAX 64
@@ -242,7 +245,7 @@ static void piece_result(struct io_uring_queue *self, struct kvf_io_piece *piece
         if (list->first == io) {
             list_pop(list);
         }
-        if (kvf_io_wants_check(io) && self->n_checks < CHECKS_MAX) {
+        if (kvf_io_wants_check(io) && io->bytes <= CHECK_BYTES_MAX && self->n_checks < CHECKS_MAX) {
             self->n_checks++;
             list_push(&self->checks, io);
         } else {
