@@ -389,7 +389,7 @@ static void test_set_timeout(void **state)
     uint64_t number = 700, start_ns, n_timed_out;
 
     (void)state;
-    do { /* again if it took so long that the first shards may have timed out before the last came */
+    do { /* again if it took so long that the first shards may have timed out before the last */
         n_timed_out = kvf_test_daemon_number(&the_daemon, "metrics.evicted_sets_incomplete");
         number += 10;
         start_ns = kvf_now_ns();
