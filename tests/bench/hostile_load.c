@@ -3,7 +3,8 @@
  * hostile_load.c: the well-behaved neighbour and the bad one.
  *
  * Both take CPU_SHARE of a CPU: whoever has used less spins, whoever has used more sleeps, after
- * each step. What is compared is what the daemon makes of a neighbour, not how busy the machine is.
+ * each burst of work. What is compared is what the daemon makes of a neighbour, not how busy the
+ * machine is.
  */
 #include "tests/bench/hostile_load.h"
 
@@ -26,17 +27,19 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CPU_SHARE     0.5
-#define NAP_NS        (200 * KVF_NS_PER_US)
-#define GOOD_BYTES    (64u << 10)
-#define GOOD_KEYS     256
-#define LARGE_STAGING (96u << 20)
-#define SCRIBBLE_NS   (3 * KVF_NS_PER_MS)
-#define HANG_UP_MS    20
-#define RECORD_BYTES  8192
-#define KEYS_A_PUT    8
-#define STORM         24
-#define WILD_PER_STEP 4
+#define CPU_SHARE        0.5
+#define NAP_NS           (200 * KVF_NS_PER_US)
+#define GOOD_BYTES       (64u << 10)
+#define GOOD_KEYS        256
+#define LARGE_STAGING    (96u << 20)
+#define BURST_NS         (3 * KVF_NS_PER_MS) /* of work between two rests */
+#define HANG_UP_MS       20
+#define SCRIBBLES_A_LOCK 256
+#define STAGING_WORDS    (KEYS_A_PUT * RECORD_BYTES / 8)
+#define RECORD_BYTES     8192
+#define KEYS_A_PUT       8
+#define STORM            24
+#define WILD_PER_STEP    4
 
 static const char *the_socket;
 static struct hostile_control *the_control;
@@ -68,6 +71,62 @@ static void balance(enum hostile_mode mode)
         nanosleep(&nap, NULL);
         used_ns = cpu_ns() - mode_began_cpu_ns;
     }
+}
+
+/* --- the second thread ------------------------------------------------------------------------ */
+
+/* Writes words at random during each burst: over memory of its own, or over what an attack shares
+ * with the daemon. So both neighbours are two threads. */
+static struct {
+    pthread_mutex_t lock; /* guards raw and what it has mapped */
+    const struct raw_client *raw;
+    _Atomic bool is_on;
+} scribbler = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void scribble_words(struct kvf_random_seeded *random)
+{
+    static uint64_t own[STAGING_WORDS];
+    const struct raw_client *raw = scribbler.raw;
+    uint64_t *staging = raw != NULL ? (uint64_t *)(void *)raw->staging : own;
+    size_t first = sizeof(struct kvf_shm_header) / 8;
+
+    for (uint32_t i = 0; i < SCRIBBLES_A_LOCK; i++) {
+        uint64_t word = kvf_random_seeded_next(random);
+
+        __atomic_store_n(&staging[word % STAGING_WORDS], word, __ATOMIC_RELAXED);
+        if (raw != NULL && word % 16 == 0) {
+            uint64_t *ring = (uint64_t *)(void *)raw->ring_base;
+            size_t n = raw->welcome.ring_bytes / 8 - first;
+
+            __atomic_store_n(&ring[first + word / 16 % n], word >> 40, __ATOMIC_RELAXED);
+        }
+    }
+}
+
+static void *scribble(void *arg)
+{
+    const struct timespec nap = {.tv_nsec = NAP_NS};
+    struct kvf_random_seeded random;
+
+    kvf_random_seeded_init(&random, 3);
+    for (;;) {
+        if (!atomic_load(&scribbler.is_on)) {
+            nanosleep(&nap, NULL);
+            continue;
+        }
+        pthread_mutex_lock(&scribbler.lock);
+        scribble_words(&random);
+        pthread_mutex_unlock(&scribbler.lock);
+    }
+    return arg;
+}
+
+/* NULL: back to its own memory; the client's is not written to when this returns. */
+static void scribbler_aim(const struct raw_client *raw)
+{
+    pthread_mutex_lock(&scribbler.lock);
+    scribbler.raw = raw;
+    pthread_mutex_unlock(&scribbler.lock);
 }
 
 /* --- the well-behaved one --------------------------------------------------------------------- */
@@ -139,35 +198,6 @@ static bool attach(struct raw_client *raw, uint64_t staging_bytes)
     return false;
 }
 
-struct scribbler {
-    struct raw_client *raw;
-    uint64_t seed;
-    _Atomic bool is_over;
-};
-
-/* Rings, key area and staging, as fast as it goes. */
-static void *scribble(void *arg)
-{
-    struct scribbler *scribbler = arg;
-    struct raw_client *raw = scribbler->raw;
-    uint64_t *ring = (uint64_t *)(void *)raw->ring_base;
-    uint64_t *staging = (uint64_t *)(void *)raw->staging;
-    size_t first = sizeof(struct kvf_shm_header) / 8;
-    size_t n = raw->welcome.ring_bytes / 8 - first;
-    struct kvf_random_seeded random;
-
-    kvf_random_seeded_init(&random, scribbler->seed);
-    while (!atomic_load_explicit(&scribbler->is_over, memory_order_relaxed)) {
-        uint64_t word = kvf_random_seeded_next(&random);
-
-        __atomic_store_n(&staging[word % (KEYS_A_PUT * RECORD_BYTES / 8)], word, __ATOMIC_RELAXED);
-        if (word % 16 == 0) {
-            __atomic_store_n(&ring[first + word / 16 % n], word >> 40, __ATOMIC_RELAXED);
-        }
-    }
-    return NULL;
-}
-
 static void submit_puts(struct raw_client *raw, uint64_t number)
 {
     struct kvf_shm_key keys[KEYS_A_PUT];
@@ -182,29 +212,25 @@ static void submit_puts(struct raw_client *raw, uint64_t number)
     raw_submit(raw, &sqe, keys, KEYS_A_PUT);
 }
 
+/* Its rings, key area and staging change while it puts. */
 static void attack_scribble(void)
 {
     struct raw_client raw;
-    struct scribbler scribbler = {.raw = &raw, .seed = kvf_random_seeded_next(&the_random)};
     struct kvf_shm_cqe cqe;
-    pthread_t thread;
     uint64_t end_ns;
 
     if (!attach(&raw, 1 << 20)) {
         return;
     }
-    if (pthread_create(&thread, NULL, scribble, &scribbler) != 0) {
-        bench_die("no thread: %s", strerror(errno));
-    }
-    end_ns = kvf_now_ns() + SCRIBBLE_NS;
+    scribbler_aim(&raw);
+    end_ns = kvf_now_ns() + BURST_NS;
     for (uint64_t i = 0; kvf_now_ns() < end_ns && !raw_is_hung_up(&raw, 0); i++) {
         if (kvf_ring_client_room(&raw.ring, KEYS_A_PUT) == KVF_OK) {
             submit_puts(&raw, i);
         }
         (void)kvf_ring_client_take(&raw.ring, &cqe);
     }
-    atomic_store(&scribbler.is_over, true);
-    pthread_join(thread, NULL);
+    scribbler_aim(NULL);
     raw_close(&raw);
 }
 
@@ -326,7 +352,7 @@ static void attack_flood(void)
     for (uint32_t k = 0; k < n; k++) {
         raw_key(&keys[k], k);
     }
-    end_ns = kvf_now_ns() + SCRIBBLE_NS;
+    end_ns = kvf_now_ns() + BURST_NS;
     while (kvf_now_ns() < end_ns && !raw_is_hung_up(&raw, 0)) {
         struct kvf_shm_sqe sqe;
 
@@ -358,6 +384,23 @@ static void (*const attacks[])(void) = {
 
 /* --- the process ------------------------------------------------------------------------------ */
 
+/* One request after the other, or one kind of attack again and again, for a burst. */
+static void burst(enum hostile_mode mode, struct kvf_client *client, uint64_t serial)
+{
+    static uint64_t n_requests;
+    uint64_t end_ns = kvf_now_ns() + BURST_NS;
+
+    atomic_store(&scribbler.is_on, true);
+    do {
+        if (mode == HOSTILE_GOOD) {
+            good_step(client, n_requests++);
+        } else {
+            attacks[serial % (sizeof(attacks) / sizeof(attacks[0]))]();
+        }
+    } while (kvf_now_ns() < end_ns);
+    atomic_store(&scribbler.is_on, false);
+}
+
 static void run_mode(enum hostile_mode mode)
 {
     struct kvf_client *client = mode == HOSTILE_GOOD ? good_open() : NULL;
@@ -365,12 +408,8 @@ static void run_mode(enum hostile_mode mode)
     mode_began_ns = kvf_now_ns();
     mode_began_cpu_ns = cpu_ns();
     atomic_store(&the_control->current, mode);
-    for (uint64_t n = 0; atomic_load(&the_control->wanted) == mode; n++) {
-        if (mode == HOSTILE_GOOD) {
-            good_step(client, n);
-        } else {
-            attacks[n % (sizeof(attacks) / sizeof(attacks[0]))]();
-        }
+    for (uint64_t serial = 0; atomic_load(&the_control->wanted) == mode; serial++) {
+        burst(mode, client, serial);
         balance(mode);
     }
     kvf_close(client);
@@ -379,7 +418,11 @@ static void run_mode(enum hostile_mode mode)
 static void run(void)
 {
     const struct timespec nap = {.tv_nsec = NAP_NS};
+    pthread_t thread;
 
+    if (pthread_create(&thread, NULL, scribble, NULL) != 0) {
+        bench_die("no thread: %s", strerror(errno));
+    }
     for (;;) {
         enum hostile_mode mode = (enum hostile_mode)atomic_load(&the_control->wanted);
 
