@@ -7,8 +7,8 @@
  *
  * The honest client puts and gets blocks of 64 KiB in turn, each at its time, and compares every
  * byte. A request is timed from when it was due: one that waits for those before it, because the
- * daemon stood still, is late as well. One that fails, is answered after its deadline or has a wrong
- * byte ends the measurement.
+ * daemon stood still, is late as well. One that fails, that is answered after its deadline or that
+ * has a wrong byte ends the measurement.
  */
 #include "tests/bench/bench.h"
 #include "tests/bench/hostile_load.h"

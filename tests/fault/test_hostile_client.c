@@ -11,10 +11,12 @@
 
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -30,6 +32,10 @@
 
 #define HANG_UP_MS 60000
 
+/* How long a caller who names no budget waits (kvferry.h). */
+#define PUT_BUDGET_NS (30 * KVF_NS_PER_S)
+#define GET_BUDGET_NS (10 * KVF_NS_PER_S)
+
 static struct kvf_test_daemon the_daemon;
 
 /* --- the well-behaved one -----------------------------------------------------------------------
@@ -40,7 +46,14 @@ static struct {
     _Atomic bool is_stopping;
     _Atomic uint64_t n_good;
     _Atomic int failure; /* the first status that it should not have got */
+    _Atomic uint32_t n_late;
 } good;
+
+/* Was it answered in time? */
+static void note_time(uint64_t began_ns, uint64_t budget_ns)
+{
+    atomic_fetch_add(&good.n_late, kvf_now_ns() - began_ns > budget_ns);
+}
 
 static void *good_run(void *arg)
 {
@@ -49,10 +62,14 @@ static void *good_run(void *arg)
     (void)arg;
     for (uint64_t i = 0; !atomic_load(&good.is_stopping); i++) {
         size_t bytes = 100 + i * 977 % 60000;
+        uint64_t began_ns = kvf_now_ns();
         int status = kvf_test_block_put(client, i, bytes, i % 50 == 0 ? KVF_PUT_DURABLE : 0);
 
+        note_time(began_ns, PUT_BUDGET_NS);
         if (status == KVF_OK) {
+            began_ns = kvf_now_ns();
             status = kvf_test_block_get(client, i, bytes, NULL);
+            note_time(began_ns, GET_BUDGET_NS);
         }
         if (status != KVF_OK && atomic_load(&good.failure) == KVF_OK) {
             atomic_store(&good.failure, status);
@@ -74,6 +91,7 @@ static void assert_nobody_noticed(void)
         nanosleep(&pause, NULL);
     }
     assert_int_equal(atomic_load(&good.failure), KVF_OK);
+    assert_int_equal(atomic_load(&good.n_late), 0);
     assert_true(atomic_load(&good.n_good) >= before + 2);
     assert_true(kvf_test_daemon_is_alive(&the_daemon));
 }
@@ -244,6 +262,93 @@ static void test_handshake_out_of_order(void **state)
     assert_nobody_noticed();
 }
 
+static uint32_t daemon_fds(void)
+{
+    char path[64];
+    uint32_t n = 0;
+    DIR *folder;
+
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)the_daemon.process.pid);
+    folder = opendir(path);
+    assert_non_null(folder);
+    while (readdir(folder) != NULL) {
+        n++;
+    }
+    closedir(folder);
+    return n;
+}
+
+static bool has_fds(void *arg)
+{
+    return daemon_fds() <= *(uint32_t *)arg;
+}
+
+/* Descriptors that nobody asked for, in every state: none of them stays. */
+static void test_unexpected_fds(void **state)
+{
+    struct kvf_wire_note note = {0};
+    struct kvf_wire_hello hello;
+    struct raw_client raw;
+    uint32_t before;
+    int fds[4];
+
+    (void)state;
+    assert_true(kvf_test_daemon_wait_number(&the_daemon, "clients", 1, 60000));
+    before = daemon_fds() + 1; /* whoever asked last may not be closed yet */
+    for (int i = 0; i < 4; i++) {
+        fds[i] = eventfd(0, EFD_CLOEXEC);
+    }
+    raw_hello(&hello);
+    for (uint32_t round = 0; round < 100; round++) {
+        uint32_t n_fds = 1 + round / 4 % 4;
+
+        raw_connect(&raw, the_daemon.socket_path);
+        if (round % 4 == 0) {
+            raw_send(&raw, &hello, sizeof(hello), fds, n_fds);
+        } else if (round % 4 == 1) {
+            raw_send(&raw, "x", 1, fds, n_fds);
+        } else {
+            assert_true(raw_begin(&raw, &hello));
+            if (round % 4 == 3) {
+                assert_true(raw_mapped(&raw));
+            }
+            kvf_proto_head_init(&note.head, KVF_WIRE_MAPPED);
+            note.connection_id = raw.welcome.connection_id;
+            raw_send(&raw, &note, sizeof(note), fds, n_fds);
+        }
+        assert_true(raw_is_hung_up(&raw, HANG_UP_MS));
+        raw_close(&raw);
+    }
+    for (int i = 0; i < 4; i++) {
+        close(fds[i]);
+    }
+    assert_true(kvf_test_wait_until(has_fds, &before, 60000));
+    assert_nobody_noticed();
+}
+
+/* A namespace of its own for each attach: the table is for those who use it. */
+static void test_namespaces_without_end(void **state)
+{
+    uint32_t rounds = kvf_test_scaled(600);
+
+    (void)state;
+    for (uint32_t round = 0; round < rounds; round++) {
+        struct kvf_wire_hello hello;
+        struct raw_client raw;
+
+        raw_hello(&hello);
+        memcpy(hello.label, "without end", 11);
+        memcpy(hello.weights_digest, &round, sizeof(round));
+        raw_connect(&raw, the_daemon.socket_path);
+        if (raw_begin(&raw, &hello)) {
+            (void)raw_mapped(&raw);
+        }
+        raw_close(&raw);
+    }
+    kvf_close(kvf_test_client_open(&the_daemon, "the next honest one"));
+    assert_nobody_noticed();
+}
+
 /* Never says HELLO, or never MAPPED: not for ever. */
 static void test_handshake_stalls(void **state)
 {
@@ -286,6 +391,43 @@ static void test_truncate_before_seal(void **state)
             key.record_bytes = 8192;
             raw_submit(&raw, &sqe, &key, 1);
             assert_nobody_noticed();
+        }
+        assert_nobody_noticed();
+        raw_close(&raw);
+    }
+}
+
+/* Holes in what was handed out: the daemon fills them before it looks, and what it looks at is its
+ * own business. */
+static void test_holes_before_mapped(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 3; which++) {
+        struct kvf_wire_hello hello;
+        struct raw_client raw;
+        struct kvf_shm_sqe sqe;
+        struct kvf_shm_key key;
+
+        raw_hello(&hello);
+        hello.staging_bytes = 16 << 20;
+        raw_connect(&raw, the_daemon.socket_path);
+        assert_true(raw_begin(&raw, &hello));
+        if (which != 1) {
+            assert_int_equal(fallocate(raw.staging_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                       0, (off_t)raw.welcome.staging_bytes),
+                             0);
+        }
+        if (which != 0) {
+            assert_int_equal(fallocate(raw.ring_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                                       (off_t)raw.welcome.ring_bytes),
+                             0);
+        }
+        if (raw_mapped(&raw)) {
+            raw_sqe(&raw, &sqe, KVF_OP_PUT, 1);
+            raw_key(&key, 1);
+            key.record_bytes = 8192;
+            raw_submit(&raw, &sqe, &key, 1);
+            (void)raw_is_hung_up(&raw, 20);
         }
         assert_nobody_noticed();
         raw_close(&raw);
@@ -746,6 +888,50 @@ static void test_scribbled_puts(void **state)
     assert_nobody_noticed();
 }
 
+/* Everything that is shared, while it is in use: entries, indices of both sides, completions. */
+static void *scribble_all(void *arg)
+{
+    struct scribbler *scribbler = arg;
+    struct raw_client *raw = scribbler->raw;
+    uint64_t *ring = (uint64_t *)(void *)raw->ring_base;
+    uint64_t *staging = (uint64_t *)(void *)raw->staging;
+    size_t first = sizeof(struct kvf_shm_header) / sizeof(*ring);
+    size_t n = raw->welcome.ring_bytes / sizeof(*ring) - first;
+    struct kvf_random_seeded random;
+
+    kvf_random_seeded_init(&random, scribbler->seed);
+    while (!atomic_load(&scribbler->is_stopping)) {
+        uint64_t word = kvf_random_seeded_next(&random);
+
+        __atomic_store_n(&ring[first + word % n], word >> (word % 64), __ATOMIC_RELAXED);
+        __atomic_store_n(&staging[word % (16 * 1024)], word, __ATOMIC_RELAXED);
+    }
+    return NULL;
+}
+
+static void test_scribbled_rings(void **state)
+{
+    uint64_t seed = kvf_test_seed();
+    uint32_t rounds = kvf_test_scaled(60);
+
+    (void)state;
+    for (uint32_t round = 0; round < rounds; round++) {
+        struct raw_client raw;
+        struct scribbler scribbler = {.raw = &raw, .seed = seed + round};
+        pthread_t thread;
+
+        raw_attach(&raw, the_daemon.socket_path);
+        assert_int_equal(pthread_create(&thread, NULL, scribble_all, &scribbler), 0);
+        for (int i = 0; i < 200 && !raw_is_hung_up(&raw, 1); i++) {
+            raw_wake(&raw);
+        }
+        atomic_store(&scribbler.is_stopping, true);
+        pthread_join(thread, NULL);
+        raw_close(&raw);
+    }
+    assert_nobody_noticed();
+}
+
 /* All of the segment at random, again and again. */
 static void test_segment_at_random(void **state)
 {
@@ -810,6 +996,7 @@ static int group_teardown(void **state)
     atomic_store(&good.is_stopping, true);
     pthread_join(good.thread, NULL);
     assert_int_equal(atomic_load(&good.failure), KVF_OK);
+    assert_int_equal(atomic_load(&good.n_late), 0);
     /* everything that they were given has come back */
     assert_true(kvf_test_daemon_wait_number(&the_daemon, "clients", 0, 60000));
     assert_int_equal(kvf_test_daemon_number(&the_daemon, "staging_used_bytes"), 0);
@@ -822,15 +1009,28 @@ static int group_teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hello_broken),      cmocka_unit_test(test_hello_refused),
-        cmocka_unit_test(test_hello_at_random),   cmocka_unit_test(test_handshake_out_of_order),
-        cmocka_unit_test(test_handshake_stalls),  cmocka_unit_test(test_truncate_before_seal),
-        cmocka_unit_test(test_sealed_by_client),  cmocka_unit_test(test_sealed),
-        cmocka_unit_test(test_sqe_wild),          cmocka_unit_test(test_key_wild),
-        cmocka_unit_test(test_index_wild),        cmocka_unit_test(test_completions_not_taken),
-        cmocka_unit_test(test_harmless),          cmocka_unit_test(test_socket_never_read),
-        cmocka_unit_test(test_eventfd_full),      cmocka_unit_test(test_scribbled_puts),
-        cmocka_unit_test(test_segment_at_random), cmocka_unit_test(test_connections_without_end),
+        cmocka_unit_test(test_hello_broken),
+        cmocka_unit_test(test_hello_refused),
+        cmocka_unit_test(test_hello_at_random),
+        cmocka_unit_test(test_handshake_out_of_order),
+        cmocka_unit_test(test_unexpected_fds),
+        cmocka_unit_test(test_namespaces_without_end),
+        cmocka_unit_test(test_handshake_stalls),
+        cmocka_unit_test(test_truncate_before_seal),
+        cmocka_unit_test(test_holes_before_mapped),
+        cmocka_unit_test(test_sealed_by_client),
+        cmocka_unit_test(test_sealed),
+        cmocka_unit_test(test_sqe_wild),
+        cmocka_unit_test(test_key_wild),
+        cmocka_unit_test(test_index_wild),
+        cmocka_unit_test(test_completions_not_taken),
+        cmocka_unit_test(test_harmless),
+        cmocka_unit_test(test_socket_never_read),
+        cmocka_unit_test(test_eventfd_full),
+        cmocka_unit_test(test_scribbled_puts),
+        cmocka_unit_test(test_scribbled_rings),
+        cmocka_unit_test(test_segment_at_random),
+        cmocka_unit_test(test_connections_without_end),
     };
 
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
