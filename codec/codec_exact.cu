@@ -37,7 +37,7 @@ __device__ __forceinline__ uint32_t largest_exponent(const exact_chunk &chunk, u
     uint32_t largest = 0;
 #pragma unroll
     for (uint32_t k = 0; k < units_a_lane; k++) {
-        if (unit_count(chunk, k * warp_lanes + lane) != 0) {
+        if (has_unit(chunk, k * warp_lanes + lane)) {
 #pragma unroll
             for (int i = 0; i < 2 * element_bytes; i++) {
                 largest = element_bytes == 2 ? __vmaxu2(largest, units[k].word[i] & 0x7f807f80)
@@ -59,7 +59,10 @@ __device__ __forceinline__ uint32_t count_chunk(const work_part &work, const exa
     unit<element_bytes> units[units_a_lane];
     load_chunk<element_bytes, is_wide>(work, chunk, lane, units);
     uint32_t largest = largest_exponent<element_bytes>(chunk, lane, units);
-    uint32_t base = largest >= KVF_EXACT_BINS ? largest - (KVF_EXACT_BINS - 2) : 1;
+    /* base and base + 62 are the ends of the window. Neighbours have the same base most times. */
+    uint32_t base = largest >= KVF_EXACT_BINS
+                        ? align_up(largest - (KVF_EXACT_BINS - 2), KVF_EXACT_BASE_STEP)
+                        : 1;
     uint4 *zero = reinterpret_cast<uint4 *>(bins);
 #pragma unroll
     for (uint32_t i = 0; i < sizeof(*bins) / sizeof(*zero) / warp_lanes; i++) {
@@ -68,20 +71,24 @@ __device__ __forceinline__ uint32_t count_chunk(const work_part &work, const exa
     __syncwarp();
 #pragma unroll
     for (uint32_t k = 0; k < units_a_lane; k++) {
-        int n = unit_count(chunk, k * warp_lanes + lane);
+        uint32_t number = k * warp_lanes + lane;
+        if (has_unit(chunk, number)) {
+            int n = unit_count<is_wide>(chunk, number);
 #pragma unroll
-        for (int i = 0; i < (int)unit_elements; i++) {
-            if (i < n) {
-                int bin = max((int)units[k].exponent(i) - (int)base + 1, 0);
-                bins->count[bin][lane]++;
+            for (int i = 0; i < (int)unit_elements; i++) {
+                if (i < n) {
+                    int bin = max((int)units[k].exponent(i) - (int)base + 1, 0);
+                    bins->count[bin][lane]++;
+                }
             }
         }
     }
     bool is_below = false;
-    if (base > 1 && bins->count[0][lane] != 0) {
+    if (bins->count[0][lane] != 0) {
 #pragma unroll
         for (uint32_t k = 0; k < units_a_lane; k++) {
-            int n = unit_count(chunk, k * warp_lanes + lane);
+            uint32_t number = k * warp_lanes + lane;
+            int n = has_unit(chunk, number) ? unit_count<is_wide>(chunk, number) : 0;
 #pragma unroll
             for (int i = 0; i < (int)unit_elements; i++) {
                 uint32_t exponent = i < n ? units[k].exponent(i) : 0;
@@ -121,10 +128,10 @@ struct scratch {
     {
         struct kvf_gpu_scratch at = kvf_gpu_scratch(&work, tensors);
         uint64_t first = (uint64_t)part_index * at.n_chunks;
-        part = reinterpret_cast<struct kvf_exact_gpu_part *>(work.scratch + at.exact_parts_offset) +
+        part = at_address<struct kvf_exact_gpu_part>(work.scratch + at.exact_parts_offset) +
                part_index;
-        chunks = reinterpret_cast<uint32_t *>(work.scratch + at.chunks_offset) + first;
-        bins = reinterpret_cast<uint16_t *>(work.scratch + at.bins_offset) + first * KVF_EXACT_BINS;
+        chunks = at_address<uint32_t>(work.scratch + at.chunks_offset) + first;
+        bins = at_address<uint16_t>(work.scratch + at.bins_offset) + first * KVF_EXACT_BINS;
     }
 };
 
@@ -164,38 +171,25 @@ __device__ __forceinline__ uint32_t bin_exponent(uint32_t bin, uint32_t word)
     return bin == 0 ? 0 : base + bin - 1;
 }
 
-/* Call visit(exponent, count) for all that occurs in a chunk, over a warp. bins: two of them, of
- * this lane. */
+/* Call visit(exponent) for each element of a chunk that a window does not cover, over a warp. */
 template <typename F>
-__device__ __forceinline__ void visit_exponents(const work_part &work, uint32_t number,
-                                                uint32_t word, uint32_t bins, uint32_t lane,
-                                                F visit)
+__device__ __forceinline__ void visit_wide(const work_part &work, uint32_t number, uint32_t lane,
+                                           F visit)
 {
-    if ((word & KVF_EXACT_CHUNK_WIDE) == 0) {
-        uint32_t exponent = bin_exponent(2 * lane, word);
-        if ((bins & 0xffff) != 0) {
-            visit(exponent, bins & 0xffff);
-        }
-        if (bins >> 16 != 0) {
-            visit(bin_exponent(2 * lane + 1, word), bins >> 16);
-        }
-        return;
-    }
     uint32_t row = number / work.shape.chunks_a_row;
     exact_chunk chunk(work, row, number - row * work.shape.chunks_a_row);
     for (uint32_t i = lane; i < chunk.n; i += warp_lanes) {
-        uint32_t token = i / work.tensor.dim;
+        uint32_t token = work.dim.quotient(i);
         const uint8_t *top = work.where.vector(chunk.row, chunk.token + token) +
-                             (i - token * work.tensor.dim + 1) * work.tensor.element_bytes - 2;
-        visit(load_u16(top, work.is_even) >> 7 & 0xff, 1);
+                             (i - token * work.dim.by + 1) * work.tensor.element_bytes - 2;
+        visit(load_u16(top, work.is_even) >> 7 & 0xff);
     }
 }
 
-/* For each chunk: visit its exponents, then call done(chunk). Several chunks' bins are on their way
- * at once. */
-template <typename F, typename G>
-__device__ __forceinline__ void visit_chunks(const work_part &work, const scratch &scratch, F visit,
-                                             G done)
+/* Call visit(number of the chunk, its word, two of its bins: those of this lane) for each chunk of
+ * the part, over its warp. Several chunks are on their way at once. */
+template <typename F>
+__device__ __forceinline__ void visit_chunks(const work_part &work, const scratch &scratch, F visit)
 {
     constexpr uint32_t batch = 8;
     uint32_t lane = threadIdx.x % warp_lanes;
@@ -217,39 +211,112 @@ __device__ __forceinline__ void visit_chunks(const work_part &work, const scratc
         for (uint32_t i = 0; i < batch; i++) {
             uint32_t number = first + i * n_warps;
             if (number < work.shape.n_chunks) {
-                visit_exponents(work, number, word[i], two[i], lane, visit);
-                done(number);
+                visit(number, word[i], two[i]);
             }
         }
     }
 }
 
+/* How often each exponent occurs in the part, to counts. Chunks of one window are added up before
+ * they are added to what all warps share. */
+__device__ __forceinline__ void count_part(const work_part &work, const scratch &scratch,
+                                           uint32_t counts[256])
+{
+    uint32_t lane = threadIdx.x % warp_lanes;
+    uint32_t window = 1;
+    uint32_t sums[2] = {0, 0};
+    auto flush = [&]() {
+        for (uint32_t i = 0; i < 2; i++) {
+            if (sums[i] != 0) {
+                atomicAdd(&counts[bin_exponent(2 * lane + i, window)], sums[i]);
+            }
+            sums[i] = 0;
+        }
+    };
+    visit_chunks(work, scratch, [&](uint32_t number, uint32_t word, uint32_t two) {
+        if ((word & KVF_EXACT_CHUNK_WIDE) != 0) {
+            visit_wide(work, number, lane,
+                       [&](uint32_t exponent) { atomicAdd(&counts[exponent], 1); });
+            return;
+        }
+        if (word != window) {
+            flush();
+            window = word;
+        }
+        sums[0] += two & 0xffff;
+        sums[1] += two >> 16;
+    });
+    flush();
+}
+
+/* Bytes of escapes of each chunk, bit 31 for uncoded ones, to its word. */
+__device__ __forceinline__ void count_escapes(const work_part &work, const scratch &scratch,
+                                              const uint32_t indices[256])
+{
+    uint32_t lane = threadIdx.x % warp_lanes;
+    uint32_t window = 0;
+    uint32_t masks = 0; /* of the lane's two bins: those that have no index */
+    visit_chunks(work, scratch, [&](uint32_t number, uint32_t word, uint32_t two) {
+        uint32_t escapes = 0;
+        if ((word & KVF_EXACT_CHUNK_WIDE) != 0) {
+            visit_wide(work, number, lane, [&](uint32_t exponent) {
+                escapes += indices[exponent] == KVF_EXACT_EXPONENTS;
+            });
+        } else {
+            if (word != window) {
+                bool first = indices[bin_exponent(2 * lane, word)] == KVF_EXACT_EXPONENTS;
+                bool second = indices[bin_exponent(2 * lane + 1, word)] == KVF_EXACT_EXPONENTS;
+                masks = (first ? 0xffff : 0) | (second ? 0xffff0000 : 0);
+                window = word;
+            }
+            escapes = (two & masks & 0xffff) + ((two & masks) >> 16);
+        }
+        __syncwarp();
+        uint32_t bytes = __reduce_add_sync(all_lanes, escapes) * KVF_EXACT_ESCAPE_BYTES;
+        if (lane == 0) {
+            uint32_t in_row = number % work.shape.chunks_a_row;
+            uint32_t n = kvf_exact_chunk_tokens(&work.shape, work.part.n_tokens, in_row) *
+                         work.dim.by;
+            scratch.chunks[number] = bytes > n ? n | KVF_EXACT_CHUNK_UNCODED : bytes;
+        }
+    });
+}
+
+/* An exponent that occurs. */
+struct found_exponent {
+    uint32_t count;
+    uint32_t exponent;
+};
+
 /* The most frequent exponents, the smaller one first among equals: an exponent's index is the
- * number of those that come before it. index: KVF_EXACT_EXPONENTS where there is none. */
-__device__ __forceinline__ void rank_exponents(const uint32_t counts[256], uint32_t ranks[256],
+ * number of those that come before it. Replaces counts by indices, KVF_EXACT_EXPONENTS where there
+ * is none. */
+__device__ __forceinline__ void rank_exponents(uint32_t counts[256],
                                                struct kvf_exact_gpu_part *part)
 {
-    constexpr uint32_t threads_an_exponent = KVF_EXACT_CHOOSE_THREADS / 256;
-    uint32_t exponent = threadIdx.x % 256;
-    uint32_t first = threadIdx.x / 256 * (256 / threads_an_exponent);
-    uint32_t count = counts[exponent];
-    uint32_t before = 0;
-    for (uint32_t i = first; i < first + 256 / threads_an_exponent; i++) {
-        before += counts[i] > count || (counts[i] == count && i < exponent);
+    __shared__ struct found_exponent found[256];
+    uint32_t exponent = threadIdx.x;
+    uint32_t count = exponent < 256 ? counts[exponent] : 0;
+    uint32_t n_found;
+    uint32_t at = block_scan(count != 0, &n_found);
+    if (count != 0) {
+        found[at] = {count, exponent};
     }
-    atomicAdd(&ranks[exponent], before);
     if (threadIdx.x < KVF_EXACT_EXPONENTS) {
         part->exponent[threadIdx.x] = 0; /* entries that nothing takes */
     }
     __syncthreads();
-    if (threadIdx.x < 256) {
-        uint32_t rank = ranks[exponent];
-        bool is_coded = rank < KVF_EXACT_EXPONENTS && count != 0;
+    uint32_t rank = 0;
+    for (uint32_t i = 0; i < n_found && count != 0; i++) {
+        rank += found[i].count > count || (found[i].count == count && i < at);
+    }
+    if (exponent < 256) {
+        bool is_coded = count != 0 && rank < KVF_EXACT_EXPONENTS;
         if (is_coded) {
             part->exponent[rank] = (uint8_t)exponent;
         }
-        ranks[exponent] = is_coded ? rank : KVF_EXACT_EXPONENTS;
-        part->index[exponent] = (uint8_t)ranks[exponent];
+        counts[exponent] = is_coded ? rank : (uint32_t)KVF_EXACT_EXPONENTS;
+        part->index[exponent] = (uint8_t)counts[exponent];
     }
     __syncthreads();
 }
@@ -290,9 +357,8 @@ struct part_writer {
     uint8_t *escapes;
 
     __device__ __forceinline__ explicit part_writer(const work_part &work)
-        : strip(reinterpret_cast<uint8_t *>(work.part.stored)),
-          codes(strip + work.shape.meta_bytes), indices(codes + work.shape.index_offset),
-          escapes(codes + work.shape.escape_offset)
+        : strip(at_address<uint8_t>(work.part.stored)), codes(strip + work.shape.meta_bytes),
+          indices(codes + work.shape.index_offset), escapes(codes + work.shape.escape_offset)
     {
     }
 };
@@ -367,10 +433,10 @@ __device__ __forceinline__ void write_chunk(const work_part &work, const exact_c
 #pragma unroll
     for (uint32_t k = 0; k < units_a_lane; k++) {
         uint32_t number = k * warp_lanes + lane;
-        uint32_t n = (uint32_t)unit_count(chunk, number);
         uint32_t indices = 0;
         uint32_t bits = 0;
-        if (n != 0) {
+        if (has_unit(chunk, number)) {
+            uint32_t n = (uint32_t)unit_count<is_wide>(chunk, number);
             uint32_t any = 0;
             uint32_t found[unit_elements];
 #pragma unroll
@@ -436,8 +502,8 @@ __device__ __forceinline__ void write_raw_chunk(const work_part &work, const exa
 #pragma unroll
     for (uint32_t k = 0; k < units_a_lane; k++) {
         uint32_t number = k * warp_lanes + lane;
-        uint32_t n = (uint32_t)unit_count(chunk, number);
-        if (n != 0) {
+        if (has_unit(chunk, number)) {
+            uint32_t n = (uint32_t)unit_count<is_wide>(chunk, number);
             store_words<2 * element_bytes, is_wide>(
                 writer.strip + (uint64_t)(chunk.element + number * unit_elements) * element_bytes,
                 units[k].word, n * element_bytes);
@@ -540,9 +606,8 @@ __device__ __forceinline__ void store_unit(const work_part &work, const exact_ch
                                            uint32_t number, const unit<element_bytes> &from)
 {
     uint32_t first = number * unit_elements;
-    uint32_t dim = work.tensor.dim;
-    uint32_t token = first / dim;
-    uint32_t within = first - token * dim;
+    uint32_t token = work.dim.quotient(first);
+    uint32_t within = first - token * work.dim.by;
     uint32_t wanted = chunk.token + token - work.part.token_first; /* wraps if before */
     if constexpr (is_wide) {
         if (wanted < work.part.n_wanted) {
@@ -565,7 +630,7 @@ __device__ __forceinline__ void store_unit(const work_part &work, const exact_ch
                     store_u16(to + 2 * half, from.word[at / 2] >> at % 2 * 16, work.is_even);
                 }
             }
-            if (++within == dim) {
+            if (++within == work.dim.by) {
                 within = 0;
                 wanted++;
             }
@@ -578,7 +643,7 @@ __device__ __forceinline__ void store_unit(const work_part &work, const exact_ch
 __device__ __forceinline__ uint8_t *element_top(const work_part &work, const exact_chunk &chunk,
                                                 uint32_t position)
 {
-    uint32_t token = position / work.tensor.dim;
+    uint32_t token = work.dim.quotient(position);
     uint32_t wanted = chunk.token + token - work.part.token_first;
     if (wanted >= work.part.n_wanted) {
         return nullptr;
@@ -623,8 +688,8 @@ __device__ __forceinline__ void read_chunk(const work_part &work, const exact_ch
 #pragma unroll
     for (uint32_t k = 0; k < units_a_lane; k++) {
         uint32_t number = k * warp_lanes + lane;
-        uint32_t n = (uint32_t)unit_count(chunk, number);
-        if (n != 0) {
+        if (has_unit(chunk, number)) {
+            uint32_t n = (uint32_t)unit_count<is_wide>(chunk, number);
             load_words<2 * rest_bytes, is_wide>(
                 reader.codes + (uint64_t)(chunk.element + number * unit_elements) * rest_bytes,
                 rest[k], n * rest_bytes);
@@ -635,7 +700,7 @@ __device__ __forceinline__ void read_chunk(const work_part &work, const exact_ch
 #pragma unroll
     for (uint32_t k = 0; k < units_a_lane; k++) {
         uint32_t number = k * warp_lanes + lane;
-        if (number * unit_elements < chunk.n) {
+        if (has_unit(chunk, number)) {
             unit<element_bytes> joined;
             join_unit(rest[k], indices[k], table, &joined);
             store_unit<element_bytes, is_wide>(work, chunk, number, joined);
@@ -757,7 +822,7 @@ __device__ __forceinline__ void decode_piece(const struct kvf_gpu_work &work, ui
     if (part.part_bytes < at.shape.meta_bytes + at.shape.escape_offset) {
         return;
     }
-    fill_exponents<element_bytes>(reinterpret_cast<const uint8_t *>(part.stored), table);
+    fill_exponents<element_bytes>(at_address<const uint8_t>(part.stored), table);
     __syncthreads();
     if (at.is_wide) {
         read_piece<element_bytes, true>(at, piece, table);
@@ -786,8 +851,7 @@ KVF_EXACT_KERNEL(kvf_exact_decode_f32, decode_piece<4>, 2)
 extern "C" __global__ void __launch_bounds__(KVF_EXACT_CHOOSE_THREADS)
     kvf_exact_choose(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)
 {
-    __shared__ uint32_t counts[256];
-    __shared__ uint32_t ranks[256]; /* then indices */
+    __shared__ uint32_t counts[256]; /* then indices */
     struct kvf_gpu_part part;
     uint32_t piece;
     if (!find_part(work, tensors, &piece, &part)) {
@@ -797,32 +861,12 @@ extern "C" __global__ void __launch_bounds__(KVF_EXACT_CHOOSE_THREADS)
     scratch scratch(work, tensors, blockIdx.x);
     for (uint32_t i = threadIdx.x; i < 256; i += blockDim.x) {
         counts[i] = 0;
-        ranks[i] = 0;
     }
     __syncthreads();
-    visit_chunks(
-        at, scratch,
-        [&](uint32_t exponent, uint32_t count) { atomicAdd(&counts[exponent], count); },
-        [](uint32_t) {});
+    count_part(at, scratch, counts);
     __syncthreads();
-    rank_exponents(counts, ranks, scratch.part);
-    uint32_t escapes = 0;
-    visit_chunks(
-        at, scratch,
-        [&](uint32_t exponent, uint32_t count) {
-            escapes += ranks[exponent] == KVF_EXACT_EXPONENTS ? count : 0;
-        },
-        [&](uint32_t number) {
-            __syncwarp();
-            uint32_t n_escapes = __reduce_add_sync(all_lanes, escapes);
-            uint32_t row = number / at.shape.chunks_a_row;
-            uint32_t n = exact_chunk(at, row, number - row * at.shape.chunks_a_row).n;
-            uint32_t bytes = n_escapes * KVF_EXACT_ESCAPE_BYTES;
-            if (threadIdx.x % warp_lanes == 0) {
-                scratch.chunks[number] = bytes > n ? n | KVF_EXACT_CHUNK_UNCODED : bytes;
-            }
-            escapes = 0;
-        });
+    rank_exponents(counts, scratch.part);
+    count_escapes(at, scratch, counts);
     __syncthreads();
     fill_directory(at, scratch);
 }

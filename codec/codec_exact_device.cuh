@@ -32,6 +32,7 @@ struct work_part {
     const struct kvf_gpu_part &part;
     struct kvf_exact_shape shape;
     pages where;
+    divider dim;
     bool is_wide; /* units can be read, or written, 16 bytes at a time */
     bool is_even; /* elements begin on 2 bytes at least */
 
@@ -39,6 +40,7 @@ struct work_part {
                                          const struct kvf_gpu_part &of)
         : tensor(work.tensors[of.is_v]), part(of),
           shape(kvf_exact_gpu_shape(&work.tensors[of.is_v], of.n_tokens)), where(work, of),
+          dim(work.tensors[of.is_v].dim),
           is_wide(where.align() == 16 && tensor.dim % unit_elements == 0),
           is_even(where.align() % 2 == 0)
     {
@@ -84,15 +86,14 @@ static __device__ __forceinline__ void load_unit(const work_part &work, const ex
                                                  uint32_t number, unit<element_bytes> *to)
 {
     uint32_t first = number * unit_elements;
-    uint32_t dim = work.tensor.dim;
-    uint32_t token = first / dim;
-    uint32_t within = first - token * dim;
+    uint32_t token = work.dim.quotient(first);
+    uint32_t within = first - token * work.dim.by;
     if constexpr (is_wide) {
         const uint4 *from = reinterpret_cast<const uint4 *>(
             work.where.vector(chunk.row, chunk.token + token) + within * element_bytes);
 #pragma unroll
         for (int i = 0; i < element_bytes / 2; i++) {
-            uint4 value = from[i];
+            uint4 value = __ldg(from + i);
             to->word[4 * i] = value.x;
             to->word[4 * i + 1] = value.y;
             to->word[4 * i + 2] = value.z;
@@ -114,7 +115,7 @@ static __device__ __forceinline__ void load_unit(const work_part &work, const ex
                     to->word[at / 2] |= load_u16(from + 2 * half, work.is_even) << at % 2 * 16;
                 }
             }
-            if (++within == dim) {
+            if (++within == work.dim.by) {
                 within = 0;
                 token++;
             }
@@ -122,12 +123,16 @@ static __device__ __forceinline__ void load_unit(const work_part &work, const ex
     }
 }
 
-/* How many of a unit's elements belong to the chunk. */
+/* How many of a unit's elements belong to the chunk, if any does: all, if units are wide. */
+template <bool is_wide>
 static __device__ __forceinline__ int unit_count(const exact_chunk &chunk, uint32_t number)
 {
-    uint32_t first = number * unit_elements;
-    uint32_t left = first < chunk.n ? chunk.n - first : 0;
-    return (int)(left < unit_elements ? left : unit_elements);
+    return is_wide ? (int)unit_elements : (int)min(chunk.n - number * unit_elements, unit_elements);
+}
+
+static __device__ __forceinline__ bool has_unit(const exact_chunk &chunk, uint32_t number)
+{
+    return number * unit_elements < chunk.n;
 }
 
 template <int element_bytes, bool is_wide>
@@ -138,7 +143,7 @@ static __device__ __forceinline__ void load_chunk(const work_part &work, const e
 #pragma unroll
     for (uint32_t k = 0; k < units_a_lane; k++) {
         uint32_t number = k * warp_lanes + lane;
-        if (number * unit_elements < chunk.n) {
+        if (has_unit(chunk, number)) {
             load_unit<element_bytes, is_wide>(work, chunk, number, &to[k]);
         }
     }

@@ -188,7 +188,10 @@ uint32_t kvf_gpu_encode_varying(const struct kvf_gpu_work *work,
     }
     uint32_t n_chunks = kvf_gpu_scratch(work, exact).n_chunks;
     add_exact(&launches, work, exact, n_chunks, &count);
-    add_launch(&launches, "kvf_exact_choose", work->n_parts, KVF_EXACT_CHOOSE_THREADS, exact);
+    add_launch(&launches, "kvf_exact_choose", work->n_parts,
+               n_chunks > KVF_EXACT_CHOOSE_CHUNKS ? KVF_EXACT_CHOOSE_THREADS
+                                                  : KVF_EXACT_CHOOSE_THREADS_MIN,
+               exact);
     add_launch(&launches, "kvf_exact_place", work->n_blocks, KVF_EXACT_PLACE_THREADS, exact);
     add_exact(&launches, work, exact, n_chunks, &encode);
     if (!add_fixed(&launches, work)) {

@@ -38,15 +38,38 @@ static __device__ __forceinline__ uint32_t part_bytes(uint32_t bytes)
     return align_up(bytes, KVF_BLOCK_ALIGN_BYTES);
 }
 
+/* What lies at an address of the device, or of the host as the device sees it. */
+template <typename T> static __device__ __forceinline__ T *at_address(uint64_t address)
+{
+    return reinterpret_cast<T *>(address);
+}
+
 static __device__ __forceinline__ struct kvf_gpu_part *parts_of(const struct kvf_gpu_work &work)
 {
-    return reinterpret_cast<struct kvf_gpu_part *>(work.parts);
+    return at_address<struct kvf_gpu_part>(work.parts);
 }
 
 static __device__ __forceinline__ struct kvf_gpu_result *results_of(const struct kvf_gpu_work &work)
 {
-    return reinterpret_cast<struct kvf_gpu_result *>(work.results);
+    return at_address<struct kvf_gpu_result>(work.results);
 }
+
+/* Division by a number that stays, without a division each time: exact for n below 2^16 by numbers
+ * up to 2^16, and for n up to 2^8 by any. */
+struct divider {
+    uint32_t by;
+    uint32_t factor; /* 2^32 / by, rounded up */
+
+    __device__ __forceinline__ explicit divider(uint32_t by_)
+        : by(by_), factor(0xffffffffu / by_ + 1)
+    {
+    }
+
+    __device__ __forceinline__ uint32_t quotient(uint32_t n) const
+    {
+        return by == 1 ? n : __umulhi(n, factor);
+    }
+};
 
 /* Where the vectors of one part lie in the engine's pages; the formula is kvferry.h's. */
 struct pages {
@@ -56,21 +79,22 @@ struct pages {
     uint64_t token_stride_bytes;
     uint64_t head_stride_bytes;
     uint32_t tokens_a_page;
+    divider by_page;
 
     __device__ __forceinline__ pages(const struct kvf_gpu_work &work,
                                      const struct kvf_gpu_part &part)
-        : base(reinterpret_cast<uint8_t *>(part.base)),
-          page_ids(reinterpret_cast<const uint32_t *>(work.page_ids) + part.first_page),
+        : base(at_address<uint8_t>(part.base)),
+          page_ids(at_address<const uint32_t>(work.page_ids) + part.first_page),
           page_stride_bytes(work.pages[part.is_v].page_stride_bytes),
           token_stride_bytes(work.pages[part.is_v].token_stride_bytes),
           head_stride_bytes(work.pages[part.is_v].head_stride_bytes),
-          tokens_a_page(work.tokens_a_page)
+          tokens_a_page(work.tokens_a_page), by_page(work.tokens_a_page)
     {
     }
 
     __device__ __forceinline__ uint8_t *vector(uint32_t head, uint32_t token) const
     {
-        uint32_t page = token / tokens_a_page;
+        uint32_t page = by_page.quotient(token);
         uint32_t slot = token - page * tokens_a_page;
         return base + page_ids[page] * page_stride_bytes + slot * token_stride_bytes +
                head * head_stride_bytes;

@@ -25,9 +25,12 @@ enum kvf_raw_gpu_numbers {
 enum kvf_exact_gpu_numbers {
     KVF_EXACT_WARPS = 8, /* of a thread block; a chunk at a time each */
     KVF_EXACT_PIECE_CHUNKS = 16,
-    KVF_EXACT_CHOOSE_THREADS = 1024,
+    KVF_EXACT_CHOOSE_THREADS = 1024, /* for parts of many chunks */
+    KVF_EXACT_CHOOSE_THREADS_MIN = 256,
+    KVF_EXACT_CHOOSE_CHUNKS = 64,   /* parts of more are many */
     KVF_EXACT_PLACE_THREADS = 1024, /* at least the parts of a block */
     KVF_EXACT_BINS = 64,
+    KVF_EXACT_BASE_STEP = 8, /* of the exponent of bin 1 */
 };
 
 /* A chunk's word. After counting: the exponent of bin 1, KVF_EXACT_CHUNK_WIDE if the chunk has

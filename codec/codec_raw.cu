@@ -30,7 +30,7 @@ __device__ __forceinline__ void move_piece(const pages &where, const struct kvf_
     uint32_t units_a_vector = tensor.dim * tensor.element_bytes / (uint32_t)sizeof(T);
     uint32_t n_tokens = decode ? part.n_wanted : part.n_tokens;
     uint32_t end = tensor.n_heads * n_tokens * units_a_vector;
-    T *stored = reinterpret_cast<T *>(part.stored);
+    T *stored = at_address<T>(part.stored);
     for (uint32_t i = 0; i < n_units; i += batch * KVF_RAW_THREADS) {
         T value[batch];
         T *to[batch];
@@ -87,8 +87,8 @@ __device__ __forceinline__ void move_part(const struct kvf_gpu_work &work, uint3
     }
     if (!decode && piece == 0) {
         uint32_t bytes = tensor.n_heads * part.n_tokens * vector_bytes;
-        zero_bytes(reinterpret_cast<uint8_t *>(part.stored) + bytes, part_bytes(bytes) - bytes,
-                   threadIdx.x, KVF_RAW_THREADS);
+        zero_bytes(at_address<uint8_t>(part.stored) + bytes, part_bytes(bytes) - bytes, threadIdx.x,
+                   KVF_RAW_THREADS);
     }
 }
 
@@ -98,12 +98,12 @@ __device__ __forceinline__ void move_part(const struct kvf_gpu_work &work, uint3
 __device__ __forceinline__ const uint32_t *saw_meta(const struct kvf_gpu_tensor &tensor,
                                                     const struct kvf_gpu_part &part)
 {
-    return reinterpret_cast<const uint32_t *>(part.stored + saw_mean_bytes(tensor, part.n_tokens));
+    return at_address<const uint32_t>(part.stored + saw_mean_bytes(tensor, part.n_tokens));
 }
 
 __device__ __forceinline__ uint32_t *counts_of(const struct kvf_gpu_work &work)
 {
-    return reinterpret_cast<uint32_t *>(work.scratch);
+    return at_address<uint32_t>(work.scratch);
 }
 
 /* Sums over a thread block of KVF_ESCAPES_THREADS; everyone gets them. */
@@ -280,7 +280,7 @@ __device__ __forceinline__ void finish_part(const struct kvf_gpu_work &work, uin
         raw_area_bytes = part_bytes(table_bytes + escapes.bytes);
         uint32_t strips_end = fixed ? work.n_layers * strip_bytes
                                     : result->raw_area_offset * KVF_BLOCK_ALIGN_BYTES;
-        uint8_t *area = reinterpret_cast<uint8_t *>(parts_of(work)[first].stored) + strips_end;
+        uint8_t *area = at_address<uint8_t>(parts_of(work)[first].stored) + strips_end;
         uint32_t count = counts_of(work)[blockIdx.x];
         if (!escapes.too_many) {
             write_table(work, part, count, within == n_parts - 1, table_bytes + escapes.bytes,
@@ -360,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(KVF_ESCAPES_THREADS)
         return;
     }
     pages where(work, part);
-    const uint32_t *index = reinterpret_cast<const uint32_t *>(part.stored);
+    const uint32_t *index = at_address<const uint32_t>(part.stored);
     const uint8_t *vectors = reinterpret_cast<const uint8_t *>(index + part.n_vectors);
     uint32_t vector_bytes = tensor.group * tensor.element_bytes;
     for (uint32_t i = threadIdx.x / warp_lanes; i < part.n_vectors; i += blockDim.x / warp_lanes) {
