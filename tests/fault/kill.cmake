@@ -11,10 +11,12 @@ if(TARGET kvf_test_daemon)
         COMMAND kill_loop --store 64MiB --segment 2MiB --dram 32MiB --large 256KiB --kills 15)
     add_custom_target(run_kill_loop COMMAND kill_loop USES_TERMINAL)
 
-    kvf_add_test(NAME hostile_client LABEL fault TIMEOUT 300
-        SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_hostile_client.c
-                ${CMAKE_CURRENT_LIST_DIR}/raw_client.c
-        LIBS kvf_test_daemon)
+    foreach(name hostile_client hostile_memory)
+        kvf_add_test(NAME ${name} LABEL fault TIMEOUT 300
+            SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c ${CMAKE_CURRENT_LIST_DIR}/raw_client.c
+                    ${CMAKE_CURRENT_LIST_DIR}/neighbour.c
+            LIBS kvf_test_daemon)
+    endforeach()
     foreach(name many_clients leases lifecycle faults)
         kvf_add_test(NAME ${name} LABEL fault TIMEOUT 300
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c LIBS kvf_test_daemon)

@@ -30,7 +30,7 @@
 #define WRONG_MAX     3 /* in one sweep, then it is given up */
 #define BLOCK_MAX     (1u << 20)
 #define BUDGET_MS     2000
-#define SLOW_NS       (20 * KVF_NS_PER_S) /* a run takes longer only if something waits for ever */
+#define SLOW_NS       (120 * KVF_NS_PER_S) /* a run takes longer only if something waits for ever */
 #define CALLS_MAX     64
 #define COARSE_FACTOR 3
 
