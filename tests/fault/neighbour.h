@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * neighbour.h: a daemon and a well-behaved client that puts and gets all the time on a thread of its
- * own, for tests of what other clients can do to them: never a wrong byte, an error, or an answer
- * after its budget.
+ * neighbour.h: a daemon and a well-behaved client that puts and gets all the time on a thread of
+ * its own, for tests of what other clients can do to them: never a wrong byte, an error, or an
+ * answer after its budget.
  */
 #ifndef KVF_TESTS_FAULT_NEIGHBOUR_H
 #define KVF_TESTS_FAULT_NEIGHBOUR_H
