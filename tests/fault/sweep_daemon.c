@@ -28,12 +28,11 @@
 #define N_DURABLE   3
 #define N_DEMOTE    (ARENA_BYTES / BLOCK_BYTES + 6) /* enough to push the durable ones out */
 #define N_STORED    8                               /* before a recovery */
-#define N_WARM                                                                                     \
-    4 /* rounds that fill the store: segments that
-                                                       were never written cost allocations */
-#define READY_MS 20000
-#define END_MS   20000
-#define NO_CODE  (-1)
+#define N_FILL      200                             /* blocks, more than the large store holds */
+#define N_FILL_WAIT 15
+#define READY_MS    20000
+#define END_MS      20000
+#define NO_CODE     (-1)
 
 #define ALL                                                                                        \
     (SWEEP_BIT(SWEEP_ALLOC) | SWEEP_BIT(SWEEP_MAP) | SWEEP_BIT(SWEEP_FD) |                         \
@@ -516,8 +515,19 @@ static void note_holdings(void)
     } while (!is_as_before(NULL));
 }
 
-/* Some rounds without a fault, so that everything is there that comes with the first client. */
-static void serve_begin_with(uint32_t n_rounds)
+/* Go once around the store: a segment that was never full costs an allocation. Every now and then a
+ * put waits for those before it, so that none is left out. */
+static void fill_store(struct sweep_case *run, struct kvf_client *client)
+{
+    for (uint32_t i = 0; i < N_FILL; i++) {
+        uint32_t flags = i % (N_FILL_WAIT + 1) == N_FILL_WAIT ? KVF_PUT_DURABLE : 0;
+
+        judge(run, false, "put", put_patiently(client, the_number++, flags));
+    }
+}
+
+/* A round without a fault, so that everything is there that comes with the first client. */
+static void serve_begin_with(bool is_filled)
 {
     struct sweep_case run = {.scenario = "serve", .class = SWEEP_NONE};
     struct kvf_client *client;
@@ -526,17 +536,18 @@ static void serve_begin_with(uint32_t n_rounds)
     create(LARGE_STORE);
     kvf_test_daemon_start(&the_daemon);
     client = open_client(5000, &status);
-    for (uint32_t i = 0; i < n_rounds; i++) {
-        load(&run, false, client, the_number, store(&run, false, client, the_number));
-        the_number += N_DURABLE + N_DEMOTE;
+    if (is_filled) {
+        fill_store(&run, client);
     }
+    load(&run, false, client, the_number, store(&run, false, client, the_number));
+    the_number += N_DURABLE + N_DEMOTE;
     kvf_close(client);
     note_holdings();
 }
 
 static void serve_begin(void)
 {
-    serve_begin_with(N_WARM);
+    serve_begin_with(true);
 }
 
 static void serve_end(void)
@@ -567,7 +578,7 @@ static void renew(const struct sweep_case *run)
 {
     if (run->class == SWEEP_DRIVE) {
         serve_end();
-        serve_begin_with(1);
+        serve_begin_with(false);
     }
 }
 
