@@ -444,7 +444,8 @@ static int copy_in(struct kvf_gpu *gpu, uint64_t to, const void *from, uint64_t 
 /* The group's bytes to the device. */
 static int group_copy(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
 {
-    int status = copy_in(gpu, group->lists_address, group->lists, lists_pack(gpu, group));
+    uint64_t lists = lists_pack(gpu, group);
+    int status = lists != 0 ? copy_in(gpu, group->lists_address, group->lists, lists) : KVF_OK;
 
     for (uint32_t i = 0; i < group->n_spans && status == KVF_OK; i++) {
         const struct kvf_gpu_span *span = &group->spans[i];

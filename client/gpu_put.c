@@ -532,8 +532,8 @@ static uint32_t put_reserve(struct kvf_gpu *gpu, struct kvf_gpu_request *request
         uint32_t n = burst_items(gpu, request, taken);
 
         *status_out = burst_reserve(gpu, request, taken, n);
-        while (*status_out == KVF_ERR_TOO_LARGE && n > 1) {
-            n /= 2; /* a small ring carries the same in smaller bursts */
+        while ((*status_out == KVF_ERR_TOO_LARGE || *status_out == KVF_ERR_BUSY) && n > 1) {
+            n /= 2; /* what room there is takes a smaller burst */
             *status_out = burst_reserve(gpu, request, taken, n);
         }
         if (*status_out != KVF_OK) {

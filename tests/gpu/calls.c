@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * calls.c: an engine in small (calls.h).
+ */
+#include "tests/gpu/calls.h"
+
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "codec/codec_gpu_image.h"
+
+struct kvf_gpu_device *calls_device;
+struct fake_cuda calls_fake;
+
+/* ----------------------------------------------------------------------------------------------
+ * The device
+ */
+bool calls_device_open(void)
+{
+    static const struct kvf_gpu_choice any = {.ordinal = -1};
+    const char *path = getenv("KVFERRY_CUDA_DRIVER");
+    void *fake = path != NULL ? dlopen(path, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    char text[KVF_GPU_TEXT_BYTES];
+
+    if (kvf_gpu_images[0].name == NULL) {
+        printf("skipped: built without nvcc\n");
+        return false;
+    }
+    if (kvf_gpu_device_open(&any, &calls_device, text, sizeof(text)) != KVF_OK) {
+        printf("skipped: %s\n", text);
+        return false;
+    }
+    if (fake == NULL && path != NULL) {
+        fake = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+    }
+    if (fake != NULL) {
+#define CONTROL(name, result, parameters) *(void **)&calls_fake.name = dlsym(fake, #name);
+        FAKE_CUDA_CONTROLS(CONTROL)
+#undef CONTROL
+    }
+    calls_check(calls_device->driver.cuCtxPushCurrent(calls_device->context));
+    printf("device: %s\n", calls_device->name);
+    return true;
+}
+
+void calls_device_close(void)
+{
+    void *context;
+
+    (void)calls_device->driver.cuCtxPopCurrent(&context);
+    calls_device = kvf_gpu_device_close(calls_device);
+}
+
+void calls_check(int result)
+{
+    if (kvf_gpu_device_result(calls_device, result, "the test's own call") != KVF_OK) {
+        fail_msg("%s", calls_device->text);
+    }
+}
+
+uint64_t calls_alloc(size_t bytes)
+{
+    uint64_t address = 0;
+
+    calls_check(calls_device->driver.cuMemAlloc(&address, bytes));
+    return address;
+}
+
+void calls_free(uint64_t address)
+{
+    calls_check(calls_device->driver.cuMemFree(address));
+}
+
+void *calls_pinned(size_t bytes)
+{
+    void *memory = NULL;
+    uint64_t address;
+
+    assert_int_equal(kvf_gpu_host_alloc(calls_device, bytes, &memory, &address), KVF_OK);
+    return memory;
+}
+
+static void *own_stream(void)
+{
+    static void *stream;
+
+    if (stream == NULL) {
+        stream = calls_stream();
+    }
+    return stream;
+}
+
+void calls_write(uint64_t to, const void *from, size_t bytes)
+{
+    calls_check(calls_device->driver.cuMemcpyHtoDAsync(to, from, bytes, own_stream()));
+    calls_check(calls_device->driver.cuStreamSynchronize(own_stream()));
+}
+
+void calls_read(void *to, uint64_t from, size_t bytes)
+{
+    calls_check(calls_device->driver.cuMemcpyDtoHAsync(to, from, bytes, own_stream()));
+    calls_check(calls_device->driver.cuStreamSynchronize(own_stream()));
+}
+
+void *calls_stream(void)
+{
+    void *stream = NULL;
+
+    assert_int_equal(kvf_gpu_stream_create(calls_device, KVF_GPU_PRIORITY_HIGH, &stream), KVF_OK);
+    return stream;
+}
+
+void *calls_event(void)
+{
+    void *event = NULL;
+
+    assert_int_equal(kvf_gpu_event_create(calls_device, &event), KVF_OK);
+    return event;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Pages
+ */
+void calls_pages_init(struct calls *calls, struct calls_pages *pages)
+{
+    size_t vector = (CALLS_DIM_K + CALLS_DIM_V) * 2;
+    size_t layer_bytes;
+    struct kvf_gpu_region_options options = {
+        .struct_bytes = sizeof(options),
+        .n_pages = CALLS_PAGES,
+        .tokens_a_page = CALLS_PAGE_TOKENS,
+    };
+
+    pages->page_bytes = CALLS_HEADS * CALLS_PAGE_TOKENS * vector;
+    layer_bytes = CALLS_PAGES * pages->page_bytes;
+    pages->bytes = CALLS_LAYERS * layer_bytes;
+    pages->address = calls_alloc(pages->bytes);
+    pages->host = calls_pinned(pages->bytes);
+    for (uint32_t t = 0; t < 2; t++) {
+        size_t within = t != 0 ? CALLS_DIM_K * 2 : 0;
+
+        for (uint32_t layer = 0; layer < CALLS_LAYERS; layer++) {
+            pages->layers[t][layer] = (void *)(uintptr_t)(pages->address + layer * layer_bytes +
+                                                          within);
+            pages->host_layers[t][layer] = pages->host + layer * layer_bytes + within;
+        }
+    }
+    options.k = (struct kvf_tensor_view){.layers = pages->layers[0],
+                                         .page_stride_bytes = pages->page_bytes,
+                                         .token_stride_bytes = vector,
+                                         .head_stride_bytes = CALLS_PAGE_TOKENS * vector};
+    options.v = options.k;
+    options.v.layers = pages->layers[1];
+    assert_int_equal(kvf_gpu_register(calls->gpu, &options, &pages->region), KVF_OK);
+}
+
+void calls_pages_fini(struct calls_pages *pages)
+{
+    calls_free(pages->address);
+    kvf_gpu_host_free(calls_device, pages->host);
+    memset(pages, 0, sizeof(*pages));
+}
+
+/* bf16 values around 1, which every codec can code. */
+static void pages_randomize(struct calls *calls, struct calls_pages *pages)
+{
+    uint16_t *values = (uint16_t *)pages->host;
+
+    for (size_t i = 0; i < pages->bytes / 2; i++) {
+        uint64_t bits = kvf_random_seeded_next(&calls->random);
+
+        values[i] = (uint16_t)((bits & 0x8000u) | (0x3e00u + (bits >> 16 & 0x1ffu)));
+    }
+}
+
+void calls_fill(struct calls *calls)
+{
+    pages_randomize(calls, &calls->pages);
+    calls_write(calls->pages.address, calls->pages.host, calls->pages.bytes);
+}
+
+struct kvf_kv_view calls_view(struct calls_pages *pages, const uint32_t *ids)
+{
+    size_t vector = (CALLS_DIM_K + CALLS_DIM_V) * 2;
+    struct kvf_kv_view view = {
+        .struct_bytes = sizeof(view), .tokens_a_page = CALLS_PAGE_TOKENS, .page_table = ids};
+
+    view.k = (struct kvf_tensor_view){.layers = pages->host_layers[0],
+                                      .page_stride_bytes = pages->page_bytes,
+                                      .token_stride_bytes = vector,
+                                      .head_stride_bytes = CALLS_PAGE_TOKENS * vector};
+    view.v = view.k;
+    view.v.layers = pages->host_layers[1];
+    return view;
+}
+
+bool calls_pages_are_equal(struct calls_pages *pages)
+{
+    static uint8_t *copy;
+    static size_t copy_bytes;
+
+    if (copy_bytes < pages->bytes) {
+        copy = calls_pinned(pages->bytes);
+        copy_bytes = pages->bytes;
+    }
+    calls_read(copy, pages->address, pages->bytes);
+    return memcmp(copy, pages->host, pages->bytes) == 0;
+}
+
+void calls_assert_pages_equal(struct calls *calls)
+{
+    assert_true(calls_pages_are_equal(&calls->pages));
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * The engine
+ */
+static void on_log(void *arg, int severity, const char *text)
+{
+    struct calls *calls = arg;
+
+    if (severity <= 1) {
+        calls->n_log_errors++;
+        (void)snprintf(calls->log_text, sizeof(calls->log_text), "%s", text);
+    }
+}
+
+void calls_daemon_start(struct calls *calls, const char *const *sets)
+{
+    kvf_test_daemon_create(&calls->daemon, sets);
+    kvf_test_daemon_set(&calls->daemon, "allow_uncalibrated=true");
+    kvf_test_daemon_start(&calls->daemon);
+}
+
+void calls_daemon_stop(struct calls *calls)
+{
+    kvf_test_daemon_destroy(&calls->daemon);
+}
+
+static struct kvf_geometry geometry_of(void)
+{
+    return (struct kvf_geometry){
+        .struct_bytes = sizeof(struct kvf_geometry),
+        .kind = KVF_KIND_KV,
+        .dtype = KVF_DTYPE_BF16,
+        .rope_state = KVF_ROPE_POST,
+        .n_layers = CALLS_LAYERS,
+        .n_heads = CALLS_HEADS,
+        .dim_k = CALLS_DIM_K,
+        .dim_v = CALLS_DIM_V,
+        .chunk_tokens = CALLS_CHUNK_TOKENS,
+        .sink_tokens = 3,
+    };
+}
+
+void calls_open(struct calls *calls, const char *profile, uint64_t seed)
+{
+    struct kvf_geometry geometry = geometry_of();
+    struct kvf_options options;
+    const struct kvf_codec_plan *plan;
+
+    kvf_random_seeded_init(&calls->random, seed);
+    kvf_test_client_options(&calls->daemon, &options);
+    options.geometry = &geometry;
+    options.profile = profile;
+    options.flags = KVF_ATTACH_ALLOW_UNCALIBRATED;
+    options.staging_bytes = calls->staging_bytes != 0 ? calls->staging_bytes : 4 << 20;
+    options.log = on_log;
+    options.log_arg = calls;
+    assert_int_equal(kvf_open(&options, &calls->client), KVF_OK);
+    calls->options.struct_bytes = sizeof(calls->options);
+    assert_int_equal(kvf_gpu_open(calls->client, &calls->options, &calls->gpu), KVF_OK);
+    plan = &calls->client->plan;
+    assert_string_equal(plan->profile->name, profile);
+    calls->workspace = aligned_alloc(KVF_CODEC_WORKSPACE_ALIGN,
+                                     (plan->workspace_bytes / KVF_CODEC_WORKSPACE_ALIGN + 1) *
+                                         KVF_CODEC_WORKSPACE_ALIGN);
+    calls->record = malloc(plan->record_bytes_max);
+    assert_non_null(calls->workspace);
+    assert_non_null(calls->record);
+    calls_pages_init(calls, &calls->pages);
+    calls_fill(calls);
+}
+
+void calls_close(struct calls *calls)
+{
+    calls->gpu = kvf_gpu_close(calls->gpu);
+    calls->client = kvf_close(calls->client);
+    calls_pages_fini(&calls->pages);
+    free(calls->workspace);
+    free(calls->record);
+    calls->workspace = calls->record = NULL;
+    memset(&calls->options, 0, sizeof(calls->options));
+    calls->staging_bytes = 0;
+}
+
+void calls_encode(struct calls *calls, const uint32_t *ids, uint32_t token_start, uint32_t n_tokens)
+{
+    const struct kvf_codec_plan *plan = &calls->client->plan;
+    struct kvf_kv_view view = calls_view(&calls->pages, ids);
+    size_t payload_bytes = 0;
+
+    assert_int_equal(kvf_block_encode(plan, &view, token_start, n_tokens, (void *)calls->record,
+                                      calls->record + KVF_RECORD_PAGE_BYTES,
+                                      plan->record_bytes_max - KVF_RECORD_PAGE_BYTES,
+                                      calls->workspace, &payload_bytes),
+                     KVF_OK);
+    calls->record_bytes = KVF_RECORD_PAGE_BYTES + payload_bytes;
+}
+
+void calls_assert_stored(struct calls *calls, const struct kvf_key *key)
+{
+    struct kvf_record_page want;
+    struct kvf_record_page page;
+    struct kvf_hit hit;
+
+    assert_int_equal(kvf_get(calls->client, key, 1, NULL, &hit), KVF_OK);
+    assert_int_equal(hit.record_bytes, calls->record_bytes);
+    memcpy(&page, hit.record, sizeof(page));
+    memcpy(&want, calls->record, sizeof(want));
+    /* what the daemon fills in */
+    memcpy(want.header.key_id, page.header.key_id, sizeof(want.header.key_id));
+    want.header.shard_count = page.header.shard_count;
+    want.store = page.store;
+    kvf_block_seal_header(&want);
+    assert_memory_equal(&page, &want, sizeof(page));
+    assert_memory_equal(hit.payload, calls->record + KVF_RECORD_PAGE_BYTES,
+                        calls->record_bytes - KVF_RECORD_PAGE_BYTES);
+    assert_int_equal(kvf_lease_release(calls->client, hit.lease), KVF_OK);
+}
+
+void calls_decode(struct calls *calls, const void *record, size_t record_bytes,
+                  uint32_t token_first, uint32_t n_tokens, const uint32_t *ids)
+{
+    struct kvf_kv_view view = calls_view(&calls->pages, ids);
+
+    assert_int_equal(kvf_block_decode(&calls->client->plan, record, record_bytes, 0, 0, token_first,
+                                      n_tokens, &view, calls->workspace),
+                     KVF_OK);
+}
+
+struct kvf_key calls_key(uint64_t number, char text[24])
+{
+    (void)snprintf(text, 24, "gpu-block-%013llu", (unsigned long long)number);
+    return (struct kvf_key){text, 23};
+}
+
+void calls_wait(struct calls *calls, uint64_t request, struct calls_outcome *outcome)
+{
+    uint64_t deadline_ns = kvf_now_ns() + 20 * KVF_NS_PER_S;
+
+    while (!outcome->is_over) {
+        struct kvf_gpu_event events[8];
+        uint32_t n = 0;
+        int status = kvf_gpu_poll(calls->gpu, events, 8, 100, &n);
+
+        assert_true(status == KVF_OK || status == KVF_EMPTY || status == KVF_ERR_IO);
+        for (uint32_t i = 0; i < n; i++) {
+            const struct kvf_gpu_event *event = &events[i];
+
+            assert_int_equal(event->request, request);
+            assert_false(outcome->is_over);
+            switch (event->kind) {
+            case KVF_GPU_EVENT_PAGES_FREE:
+                assert_false(outcome->pages_free);
+                outcome->pages_free = true;
+                outcome->free_status = event->status;
+                break;
+            case KVF_GPU_EVENT_BLOCK:
+                outcome->blocks[event->index] = event->status;
+                break;
+            default:
+                outcome->is_over = true;
+                outcome->status = event->status;
+                outcome->n_good = event->index;
+                break;
+            }
+        }
+        assert_true(kvf_now_ns() < deadline_ns);
+    }
+}

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# kvf_gpu_* from end to end, twice: on the fake driver, everywhere, and on a GPU.
+if(TARGET kvf_test_daemon)
+    set(kvf_calls_folder ${CMAKE_CURRENT_LIST_DIR})
+
+    # kvf_add_calls_test(NAME name SOURCES ... CLIENT library): gpu_<name> and fake_gpu_<name>.
+    function(kvf_add_calls_test)
+        cmake_parse_arguments(PARSE_ARGV 0 C "" "NAME;CLIENT" "SOURCES;OPTIONS")
+        list(TRANSFORM C_SOURCES PREPEND ${kvf_calls_folder}/)
+        kvf_add_test(NAME gpu_${C_NAME} LABEL conformance ALSO gpu
+                     SOURCES ${C_SOURCES} ${kvf_calls_folder}/calls.c
+                     LIBS ${C_CLIENT} kvf_test_daemon)
+        kvf_add_test(NAME fake_gpu_${C_NAME} LABEL conformance
+                     SOURCES ${C_SOURCES} ${kvf_calls_folder}/calls.c
+                             ${kvf_calls_folder}/fake_image.c
+                     LIBS ${C_CLIENT} kvf_test_daemon
+                     ENVIRONMENT KVFERRY_CUDA_DRIVER=$<TARGET_FILE:kvf_fake_cuda>)
+        add_dependencies(test_fake_gpu_${C_NAME} kvf_fake_cuda)
+        foreach(target test_gpu_${C_NAME} test_fake_gpu_${C_NAME})
+            target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
+            target_link_options(${target} PRIVATE ${C_OPTIONS})
+        endforeach()
+    endfunction()
+
+    kvf_add_calls_test(NAME calls CLIENT kvf_client_gpu SOURCES test_calls.c)
+endif()

@@ -1,0 +1,763 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_calls.c: kvf_gpu_* from end to end against a real daemon. What is stored equals what the C
+ * codecs store, what comes back equals what they decode, and everything that can go wrong ends in
+ * events.
+ */
+#include "tests/gpu/calls.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+static struct calls calls;
+static uint64_t seed;
+static uint64_t next_key = 1;
+
+static const char *const profiles[] = {"raw", "exact", "safe", "balanced", "saw8"};
+
+/* ----------------------------------------------------------------------------------------------
+ * Blocks
+ */
+
+/* Chunk i of a sequence in pages of their own, in no order. */
+static void ids_of(uint32_t i, uint32_t ids[CALLS_CHUNK_PAGES])
+{
+    for (uint32_t p = 0; p < CALLS_CHUNK_PAGES; p++) {
+        ids[p] = (i * CALLS_CHUNK_PAGES + p) * 37 % CALLS_PAGES;
+    }
+}
+
+struct chain {
+    uint32_t n;
+    char keys[16][24];
+    uint32_t ids[16][CALLS_CHUNK_PAGES];
+    struct kvf_gpu_put_item puts[16];
+    struct kvf_gpu_get_item gets[16];
+};
+
+/* A chain of n blocks in the first pages, the last with n_tail tokens (0: a full chunk). */
+static void chain_init(struct chain *chain, uint32_t n, uint32_t n_tail)
+{
+    chain->n = n;
+    for (uint32_t i = 0; i < n; i++) {
+        struct kvf_key key = calls_key(next_key++, chain->keys[i]);
+
+        ids_of(i, chain->ids[i]);
+        chain->puts[i] = (struct kvf_gpu_put_item){
+            .struct_bytes = sizeof(chain->puts[i]),
+            .n_pages = CALLS_CHUNK_PAGES,
+            .key = key,
+            .token_start = i * CALLS_CHUNK_TOKENS,
+            .n_tokens = i + 1 == n ? n_tail : 0,
+            .pages = chain->ids[i],
+        };
+        chain->gets[i] = (struct kvf_gpu_get_item){
+            .struct_bytes = sizeof(chain->gets[i]),
+            .n_pages = CALLS_CHUNK_PAGES,
+            .key = key,
+            .n_tokens = i + 1 == n ? n_tail : 0,
+            .pages = chain->ids[i],
+        };
+    }
+}
+
+static uint32_t tokens_of(const struct chain *chain, uint32_t i)
+{
+    return chain->puts[i].n_tokens != 0 ? chain->puts[i].n_tokens : CALLS_CHUNK_TOKENS;
+}
+
+static void put_all(const struct chain *chain, struct calls_outcome *outcome)
+{
+    uint64_t request;
+
+    assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain->puts, chain->n, NULL, NULL,
+                                 NULL, 7, NULL, &request),
+                     KVF_OK);
+    calls_wait(&calls, request, outcome);
+}
+
+static void get_all(const struct chain *chain, struct calls_outcome *outcome)
+{
+    uint64_t request;
+
+    assert_int_equal(kvf_gpu_get(calls.gpu, calls.pages.region, chain->gets, chain->n, NULL, NULL,
+                                 NULL, 8, &request),
+                     KVF_OK);
+    calls_wait(&calls, request, outcome);
+}
+
+/* Put a chain; the daemon must hold what the C codecs make of it. */
+static void put_and_check(const struct chain *chain)
+{
+    struct calls_outcome outcome = {0};
+
+    put_all(chain, &outcome);
+    assert_int_equal(outcome.status, KVF_OK);
+    assert_int_equal(outcome.n_good, chain->n);
+    assert_true(outcome.pages_free);
+    assert_int_equal(outcome.free_status, KVF_OK);
+    for (uint32_t i = 0; i < chain->n; i++) {
+        calls_encode(&calls, chain->ids[i], chain->puts[i].token_start, tokens_of(chain, i));
+        calls_assert_stored(&calls, &chain->puts[i].key);
+    }
+}
+
+/* Get a chain into pages with other content: what was put is there afterwards, as the C codecs
+ * decode it, and all other bytes are untouched. */
+static void get_and_check(const struct chain *chain)
+{
+    struct calls_outcome outcome = {0};
+
+    for (uint32_t i = 0; i < chain->n; i++) {
+        struct kvf_hit hit;
+
+        if (i == 0) {
+            calls_fill(&calls);
+        }
+        assert_int_equal(kvf_get(calls.client, &chain->gets[i].key, 1, NULL, &hit), KVF_OK);
+        calls_decode(&calls, hit.record, hit.record_bytes, chain->gets[i].token_first, 0,
+                     chain->gets[i].pages);
+        assert_int_equal(kvf_lease_release(calls.client, hit.lease), KVF_OK);
+    }
+    get_all(chain, &outcome);
+    assert_int_equal(outcome.status, KVF_OK);
+    assert_int_equal(outcome.n_good, chain->n);
+    calls_assert_pages_equal(&calls);
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Round trips
+ */
+static void test_profiles_round_trip(void **state)
+{
+    (void)state;
+    for (uint32_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
+        struct chain chain;
+
+        calls_open(&calls, profiles[p], seed + p);
+        chain_init(&chain, 5, 13); /* 13 tokens: two pages, the second not full */
+        put_and_check(&chain);
+        get_and_check(&chain);
+        calls_close(&calls);
+    }
+}
+
+/* A value that no codec takes, here and there: escapes in the raw area. */
+static void test_escapes_round_trip(void **state)
+{
+    (void)state;
+    for (uint32_t p = 1; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
+        struct chain chain;
+        uint16_t *values;
+
+        calls_open(&calls, profiles[p], seed + p);
+        values = (uint16_t *)calls.pages.host;
+        for (size_t i = 1001; i < calls.pages.bytes / 2; i += 9973) {
+            values[i] = 0x7f80; /* infinity */
+        }
+        calls_write(calls.pages.address, calls.pages.host, calls.pages.bytes);
+        chain_init(&chain, 4, 0);
+        put_and_check(&chain);
+        get_and_check(&chain);
+        calls_close(&calls);
+    }
+}
+
+/* Too many of them: the processor encodes the block, and its pages are free only then. */
+static void test_blocks_that_kernels_leave_are_redone(void **state)
+{
+    struct chain chain;
+    uint16_t *values;
+
+    (void)state;
+    calls_open(&calls, "balanced", seed);
+    values = (uint16_t *)calls.pages.host;
+    for (size_t i = 0; i < calls.pages.bytes / 2; i += 300) {
+        values[i] = 0x7fc0; /* NaN in most vectors */
+    }
+    calls_write(calls.pages.address, calls.pages.host, calls.pages.bytes);
+    chain_init(&chain, 4, 0);
+    put_and_check(&chain);
+    get_and_check(&chain);
+    calls_close(&calls);
+}
+
+/* The same where only some blocks of a burst are left. */
+static void test_some_blocks_of_a_burst_are_redone(void **state)
+{
+    (void)state;
+    if (calls_fake.fake_cuda_redo_every == NULL) {
+        skip();
+    }
+    calls_fake.fake_cuda_redo_every(3);
+    for (uint32_t p = 1; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
+        struct chain chain;
+
+        calls_open(&calls, profiles[p], seed + p);
+        chain_init(&chain, 8, 0);
+        put_and_check(&chain);
+        get_and_check(&chain);
+        calls_close(&calls);
+    }
+    calls_fake.fake_cuda_redo_every(0);
+}
+
+/* Hits straight out of the arena. */
+static void test_pinning_modes_round_trip(void **state)
+{
+    (void)state;
+    for (uint32_t pinning = KVF_GPU_PIN_LAZY; pinning <= KVF_GPU_PIN_EAGER; pinning++) {
+        struct chain chain;
+
+        calls.options.pinning = pinning;
+        calls_open(&calls, "balanced", seed + pinning);
+        chain_init(&chain, 6, 0);
+        put_and_check(&chain);
+        get_and_check(&chain);
+        if (calls_fake.fake_cuda_counts != NULL) {
+            struct fake_cuda_counts counts;
+
+            calls_fake.fake_cuda_counts(&counts);
+            assert_int_equal(counts.unpinned_copies, 0);
+        }
+        calls_close(&calls);
+    }
+}
+
+/* A driver that pins nothing (a limit on locked memory) costs speed and one line. */
+static void test_pins_that_are_refused(void **state)
+{
+    struct chain chain;
+
+    (void)state;
+    if (calls_fake.fake_cuda_refuse_pins == NULL) {
+        skip();
+    }
+    calls.options.pinning = KVF_GPU_PIN_LAZY;
+    calls_open(&calls, "balanced", seed);
+    calls_fake.fake_cuda_refuse_pins(true);
+    calls.n_log_errors = 0;
+    chain_init(&chain, 4, 0);
+    put_and_check(&chain);
+    get_and_check(&chain);
+    assert_int_equal(calls.n_log_errors, 1);
+    calls_fake.fake_cuda_refuse_pins(false);
+    calls_close(&calls);
+}
+
+/* An engine that has the first tokens of a chunk wants the others. */
+static void test_first_tokens_are_left_alone(void **state)
+{
+    struct chain chain;
+
+    (void)state;
+    calls_open(&calls, "balanced", seed);
+    chain_init(&chain, 2, 0);
+    put_and_check(&chain);
+    chain.gets[0].token_first = 2 * CALLS_PAGE_TOKENS;
+    chain.gets[0].n_pages = CALLS_CHUNK_PAGES - 2;
+    chain.gets[0].pages += 2;
+    get_and_check(&chain);
+    calls_close(&calls);
+}
+
+static void test_one_page_of_a_block(void **state)
+{
+    struct calls_outcome outcome = {0};
+    struct chain chain;
+    struct kvf_hit hit;
+
+    (void)state;
+    calls_open(&calls, "balanced", seed);
+    chain_init(&chain, 1, 0);
+    put_and_check(&chain);
+    chain.gets[0].token_first = CALLS_PAGE_TOKENS;
+    chain.gets[0].n_tokens = CALLS_PAGE_TOKENS;
+    chain.gets[0].n_pages = 1;
+    calls_fill(&calls);
+    assert_int_equal(kvf_get(calls.client, &chain.gets[0].key, 1, NULL, &hit), KVF_OK);
+    calls_decode(&calls, hit.record, hit.record_bytes, CALLS_PAGE_TOKENS, CALLS_PAGE_TOKENS,
+                 chain.ids[0]);
+    assert_int_equal(kvf_lease_release(calls.client, hit.lease), KVF_OK);
+    get_all(&chain, &outcome);
+    assert_int_equal(outcome.status, KVF_OK);
+    calls_assert_pages_equal(&calls);
+    calls_close(&calls);
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Statuses
+ */
+static void test_misses_and_mismatches(void **state)
+{
+    struct calls_outcome outcome = {0};
+    struct chain chain;
+
+    (void)state;
+    calls_open(&calls, "balanced", seed);
+    chain_init(&chain, 3, 20);
+    put_and_check(&chain);
+    chain.gets[2].n_tokens = 24; /* of 20 */
+    (void)calls_key(next_key++, chain.keys[1]);
+    get_all(&chain, &outcome);
+    assert_int_equal(outcome.status, KVF_PARTIAL);
+    assert_int_equal(outcome.blocks[0], KVF_OK);
+    assert_int_equal(outcome.blocks[1], KVF_MISS);
+    assert_true(outcome.blocks[2] == KVF_ERR_MISMATCH || outcome.blocks[2] == KVF_MISS);
+
+    memset(&outcome, 0, sizeof(outcome));
+    chain.gets[0] = chain.gets[2];
+    chain.n = 1;
+    get_all(&chain, &outcome);
+    assert_int_equal(outcome.blocks[0], KVF_ERR_MISMATCH);
+    assert_int_equal(outcome.status, KVF_ERR_MISMATCH);
+    calls_close(&calls);
+}
+
+static void test_present_keys_exist(void **state)
+{
+    struct calls_outcome outcome = {0};
+    struct chain chain;
+
+    (void)state;
+    calls_open(&calls, "balanced", seed);
+    chain_init(&chain, 3, 0);
+    put_and_check(&chain);
+    put_all(&chain, &outcome);
+    assert_int_equal(outcome.status, KVF_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(outcome.blocks[i], KVF_EXISTS);
+    }
+    calls_close(&calls);
+}
+
+static int put_one(const struct kvf_gpu_put_item *item, struct kvf_gpu_region *region)
+{
+    uint64_t request;
+
+    return kvf_gpu_put(calls.gpu, region, item, 1, NULL, NULL, NULL, 0, NULL, &request);
+}
+
+static void test_wrong_arguments_are_refused(void **state)
+{
+    struct kvf_gpu_region *region;
+    struct kvf_gpu_put_item put;
+    struct kvf_gpu_get_item get;
+    struct chain chain;
+    uint64_t request;
+
+    (void)state;
+    calls_open(&calls, "balanced", seed);
+    region = calls.pages.region;
+    chain_init(&chain, 2, 0);
+
+    chain.ids[0][3] = CALLS_PAGES; /* out of range */
+    assert_int_equal(put_one(&chain.puts[0], region), KVF_ERR_INVALID);
+    chain.ids[0][3] = chain.ids[0][0]; /* twice in a block */
+    assert_int_equal(put_one(&chain.puts[0], region), KVF_ERR_INVALID);
+    assert_int_equal(kvf_gpu_get(calls.gpu, region, chain.gets, 1, NULL, NULL, NULL, 0, &request),
+                     KVF_ERR_INVALID);
+    chain.ids[0][3] = chain.ids[1][1]; /* in two blocks of a call */
+    assert_int_equal(
+        kvf_gpu_put(calls.gpu, region, chain.puts, 2, NULL, NULL, NULL, 0, NULL, &request),
+        KVF_ERR_INVALID);
+    assert_int_equal(kvf_gpu_get(calls.gpu, region, chain.gets, 2, NULL, NULL, NULL, 0, &request),
+                     KVF_ERR_INVALID);
+    ids_of(0, chain.ids[0]); /* and right again: nothing was kept */
+
+    put = chain.puts[0];
+    put.n_pages = CALLS_CHUNK_PAGES - 1;
+    assert_int_equal(put_one(&put, region), KVF_ERR_INVALID);
+    put = chain.puts[0];
+    put.n_tokens = CALLS_CHUNK_TOKENS + 1;
+    assert_int_equal(put_one(&put, region), KVF_ERR_INVALID);
+    put = chain.puts[0];
+    put.key.bytes = 15;
+    assert_int_equal(put_one(&put, region), KVF_ERR_INVALID);
+    put = chain.puts[0];
+    put.struct_bytes = 0;
+    assert_int_equal(put_one(&put, region), KVF_ERR_INVALID);
+    assert_int_equal(put_one(&chain.puts[0], NULL), KVF_ERR_INVALID);
+    get = chain.gets[0];
+    get.token_first = CALLS_CHUNK_TOKENS;
+    assert_int_equal(kvf_gpu_get(calls.gpu, region, &get, 1, NULL, NULL, NULL, 0, &request),
+                     KVF_ERR_INVALID);
+    put_and_check(&chain);
+    calls_close(&calls);
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Bounds
+ */
+static void test_a_full_ring_is_busy(void **state)
+{
+    struct calls_outcome outcomes[2] = {{0}};
+    struct chain chain;
+    uint64_t requests[2];
+    uint32_t taken = 0;
+
+    (void)state;
+    calls.options.burst_bytes = 1 << 17; /* two blocks */
+    calls.options.ring_bytes = 200 << 10;
+    calls_open(&calls, "raw", seed);
+    chain_init(&chain, 16, 0);
+    assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain.puts, 16, NULL, NULL, NULL, 0,
+                                 NULL, &requests[0]),
+                     KVF_ERR_TOO_LARGE);
+    assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain.puts, 16, NULL, NULL, NULL, 0,
+                                 &taken, &requests[0]),
+                     KVF_OK);
+    assert_in_range(taken, 1, 15);
+    assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain.puts + taken, 16 - taken,
+                                 NULL, NULL, NULL, 0, NULL, &requests[1]),
+                     KVF_ERR_BUSY);
+    calls_wait(&calls, requests[0], &outcomes[0]);
+    assert_int_equal(outcomes[0].status, KVF_OK);
+    assert_int_equal(outcomes[0].n_good, taken);
+    /* and on and on, until all of the chain is there */
+    for (uint32_t at = taken; at < 16; at += taken) {
+        struct kvf_put_options options = {
+            .struct_bytes = sizeof(options), .parent = chain.puts[at - 1].key, .depth = at};
+
+        assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain.puts + at, 16 - at,
+                                     &options, NULL, NULL, 0, &taken, &requests[1]),
+                         KVF_OK);
+        memset(&outcomes[1], 0, sizeof(outcomes[1]));
+        calls_wait(&calls, requests[1], &outcomes[1]);
+        assert_int_equal(outcomes[1].status, KVF_OK);
+    }
+    get_and_check(&chain);
+    calls_close(&calls);
+}
+
+static void test_full_staging_is_busy(void **state)
+{
+    struct calls_outcome outcome = {0};
+    struct chain chain;
+    uint64_t request;
+    uint32_t taken = 0;
+
+    (void)state;
+    calls.staging_bytes = 256 << 10;
+    calls_open(&calls, "raw", seed);
+    chain_init(&chain, 16, 0);
+    assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain.puts, 16, NULL, NULL, NULL, 0,
+                                 &taken, &request),
+                     KVF_OK);
+    assert_in_range(taken, 1, 15);
+    calls_wait(&calls, request, &outcome);
+    assert_int_equal(outcome.status, KVF_OK);
+    calls_close(&calls);
+}
+
+/* Windows of a few groups, and parts as large as a group. */
+static void test_small_windows(void **state)
+{
+    (void)state;
+    for (uint32_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
+        struct chain chain;
+
+        calls.options.load_window_bytes = 1;
+        calls_open(&calls, profiles[p], seed + p);
+        chain_init(&chain, 12, 9);
+        put_and_check(&chain);
+        get_and_check(&chain);
+        calls_close(&calls);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Life
+ */
+static void test_sleep_gives_memory_back(void **state)
+{
+    struct fake_cuda_counts before = {0};
+    struct fake_cuda_counts counts = {0};
+    struct calls_outcome outcome = {0};
+    struct chain chain;
+    uint64_t request;
+
+    (void)state;
+    if (calls_fake.fake_cuda_counts != NULL) {
+        calls_fake.fake_cuda_counts(&before);
+    }
+    calls_open(&calls, "balanced", seed);
+    chain_init(&chain, 4, 0);
+    assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain.puts, 4, NULL, NULL, NULL, 0,
+                                 NULL, &request),
+                     KVF_OK);
+    assert_int_equal(kvf_gpu_sleep(calls.gpu), KVF_ERR_BUSY);
+    assert_int_equal(kvf_gpu_unregister(calls.gpu, calls.pages.region), KVF_ERR_BUSY);
+    calls_wait(&calls, request, &outcome);
+    assert_int_equal(outcome.status, KVF_OK);
+    assert_int_equal(kvf_gpu_sleep(calls.gpu), KVF_OK);
+    assert_int_equal(kvf_gpu_sleep(calls.gpu), KVF_OK);
+    if (calls_fake.fake_cuda_counts != NULL) {
+        calls_fake.fake_cuda_counts(&counts);
+        assert_int_equal(counts.device_bytes, before.device_bytes + calls.pages.bytes);
+        assert_int_equal(counts.pinned_bytes, before.pinned_bytes + calls.pages.bytes);
+    }
+    assert_int_equal(put_one(&chain.puts[0], calls.pages.region), KVF_ERR_BUSY);
+    assert_int_equal(kvf_gpu_wake(calls.gpu), KVF_OK);
+    get_and_check(&chain);
+    assert_int_equal(kvf_gpu_unregister(calls.gpu, calls.pages.region), KVF_OK);
+    assert_int_equal(kvf_gpu_unregister(calls.gpu, calls.pages.region), KVF_ERR_INVALID);
+    calls_close(&calls);
+}
+
+/* Copies in flight are waited for, and nothing is left behind. */
+static void test_close_with_work_in_flight(void **state)
+{
+    struct fake_cuda_counts before = {0};
+    struct fake_cuda_counts after = {0};
+
+    (void)state;
+    if (calls_fake.fake_cuda_counts != NULL) {
+        calls_fake.fake_cuda_counts(&before);
+    }
+    for (uint32_t i = 0; i < 20; i++) {
+        struct chain chain;
+        struct chain more;
+        uint64_t request;
+
+        calls.options.pinning = i % 3;
+        calls_open(&calls, i % 2 != 0 ? "exact" : "balanced", seed + i);
+        chain_init(&chain, 6, 0);
+        put_and_check(&chain);
+        chain_init(&more, 6, 0);
+        assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, more.puts, 6, NULL, NULL, NULL,
+                                     0, NULL, &request),
+                         KVF_OK);
+        assert_int_equal(kvf_gpu_get(calls.gpu, calls.pages.region, chain.gets, 6, NULL, NULL, NULL,
+                                     0, &request),
+                         KVF_OK);
+        for (uint32_t polls = 0; polls < i; polls++) {
+            struct kvf_gpu_event event;
+            uint32_t n;
+
+            (void)kvf_gpu_poll(calls.gpu, &event, 1, 0, &n);
+        }
+        calls_close(&calls);
+    }
+    if (calls_fake.fake_cuda_counts != NULL) {
+        calls_fake.fake_cuda_counts(&after);
+        assert_int_equal(after.device_bytes, before.device_bytes);
+        assert_int_equal(after.pinned_bytes, before.pinned_bytes);
+        assert_int_equal(after.streams, before.streams);
+        assert_int_equal(after.events, before.events);
+    }
+}
+
+/* The daemon dies with puts and gets in flight: all of them end, the handle lives. */
+static void test_the_daemon_dies(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 6; i++) {
+        struct calls_outcome outcome = {0};
+        struct chain chain;
+        struct chain more;
+        uint64_t request;
+        uint64_t ns;
+
+        calls.options.pinning = i % 3;
+        calls_open(&calls, "balanced", seed + i);
+        chain_init(&chain, 8, 0);
+        put_and_check(&chain);
+        chain_init(&more, 8, 0);
+        if (i % 2 == 0) {
+            assert_int_equal(kvf_gpu_get(calls.gpu, calls.pages.region, chain.gets, 8, NULL, NULL,
+                                         NULL, 0, &request),
+                             KVF_OK);
+        } else {
+            assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, more.puts, 8, NULL, NULL,
+                                         NULL, 0, NULL, &request),
+                             KVF_OK);
+        }
+        kvf_test_daemon_kill(&calls.daemon);
+        calls_wait(&calls, request, &outcome);
+        for (uint32_t b = 0; b < 8; b++) {
+            assert_true(outcome.blocks[b] == KVF_ERR_DISCONNECTED ||
+                        outcome.blocks[b] == KVF_ERR_LOST || outcome.blocks[b] == KVF_OK);
+        }
+        assert_true(i % 2 == 0 || outcome.pages_free);
+        kvf_test_daemon_start(&calls.daemon);
+        assert_int_equal(kvf_ping(calls.client, 10000, &ns), KVF_OK);
+        chain_init(&more, 4, 0);
+        calls_fill(&calls);
+        put_and_check(&more);
+        get_and_check(&more);
+        calls_close(&calls);
+    }
+}
+
+/* A lease that ends while its bytes are on their way: a failed load. */
+static void test_a_lost_lease_is_a_failed_load(void **state)
+{
+    static const char *const sets[] = {"lease.max_age=1s", NULL};
+    const struct timespec pause = {.tv_sec = 2, .tv_nsec = 500000000};
+    struct calls_outcome outcome = {0};
+    struct kvf_stat stat = {.struct_bytes = sizeof(stat)};
+    struct calls old = {.daemon = calls.daemon};
+    struct kvf_gpu_event event;
+    struct chain chain;
+    uint64_t request;
+    uint32_t n;
+
+    (void)state;
+    if (calls_fake.fake_cuda_hold == NULL) {
+        skip(); /* a GPU does not wait for the test */
+    }
+    calls_daemon_start(&calls, sets);
+    calls.options.pinning = KVF_GPU_PIN_LAZY;
+    calls_open(&calls, "balanced", seed);
+    chain_init(&chain, 3, 0);
+    put_and_check(&chain);
+    calls_fake.fake_cuda_hold(true);
+    assert_int_equal(
+        kvf_gpu_get(calls.gpu, calls.pages.region, chain.gets, 3, NULL, NULL, NULL, 0, &request),
+        KVF_OK);
+    /* the copies are queued once all blocks are leased, and do not run */
+    while (stat.leased_bytes < 3 * KVF_RECORD_PAGE_BYTES) {
+        assert_int_equal(kvf_stat(calls.client, &stat), KVF_OK);
+    }
+    assert_int_equal(kvf_gpu_poll(calls.gpu, &event, 1, 0, &n), KVF_EMPTY);
+    (void)nanosleep(&pause, NULL);
+    calls_fake.fake_cuda_hold(false);
+    calls_wait(&calls, request, &outcome);
+    for (uint32_t b = 0; b < 3; b++) {
+        assert_true(outcome.blocks[b] == KVF_ERR_LOST || outcome.blocks[b] == KVF_ERR_DISCONNECTED);
+    }
+    calls_close(&calls);
+    calls_daemon_stop(&calls);
+    calls.daemon = old.daemon;
+}
+
+/* A kernel that faults ends every request, and every later call. */
+static void test_the_gpu_fails(void **state)
+{
+    (void)state;
+    if (calls_fake.fake_cuda_fail_after == NULL) {
+        skip();
+    }
+    for (uint32_t i = 0; i < 40; i += 3) {
+        struct calls_outcome outcome = {0};
+        struct chain chain;
+        struct chain more;
+        uint64_t request;
+        int status;
+
+        calls.options.pinning = i % 3;
+        calls_open(&calls, "balanced", seed + i);
+        chain_init(&chain, 4, 0);
+        put_and_check(&chain);
+        chain_init(&more, 4, 0);
+        calls_fake.fake_cuda_fail_after(i);
+        if (i % 2 == 0) {
+            status = kvf_gpu_put(calls.gpu, calls.pages.region, more.puts, 4, NULL, NULL, NULL, 0,
+                                 NULL, &request);
+        } else {
+            status = kvf_gpu_get(calls.gpu, calls.pages.region, chain.gets, 4, NULL, NULL, NULL, 0,
+                                 &request);
+        }
+        assert_true(status == KVF_OK || status == KVF_ERR_IO);
+        if (status == KVF_OK) {
+            calls_wait(&calls, request, &outcome);
+            assert_true(outcome.status == KVF_OK || outcome.status == KVF_ERR_IO ||
+                        outcome.status == KVF_PARTIAL);
+        }
+        while (kvf_gpu_sleep(calls.gpu) != KVF_OK) {
+        }
+        calls_fake.fake_cuda_fail_after(UINT64_MAX >> 1);
+        calls_close(&calls);
+    }
+}
+
+static void test_without_a_driver(void **state)
+{
+    const char *driver = getenv("KVFERRY_CUDA_DRIVER");
+    char *kept = driver != NULL ? strdup(driver) : NULL;
+    struct kvf_gpu *gpu = NULL;
+    struct kvf_gpu_event event;
+    uint64_t request;
+    uint32_t n;
+
+    (void)state;
+    calls_open(&calls, "balanced", seed);
+    assert_int_equal(setenv("KVFERRY_CUDA_DRIVER", "/nonexistent/libcuda.so", 1), 0);
+    calls.n_log_errors = 0;
+    assert_int_equal(kvf_gpu_open(calls.client, &calls.options, &gpu), KVF_ERR_UNSUPPORTED);
+    assert_null(gpu);
+    assert_int_equal(calls.n_log_errors, 1);
+    assert_non_null(strstr(calls.log_text, "no CUDA driver"));
+    assert_int_equal(kvf_gpu_poll(NULL, &event, 1, 0, &n), KVF_ERR_UNSUPPORTED);
+    assert_int_equal(kvf_gpu_put(NULL, NULL, NULL, 0, NULL, NULL, NULL, 0, NULL, &request),
+                     KVF_ERR_UNSUPPORTED);
+    assert_int_equal(kvf_gpu_get(NULL, NULL, NULL, 0, NULL, NULL, NULL, 0, &request),
+                     KVF_ERR_UNSUPPORTED);
+    assert_int_equal(kvf_gpu_register(NULL, NULL, NULL), KVF_ERR_UNSUPPORTED);
+    assert_int_equal(kvf_gpu_unregister(NULL, NULL), KVF_ERR_UNSUPPORTED);
+    assert_int_equal(kvf_gpu_sleep(NULL), KVF_ERR_UNSUPPORTED);
+    assert_int_equal(kvf_gpu_wake(NULL), KVF_ERR_UNSUPPORTED);
+    assert_null(kvf_gpu_close(NULL));
+    if (kept != NULL) {
+        assert_int_equal(setenv("KVFERRY_CUDA_DRIVER", kept, 1), 0);
+    } else {
+        assert_int_equal(unsetenv("KVFERRY_CUDA_DRIVER"), 0);
+    }
+    free(kept);
+    calls.options.device_uuid = "GPU-00000000-0000-0000-0000-000000000000";
+    calls.n_log_errors = 0;
+    assert_int_equal(kvf_gpu_open(calls.client, &calls.options, &gpu), KVF_ERR_UNSUPPORTED);
+    assert_int_equal(calls.n_log_errors, 1);
+    calls.options.device_uuid = calls_device->uuid;
+    assert_int_equal(kvf_gpu_open(calls.client, &calls.options, &gpu), KVF_OK);
+    assert_null(kvf_gpu_close(gpu));
+    calls_close(&calls);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_profiles_round_trip),
+        cmocka_unit_test(test_escapes_round_trip),
+        cmocka_unit_test(test_blocks_that_kernels_leave_are_redone),
+        cmocka_unit_test(test_some_blocks_of_a_burst_are_redone),
+        cmocka_unit_test(test_pinning_modes_round_trip),
+        cmocka_unit_test(test_pins_that_are_refused),
+        cmocka_unit_test(test_first_tokens_are_left_alone),
+        cmocka_unit_test(test_one_page_of_a_block),
+        cmocka_unit_test(test_misses_and_mismatches),
+        cmocka_unit_test(test_present_keys_exist),
+        cmocka_unit_test(test_wrong_arguments_are_refused),
+        cmocka_unit_test(test_a_full_ring_is_busy),
+        cmocka_unit_test(test_full_staging_is_busy),
+        cmocka_unit_test(test_small_windows),
+        cmocka_unit_test(test_sleep_gives_memory_back),
+        cmocka_unit_test(test_close_with_work_in_flight),
+        cmocka_unit_test(test_the_daemon_dies),
+        cmocka_unit_test(test_a_lost_lease_is_a_failed_load),
+        cmocka_unit_test(test_without_a_driver),
+        cmocka_unit_test(test_the_gpu_fails),
+    };
+    int failed;
+
+    if (!calls_device_open()) {
+        return 77;
+    }
+    seed = kvf_test_seed();
+    if (calls_fake.fake_cuda_seed != NULL) {
+        calls_fake.fake_cuda_seed(seed);
+    }
+    calls_daemon_start(&calls, NULL);
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    calls_daemon_stop(&calls);
+    return failed;
+}

@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * fake_kernels.c: what the codecs' kernels do, by the C codecs. An encode is several kernels; the
+ * last one does all of it here.
+ */
+#include "tests/support/fake_cuda.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "codec/codec.h"
+#include "codec/codec_fp.h"
+#include "codec/codec_layout.h"
+
+uint32_t fake_kernel_redo_every;
+
+static uint32_t n_encoded;
+
+/* The C codec's tensor of a kernel's. */
+static struct kvf_codec_tensor tensor_of(const struct kvf_gpu_tensor *from)
+{
+    struct kvf_codec_tensor tensor = {
+        .ops = kvf_codec_find(from->codec),
+        .n_heads = from->n_heads,
+        .dim = from->dim,
+        .group = from->group,
+        .n_rows = from->n_rows,
+        .dtype = from->dtype,
+        .element_bytes = from->element_bytes,
+        .code_bytes = from->code_bytes,
+        .rot_order = from->rot_order,
+        .sqrt_order = from->sqrt_order,
+        .rsqrt_order = from->rsqrt_order,
+    };
+
+    tensor.descriptor.codec = from->codec;
+    tensor.descriptor.bits = from->bits;
+    tensor.descriptor.flags = from->flags;
+    tensor.descriptor.clip_q15 = (uint16_t)(from->clip_ratio * KVF_BLOCK_CLIP_ONE + 0.5f);
+    memcpy(tensor.order, from->order, sizeof(tensor.order));
+    memcpy(tensor.sign_bits, from->sign_bits, sizeof(tensor.sign_bits));
+    return tensor;
+}
+
+/* How a part is stored whose codec gave up. */
+static struct kvf_codec_tensor raw_of(const struct kvf_codec_tensor *tensor)
+{
+    static const struct kvf_profile_tensor settings = {.codec = KVF_CODEC_RAW};
+    struct kvf_codec_tensor raw = {
+        .ops = kvf_codec_find(KVF_CODEC_RAW),
+        .n_heads = tensor->n_heads,
+        .dim = tensor->dim,
+        .dtype = tensor->dtype,
+        .element_bytes = tensor->element_bytes,
+    };
+
+    (void)raw.ops->resolve(&raw, &settings);
+    return raw;
+}
+
+struct pages {
+    struct kvf_kv_view view;
+    struct kvf_tensor_view tensor;
+    struct kvf_codec_job job;
+};
+
+/* A part's pages. */
+static void pages_of(const struct kvf_gpu_work *work, const struct kvf_gpu_part *part,
+                     struct pages *pages)
+{
+    const struct kvf_gpu_pages *strides = &work->pages[part->is_v];
+
+    pages->view = (struct kvf_kv_view){
+        .struct_bytes = sizeof(pages->view),
+        .tokens_a_page = work->tokens_a_page,
+        .page_table = (const uint32_t *)(uintptr_t)work->page_ids + part->first_page,
+    };
+    pages->tensor = (struct kvf_tensor_view){
+        .page_stride_bytes = strides->page_stride_bytes,
+        .token_stride_bytes = strides->token_stride_bytes,
+        .head_stride_bytes = strides->head_stride_bytes,
+    };
+    pages->job = (struct kvf_codec_job){
+        .view = &pages->view,
+        .tensor = &pages->tensor,
+        .base = (uint8_t *)(uintptr_t)part->base,
+        .n_tokens = part->n_tokens,
+        .token_first = part->token_first,
+        .n_wanted = part->n_wanted,
+    };
+}
+
+static void *workspace_of(const struct kvf_codec_tensor *tensor)
+{
+    size_t bytes = tensor->ops->workspace_bytes(tensor);
+
+    return aligned_alloc(KVF_CODEC_WORKSPACE_ALIGN,
+                         kvf_align_up(bytes + 1, KVF_CODEC_WORKSPACE_ALIGN));
+}
+
+/* Escapes of one part, kept until the strips are written. */
+struct escapes {
+    uint32_t *index;
+    uint32_t n;
+};
+
+/* One part at stored. Returns its bytes; 0: the block is to be done by the processor. */
+static size_t encode_part(const struct kvf_gpu_work *work, const struct kvf_gpu_part *part,
+                          uint8_t *stored, struct escapes *escapes_out, uint8_t *bits_out)
+{
+    struct kvf_codec_tensor tensor = tensor_of(&work->tensors[part->is_v]);
+    uint32_t n_vectors = (uint32_t)tensor.n_rows * part->n_tokens;
+    struct kvf_codec_escapes escapes = {
+        .index = malloc(n_vectors * sizeof(uint32_t)),
+        .max = part->n_sinks * tensor.n_rows +
+               (n_vectors + KVF_CODEC_ESCAPE_SHARE - 1) / KVF_CODEC_ESCAPE_SHARE,
+    };
+    struct kvf_codec_sizes sizes;
+    struct pages pages;
+    void *workspace = workspace_of(&tensor);
+    int status;
+
+    pages_of(work, part, &pages);
+    pages.job.n_sinks = part->n_sinks;
+    status = tensor.ops->encode(&tensor, &pages.job, stored, &escapes, workspace, &sizes);
+    *bits_out = tensor.descriptor.bits;
+    if (status == KVF_ERR_NO_SPACE && tensor.ops->id == KVF_CODEC_EXACT) {
+        struct kvf_codec_tensor raw = raw_of(&tensor);
+
+        escapes.n = 0;
+        status = raw.ops->encode(&raw, &pages.job, stored, NULL, NULL, &sizes);
+        *bits_out = KVF_BITS_RAW;
+    }
+    free(workspace);
+    escapes_out->index = escapes.index;
+    escapes_out->n = escapes.n;
+    return status == KVF_OK ? kvf_sizes_total(&sizes) : 0;
+}
+
+static uint8_t *section_write(const struct kvf_gpu_work *work, const struct kvf_gpu_part *part,
+                              const struct escapes *escapes, uint8_t *section)
+{
+    struct kvf_codec_tensor tensor = tensor_of(&work->tensors[part->is_v]);
+    size_t vector_bytes = (size_t)tensor.group * tensor.element_bytes;
+    size_t bytes = kvf_raw_section_bytes(&tensor, escapes->n);
+    struct pages pages;
+    uint8_t *to = section + escapes->n * sizeof(uint32_t);
+
+    pages_of(work, part, &pages);
+    memset(section, 0, bytes);
+    memcpy(section, escapes->index, escapes->n * sizeof(uint32_t));
+    for (uint32_t i = 0; i < escapes->n; i++) {
+        memcpy(to,
+               kvf_pages_vector(&tensor, &pages.job, escapes->index[i] / part->n_tokens,
+                                escapes->index[i] % part->n_tokens),
+               vector_bytes);
+        to += vector_bytes;
+    }
+    return section + bytes;
+}
+
+/* The raw area behind the strips. Returns its bytes. */
+static size_t area_write(const struct kvf_gpu_work *work, const struct kvf_gpu_part *parts,
+                         uint32_t n_parts, const struct escapes *escapes, uint8_t *area)
+{
+    uint8_t *at = area + kvf_raw_table_bytes(work->n_layers);
+    size_t bytes;
+
+    memset(area, 0, kvf_raw_table_bytes(work->n_layers));
+    for (uint32_t i = 0; i < n_parts; i++) {
+        kvf_store_u32(area + (2u * parts[i].layer + parts[i].is_v) * sizeof(uint32_t),
+                      escapes[i].n);
+        if (escapes[i].n != 0) {
+            at = section_write(work, &parts[i], &escapes[i], at);
+        }
+    }
+    bytes = kvf_part_bytes((size_t)(at - area));
+    memset(at, 0, bytes - (size_t)(at - area));
+    return bytes;
+}
+
+static void encode_block(const struct kvf_gpu_work *work, struct kvf_gpu_part *parts,
+                         uint32_t n_parts, bool is_fixed)
+{
+    struct kvf_gpu_result *result = (struct kvf_gpu_result *)(uintptr_t)work->results +
+                                    parts[0].block;
+    struct escapes *escapes = calloc(n_parts, sizeof(*escapes));
+    uint8_t *payload = (uint8_t *)(uintptr_t)parts[0].stored;
+    uint8_t *at = payload;
+    bool is_raw = work->tensors[0].codec == KVF_CODEC_RAW;
+
+    result->flags = KVF_GPU_DONE;
+    n_encoded += !is_raw;
+    if (!is_raw && fake_kernel_redo_every != 0 && n_encoded % fake_kernel_redo_every == 0) {
+        result->flags |= KVF_GPU_REDO;
+    }
+    result->n_escapes = 0;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        uint8_t bits = 0;
+        size_t bytes;
+
+        if (is_fixed) {
+            at = (uint8_t *)(uintptr_t)parts[i].stored;
+        }
+        if (!parts[i].is_v) {
+            result->layer_offsets[parts[i].layer] = (uint32_t)((size_t)(at - payload) /
+                                                               KVF_BLOCK_ALIGN_BYTES);
+            result->layer_bits[parts[i].layer] = 0;
+        }
+        parts[i].stored = (uint64_t)(uintptr_t)at;
+        bytes = encode_part(work, &parts[i], at, &escapes[i], &bits);
+        result->flags |= bytes == 0 ? KVF_GPU_REDO : 0;
+        result->layer_bits[parts[i].layer] |= (uint8_t)(parts[i].is_v ? bits << 4 : bits);
+        result->n_escapes += escapes[i].n;
+        at += bytes;
+    }
+    result->raw_area_offset = (uint32_t)((size_t)(at - payload) / KVF_BLOCK_ALIGN_BYTES);
+    result->raw_area_bytes = 0;
+    if (result->n_escapes != 0 && (result->flags & KVF_GPU_REDO) == 0) {
+        result->raw_area_bytes = (uint32_t)area_write(work, parts, n_parts, escapes, at);
+    }
+    for (uint32_t i = 0; i < n_parts; i++) {
+        free(escapes[i].index);
+    }
+    free(escapes);
+}
+
+static void encode(const struct kvf_gpu_work *work, bool is_fixed)
+{
+    struct kvf_gpu_part *parts = (struct kvf_gpu_part *)(uintptr_t)work->parts;
+    uint32_t first = 0;
+
+    while (first < work->n_parts) {
+        uint32_t n = 1;
+
+        while (first + n < work->n_parts && parts[first + n].block == parts[first].block) {
+            n++;
+        }
+        encode_block(work, parts + first, n, is_fixed);
+        first += n;
+    }
+}
+
+static void decode(const struct kvf_gpu_work *work, uint8_t codec, uint32_t tensors)
+{
+    const struct kvf_gpu_part *parts = (const struct kvf_gpu_part *)(uintptr_t)work->parts;
+
+    for (uint32_t i = 0; i < work->n_parts; i++) {
+        struct kvf_codec_tensor tensor = tensor_of(&work->tensors[parts[i].is_v]);
+        const uint8_t *stored = (const uint8_t *)(uintptr_t)parts[i].stored;
+        struct kvf_codec_sizes sizes;
+        struct pages pages;
+        void *workspace;
+        int status = KVF_OK;
+
+        if ((tensors >> parts[i].is_v & 1) == 0) {
+            continue;
+        }
+        assert(tensor.ops->id == codec);
+        pages_of(work, &parts[i], &pages);
+        workspace = workspace_of(&tensor);
+        if (tensor.ops->stored_sizes != NULL) {
+            status = tensor.ops->stored_sizes(&tensor, parts[i].n_tokens, stored,
+                                              parts[i].part_bytes, &sizes);
+        } else {
+            tensor.ops->sizes(&tensor, parts[i].n_tokens, &sizes);
+        }
+        if (status == KVF_OK) {
+            (void)tensor.ops->decode(&tensor, &pages.job, stored, &sizes, workspace);
+        }
+        free(workspace);
+    }
+}
+
+static void patch(const struct kvf_gpu_work *work, uint32_t tensors)
+{
+    const struct kvf_gpu_part *parts = (const struct kvf_gpu_part *)(uintptr_t)work->parts;
+
+    for (uint32_t p = 0; p < work->n_parts; p++) {
+        const struct kvf_gpu_part *part = &parts[p];
+        struct kvf_codec_tensor tensor = tensor_of(&work->tensors[part->is_v]);
+        size_t vector_bytes = (size_t)tensor.group * tensor.element_bytes;
+        const uint8_t *section = (const uint8_t *)(uintptr_t)part->stored;
+        struct pages pages;
+
+        if ((tensors >> part->is_v & 1) == 0) {
+            continue;
+        }
+        pages_of(work, part, &pages);
+        for (uint32_t i = 0; i < part->n_vectors; i++) {
+            uint32_t index = kvf_load_u32(section + i * sizeof(uint32_t));
+            uint32_t token = index % part->n_tokens;
+
+            if (index / part->n_tokens < tensor.n_rows && token >= part->token_first &&
+                token - part->token_first < part->n_wanted) {
+                memcpy(kvf_pages_vector(&tensor, &pages.job, index / part->n_tokens,
+                                        token - part->token_first),
+                       section + part->n_vectors * sizeof(uint32_t) + i * vector_bytes,
+                       vector_bytes);
+            }
+        }
+    }
+}
+
+static bool begins(const char *name, const char *with)
+{
+    return strncmp(name, with, strlen(with)) == 0;
+}
+
+bool fake_kernel_exists(const char *name)
+{
+    return begins(name, "kvf_raw_") || begins(name, "kvf_exact_") || begins(name, "kvf_saw_") ||
+           begins(name, "kvf_escapes_");
+}
+
+void fake_kernel_run(const char *name, const struct kvf_gpu_work *work, uint32_t tensors)
+{
+    struct kvf_fp_state state = kvf_fp_enter();
+
+    if (begins(name, "kvf_escapes_write")) {
+        encode(work, begins(name, "kvf_escapes_write_fixed"));
+    } else if (begins(name, "kvf_escapes_patch")) {
+        patch(work, tensors);
+    } else if (begins(name, "kvf_raw_decode")) {
+        decode(work, KVF_CODEC_RAW, tensors);
+    } else if (begins(name, "kvf_exact_decode")) {
+        decode(work, KVF_CODEC_EXACT, tensors);
+    } else if (begins(name, "kvf_saw_decode")) {
+        decode(work, KVF_CODEC_SAW, tensors);
+    }
+    kvf_fp_leave(state);
+}
