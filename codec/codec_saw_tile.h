@@ -44,7 +44,6 @@ struct tile_work {
     float mean[GROUP_MAX]; /* encode: rotated, in the order of y; decode: by element, 0 if none */
     _Alignas(64) uint32_t signs[GROUP_MAX]; /* the sign bit where a channel is flipped */
     uint32_t sign_pairs[GROUP_MAX / 2];     /* the same for two bf16 or fp16 in a dword */
-    float factor[FACTOR_MAX * FACTOR_MAX];  /* the signs of rotate.h's order m, row by row */
     _Alignas(64) float partial[GROUP_MAX][KVF_SAW_PARTIAL_SUMS];
     uint8_t *rows[TOKENS_MAX + LANES]; /* vectors of the row; the last one repeated */
     const uint8_t *summed[TOKENS_MAX + KVF_SAW_PARTIAL_SUMS]; /* for sums: zeros for what is left
@@ -118,8 +117,7 @@ static void fill_signs(const struct tile_row *row)
     }
 }
 
-static struct tile_row row_of(const struct kvf_saw_row *at, const uint8_t *mean, uint32_t n_tokens,
-                              bool inverse)
+static struct tile_row row_of(const struct kvf_saw_row *at, const uint8_t *mean, uint32_t n_tokens)
 {
     const struct kvf_codec_tensor *tensor = at->tensor;
     struct tile_row row = {
@@ -143,9 +141,6 @@ static struct tile_row row_of(const struct kvf_saw_row *at, const uint8_t *mean,
     }
     find_rows(&row, n_tokens);
     fill_signs(&row);
-    if (row.width == 0) {
-        kvf_rotate_factor(tensor->rot_order, inverse, row.work->factor);
-    }
     return row;
 }
 
@@ -413,28 +408,69 @@ KVF_LANES_INLINE void rotate_l(const struct tile_row *row, uint32_t w, bool cent
     }
 }
 
-/* y_r = x_0 +- x_1 +- ... over the m vectors of x that are stride apart. A product with +-1 is
- * exact, so each step of the sum rounds as an addition does. */
-static void factor_step(float (*x)[LANES], uint32_t m, uint32_t stride, const float *signs)
+/* y_r = x_0 +- x_1 +- ... over the m vectors of x that are stride apart, signs by row, or by column
+ * if transposed. All of it is known to the compiler, so that nothing but sums is left; half of the
+ * rows at a time have registers. */
+KVF_LANES_INLINE void factor_step(float (*x)[LANES], uint32_t m, uint32_t stride,
+                                  const uint32_t *signs, bool transposed)
 {
-    lanes_f in[FACTOR_MAX];
+    lanes_f minus_one = f_hidden(-1.0f);
+    float in[FACTOR_MAX][LANES] __attribute__((aligned(64)));
     for (uint32_t a = 0; a < m; a++) {
-        in[a] = f_load(x[a * stride]);
+        f_store(in[a], f_load(x[a * stride]));
     }
-    for (uint32_t r = 0; r < m; r += 4) {
-        lanes_f sum[4] = {f_set1(0), f_set1(0), f_set1(0), f_set1(0)};
-        for (uint32_t a = 0; a < m; a++) {
+    KVF_UNROLL
+    for (uint32_t half = 0; half < 2; half++) {
+        lanes_f sum[FACTOR_MAX / 2];
+        KVF_UNROLL
+        for (uint32_t j = 0; j < m / 2; j++) {
+            sum[j] = f_set1(0.0f);
+        }
+        KVF_UNROLL
+        for (uint32_t half_a = 0; half_a < 2; half_a++) {
             KVF_UNROLL
-            for (uint32_t j = 0; j < 4; j++) {
-                sum[j] = f_fma(in[a], f_set1(signs[(r + j) * m + a]), sum[j]);
+            for (uint32_t i = 0; i < m / 2; i++) {
+                uint32_t a = half_a * (m / 2) + i;
+                lanes_f term = f_load(in[a]);
+                KVF_UNROLL
+                for (uint32_t j = 0; j < m / 2; j++) {
+                    uint32_t r = half * (m / 2) + j;
+                    bool minus = (transposed ? signs[a] >> r : signs[r] >> a) & 1;
+                    if (minus) {
+                        sum[j] = f_fma(term, minus_one, sum[j]);
+                    } else {
+                        sum[j] = sum[j] + term;
+                    }
+                }
             }
         }
         KVF_UNROLL
-        for (uint32_t j = 0; j < 4; j++) {
-            f_store(x[(r + j) * stride], sum[j]);
+        for (uint32_t j = 0; j < m / 2; j++) {
+            f_store(x[(half * (m / 2) + j) * stride], sum[j]);
         }
     }
 }
+
+/* The same for each of the m vectors that an order has side by side, along all of x. */
+#define FACTOR_STEPS(name, m, table)                                                               \
+    static void name(float(*x)[LANES], uint32_t n, uint32_t power, bool transposed)                \
+    {                                                                                              \
+        static const uint32_t signs[m] = table;                                                    \
+        for (uint32_t at = 0; at < n; at++) {                                                      \
+            if (at / power % (m) != 0) {                                                           \
+                continue;                                                                          \
+            }                                                                                      \
+            if (transposed) {                                                                      \
+                factor_step(x + at, m, power, signs, true);                                        \
+            } else {                                                                               \
+                factor_step(x + at, m, power, signs, false);                                       \
+            }                                                                                      \
+        }                                                                                          \
+    }
+
+FACTOR_STEPS(factor_steps_12, 12, KVF_HADAMARD_12)
+FACTOR_STEPS(factor_steps_20, 20, KVF_HADAMARD_20)
+FACTOR_STEPS(factor_steps_28, 28, KVF_HADAMARD_28)
 
 /* Stages over the lowest bits, of which there are p, up to 4, in their order: 0, 1, 3, 2. */
 KVF_LANES_INLINE void rotate_low(float (*x)[LANES], uint32_t n, uint32_t p)
@@ -478,9 +514,9 @@ static void rotate_stages(float (*x)[LANES], uint32_t n, uint32_t power)
     }
 }
 
-/* Any order, in place. Forward if the row's factor is, else the inverse: the stages are their own
- * inverse, and over integers that floats hold exactly their order does not matter. */
-static void rotate_any(const struct tile_row *row, float (*x)[LANES])
+/* Any order, in place. The stages are their own inverse, and over integers that floats hold exactly
+ * their order does not matter. */
+static void rotate_any(const struct tile_row *row, float (*x)[LANES], bool inverse)
 {
     uint32_t m = kvf_rotate_factor_order(row->tensor->rot_order);
     uint32_t power = row->tensor->rot_order / m;
@@ -498,10 +534,18 @@ static void rotate_any(const struct tile_row *row, float (*x)[LANES])
         rotate_stages(x, row->n, power);
         break;
     }
-    for (uint32_t base = 0; m > 1 && base < row->n; base += row->tensor->rot_order) {
-        for (uint32_t b = 0; b < power; b++) {
-            factor_step(x + base + b, m, power, row->work->factor);
-        }
+    switch (m) {
+    case 12:
+        factor_steps_12(x, row->n, power, inverse);
+        break;
+    case 20:
+        factor_steps_20(x, row->n, power, inverse);
+        break;
+    case 28:
+        factor_steps_28(x, row->n, power, inverse);
+        break;
+    default:
+        break;
     }
 }
 

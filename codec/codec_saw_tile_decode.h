@@ -306,7 +306,7 @@ static void decode_any(const struct tile_row *row, const struct tile_scale *scal
         lanes_i code = code_at(work, position, bits, low_at);
         f_store(work->x[tensor->order[position]], f_from_i(code));
     }
-    rotate_any(row, work->x);
+    rotate_any(row, work->x, true);
     for (uint32_t i = 0; i < row->n; i++) {
         lanes_f sum = f_load(work->x[i]);
         f_store(work->x[i], value_of(work, scale, i, sum, i % tensor->rot_order == 0));
@@ -491,7 +491,7 @@ static void decode_tile(const struct tile_row *row, uint32_t token, const uint8_
 static void decode_row(const struct kvf_saw_row *at, const uint8_t *mean, const uint8_t *meta,
                        const uint8_t *codes)
 {
-    struct tile_row row = row_of(at, mean, at->job->n_wanted, true);
+    struct tile_row row = row_of(at, mean, at->job->n_wanted);
     for (uint32_t i = 0; i < row.n; i++) {
         uint16_t half = 0;
         if (mean != NULL) {

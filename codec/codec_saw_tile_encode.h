@@ -50,7 +50,7 @@ static void rotate_tile(const struct tile_row *row, bool centred, float (*y)[LAN
     for (uint32_t lane = 0; next != NULL && lane < LANES; lane++) {
         fetch_next(next, lane, row->bytes);
     }
-    rotate_any(row, y);
+    rotate_any(row, y, false);
     for (uint32_t i = 0; centred && i < row->n; i++) {
         f_store(y[i], f_load(y[i]) - f_set1(work->mean[i]));
     }
@@ -689,7 +689,7 @@ static void rotate_mean(const struct tile_row *row, const uint8_t *mean)
 static int encode_row(const struct kvf_saw_row *at, uint8_t *mean, uint8_t *meta, uint8_t *codes,
                       struct kvf_codec_escapes *escapes)
 {
-    struct tile_row row = row_of(at, mean, at->job->n_tokens, false);
+    struct tile_row row = row_of(at, mean, at->job->n_tokens);
     if (mean != NULL) {
         if (row.tensor->dtype == KVF_DTYPE_BF16 && row.n % (2 * LANES) == 0) {
             make_mean_bf16(&row, mean);

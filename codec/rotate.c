@@ -50,18 +50,6 @@ uint32_t kvf_rotate_factor_order(uint32_t order)
     return factor_of(order, &signs);
 }
 
-void kvf_rotate_factor(uint32_t order, bool transposed, float *signs_out)
-{
-    const uint32_t *signs;
-    uint32_t m = factor_of(order, &signs);
-    for (uint32_t r = 0; r < m && signs != NULL; r++) {
-        for (uint32_t a = 0; a < m; a++) {
-            bool minus = (transposed ? signs[a] >> r : signs[r] >> a) & 1;
-            signs_out[r * m + a] = minus ? -1.0f : 1.0f;
-        }
-    }
-}
-
 uint16_t kvf_rotate_order(uint32_t dim)
 {
     uint32_t power = dim & (~dim + 1);

@@ -65,9 +65,8 @@ uint16_t kvf_rotate_order(uint32_t dim);
 /* Is order m 2^n with m > 1? */
 bool kvf_rotate_is_kronecker(uint32_t order);
 
-/* m, and its matrix row by row: +1 or -1; transposed for the inverse. Nothing if m is 1. */
+/* m; 1 if there is none. */
 uint32_t kvf_rotate_factor_order(uint32_t order);
-void kvf_rotate_factor(uint32_t order, bool transposed, float *signs_out);
 
 /* sqrt(order) and 1 / sqrt(order), correctly rounded; order from kvf_rotate_order. */
 float kvf_rotate_sqrt(uint32_t order);
