@@ -25,7 +25,7 @@
 #define SPIN_NS_MAX (150 * KVF_NS_PER_US)
 /* On a CPU that others want, perhaps a client, looking takes the time in which something could be
  * submitted. Once the reactor has lost its CPU it looks for SPIN_NS_RIVALS only, for a while that
- * doubles each time. Not at all would be worse: it would be woken for each submission of a batch. */
+ * doubles each time. Not at all would be worse: each submission of a batch would wake it. */
 #define SPIN_NS_RIVALS (2 * KVF_NS_PER_US)
 #define MODEST_NS_MIN  (250 * KVF_NS_PER_US)
 #define MODEST_NS_MAX  (16 * KVF_NS_PER_MS)
