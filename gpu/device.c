@@ -335,7 +335,6 @@ int kvf_gpu_host_alloc(struct kvf_gpu_device *device, size_t bytes, void **memor
     if (result == KVF_CUDA_SUCCESS) {
         result = device->driver.cuMemHostGetDevicePointer(address_out, memory, 0);
         if (result == KVF_CUDA_SUCCESS) {
-            memset(memory, 0, bytes);
             *memory_out = memory;
         } else {
             (void)device->driver.cuMemFreeHost(memory);

@@ -113,7 +113,7 @@ int kvf_gpu_pin(struct kvf_gpu_device *device, void *memory, size_t bytes, bool 
 /* No copy from or to the memory is in flight. */
 void kvf_gpu_unpin(struct kvf_gpu_device *device, void *memory);
 
-/* Pinned memory of our own, zeroed, which kernels reach at *address_out. */
+/* Pinned memory of our own, which kernels reach at *address_out. */
 int kvf_gpu_host_alloc(struct kvf_gpu_device *device, size_t bytes, void **memory_out,
                        uint64_t *address_out);
 void kvf_gpu_host_free(struct kvf_gpu_device *device, void *memory);

@@ -275,6 +275,12 @@ void calls_open(struct calls *calls, const char *profile, uint64_t seed)
     options.log_arg = calls;
     assert_int_equal(kvf_open(&options, &calls->client), KVF_OK);
     calls->options.struct_bytes = sizeof(calls->options);
+    if (calls->options.burst_bytes == 0) {
+        calls->options.burst_bytes = 1 << 19;
+    }
+    if (calls->options.load_window_bytes == 0) {
+        calls->options.load_window_bytes = 1 << 19;
+    }
     assert_int_equal(kvf_gpu_open(calls->client, &calls->options, &calls->gpu), KVF_OK);
     plan = &calls->client->plan;
     assert_string_equal(plan->profile->name, profile);

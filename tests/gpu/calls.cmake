@@ -24,4 +24,14 @@ if(TARGET kvf_test_daemon)
     endfunction()
 
     kvf_add_calls_test(NAME calls CLIENT kvf_client_gpu SOURCES test_calls.c)
+
+    # A second build of the library, whose waits can be taken out.
+    get_target_property(sources kvf_client_gpu SOURCES)
+    list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/client/)
+    add_library(kvf_client_gpu_mutated STATIC ${sources})
+    target_compile_definitions(kvf_client_gpu_mutated PRIVATE KVF_MUTATIONS)
+    target_link_libraries(kvf_client_gpu_mutated PUBLIC kvf_client kvf_codec kvf_gpu kvf_base
+                          kvf_flags)
+    kvf_add_calls_test(NAME order CLIENT kvf_client_gpu_mutated SOURCES test_order.c
+                       OPTIONS -Wl,--wrap=kvf_lease_release)
 endif()

@@ -4,7 +4,8 @@
  *
  * Every stream is a queue. A turn runs the first operation of one stream whose first operation can
  * run (a wait can once its event has been recorded as often as when the wait was queued). Which
- * stream: one that is preferred for a while, mostly, so that some streams fall far behind others.
+ * stream: any of those that are awake. Half of them sleep for a while, others after that, so that
+ * some streams fall far behind others, and sometimes all behind the host.
  */
 #include "tests/support/fake_cuda.h"
 
@@ -21,8 +22,8 @@
 enum {
     STREAMS_MAX = 64,
     RANGES_MAX = 256,
-    PREFERENCE_TURNS = 48, /* at most */
-    TURNS_A_CALL = 4,      /* at most */
+    SLEEP_CALLS = 40, /* at most */
+    TURNS_A_CALL = 4, /* at most */
     ERROR_INVALID_HANDLE = 400,
     ERROR_ILLEGAL_ADDRESS = 700,
 };
@@ -79,8 +80,8 @@ static uint32_t n_ranges;
 static struct fake_kernel kernels[64];
 static uint32_t n_kernels;
 static struct kvf_random_seeded random_state;
-static uint32_t preferred;
-static uint32_t preference_turns;
+static uint64_t asleep; /* a bit a stream */
+static uint64_t sleep_calls;
 static struct fake_cuda_counts counts;
 static uint64_t fail_at = UINT64_MAX;
 static bool are_pins_refused;
@@ -123,7 +124,7 @@ static bool can_run(const struct fake_stream *stream)
 {
     const struct op *op = stream->head;
 
-    return op != NULL && (op->kind != OP_WAIT || op->event->done >= op->number);
+    return op != NULL && (op->kind != OP_WAIT || op->event->done >= op->number || has_failed());
 }
 
 static void run_first(struct fake_stream *stream)
@@ -140,27 +141,16 @@ static void run_first(struct fake_stream *stream)
     free(op);
 }
 
-/* One operation of any stream. False: none can run. */
-static bool turn(void)
+/* One operation of any stream but those that sleep. False: none can run. */
+static bool turn(uint64_t sleeping)
 {
-    uint32_t first;
+    uint32_t first = (uint32_t)(kvf_random_seeded_next(&random_state) % n_streams);
 
-    if (is_held) {
-        return false;
-    }
-    if (preference_turns == 0) {
-        preferred = (uint32_t)(kvf_random_seeded_next(&random_state) % n_streams);
-        preference_turns = 1 + (uint32_t)(kvf_random_seeded_next(&random_state) % PREFERENCE_TURNS);
-    }
-    preference_turns--;
-    first = kvf_random_seeded_next(&random_state) % 8 == 0
-                ? (uint32_t)(kvf_random_seeded_next(&random_state) % n_streams)
-                : preferred;
-    for (uint32_t i = 0; i < n_streams; i++) {
-        struct fake_stream *stream = streams[(first + i) % n_streams];
+    for (uint32_t i = 0; i < n_streams && !is_held; i++) {
+        uint32_t at = (first + i) % n_streams;
 
-        if (can_run(stream)) {
-            run_first(stream);
+        if ((sleeping >> at & 1) == 0 && can_run(streams[at])) {
+            run_first(streams[at]);
             return true;
         }
     }
@@ -170,15 +160,20 @@ static bool turn(void)
 /* What goes on while the host is in the driver. */
 static int turns(void)
 {
+    if (sleep_calls == 0) {
+        asleep = kvf_random_seeded_next(&random_state);
+        sleep_calls = 1 + kvf_random_seeded_next(&random_state) % SLEEP_CALLS;
+    }
+    sleep_calls--;
     for (uint64_t n = kvf_random_seeded_next(&random_state) % (TURNS_A_CALL + 1); n > 0; n--) {
-        (void)turn();
+        (void)turn(asleep);
     }
     return has_failed() ? ERROR_ILLEGAL_ADDRESS : KVF_CUDA_SUCCESS;
 }
 
 static void run_until_stream(const struct fake_stream *stream)
 {
-    while (stream->head != NULL && turn()) {
+    while (stream->head != NULL && turn(0)) {
     }
     assert(stream->head == NULL && "a stream waits for what nobody records");
 }
@@ -423,7 +418,7 @@ int fake_cuCtxGetDevice(int *device)
 
 int fake_cuCtxSynchronize(void)
 {
-    while (turn()) {
+    while (turn(0)) {
     }
     return turns();
 }
@@ -671,7 +666,7 @@ int fake_cuEventCreate(void **event, unsigned flags)
 int fake_cuEventDestroy(void *event)
 {
     /* the real one goes when its last use has ended */
-    while (((struct fake_event *)event)->done < ((struct fake_event *)event)->recorded && turn()) {
+    while (((struct fake_event *)event)->done < ((struct fake_event *)event)->recorded && turn(0)) {
     }
     for (uint32_t i = 0; i < n_streams; i++) {
         for (struct op *op = streams[i]->head; op != NULL; op = op->next) {
@@ -710,7 +705,7 @@ int fake_cuEventSynchronize(void *event)
 {
     const struct fake_event *e = event;
 
-    while (e->done < e->recorded && turn()) {
+    while (e->done < e->recorded && turn(0)) {
     }
     return turns();
 }
@@ -733,7 +728,7 @@ FAKE_CUDA_CONTROLS(DECLARE)
 void fake_cuda_seed_control(uint64_t seed)
 {
     kvf_random_seeded_init(&random_state, seed);
-    preference_turns = 0;
+    sleep_calls = 0;
 }
 
 void fake_cuda_counts_control(struct fake_cuda_counts *counts_out)
@@ -748,6 +743,8 @@ bool fake_cuda_is_pending_control(const void *memory, size_t bytes)
 
 void fake_cuda_fail_after_control(uint64_t operations)
 {
+    while (has_failed() && turn(0)) { /* what a failed device had queued never runs */
+    }
     fail_at = counts.operations + operations;
 }
 

@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_order.c: who waits for whom.
+ *
+ * A round writes pages on one stream, puts them, overwrites them the moment they are free, gets
+ * them into pages that another stream still reads, and looks at the result the moment it is
+ * complete. Everything the host does is one call behind the event that allows it. Delays in front
+ * of the streams of the "engine" give the library every chance to be early.
+ *
+ * A thousand rounds must give the right bytes. Then each wait of the library (gpu_internal.h lists
+ * them) is taken out, in a process of its own, and some round has to go wrong: on the fake driver,
+ * which runs what is queued in any order that is allowed. On a GPU the orders are those of its
+ * scheduler, so there this is reported and not required.
+ */
+#include "client/gpu_internal.h"
+#include "tests/gpu/calls.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+const char *kvf_mutant_chosen;
+
+static const char *const mutants[] = {
+    "gpu_writer_wait", "gpu_upload_wait",   "gpu_free_wait", "gpu_encode_wait",
+    "gpu_submit_wait", "gpu_ring_wait",     "gpu_copy_wait", "gpu_release_wait",
+    "gpu_reader_wait", "gpu_complete_wait",
+};
+
+enum {
+    ROUNDS = 1000,
+    MUTANT_ROUNDS = 1000,
+    CHUNKS = 3,
+    DELAY_BYTES = 64 << 20, /* some 30 us of a GPU */
+};
+
+static struct calls calls;
+static uint64_t seed;
+
+/* The engine's side. */
+static void *writer;
+static void *reader;
+static void *other;
+static void *written;
+static void *read_done;
+static uint64_t snapshot; /* what the reader reads */
+static uint8_t *snapshot_host;
+static uint8_t *content; /* pinned: what the writer writes */
+static uint8_t *garbage;
+static uint64_t delay;
+static size_t delay_bytes;
+
+/* Is memory of a hit still being read when its lease ends? */
+static bool was_released_early;
+
+int __real_kvf_lease_release(struct kvf_client *client, uint64_t lease);
+int __wrap_kvf_lease_release(struct kvf_client *client, uint64_t lease);
+
+int __wrap_kvf_lease_release(struct kvf_client *client, uint64_t lease)
+{
+    const struct kvf_gpu_request *request = calls.gpu != NULL ? calls.gpu->requests : NULL;
+
+    for (; request != NULL && calls_fake.fake_cuda_is_pending != NULL; request = request->next) {
+        for (uint32_t i = 0; i < request->n; i++) {
+            const struct kvf_hit *hit = &request->items[i].hit;
+
+            if (hit->record != NULL && hit->lease == lease &&
+                calls_fake.fake_cuda_is_pending(hit->record, hit->record_bytes)) {
+                was_released_early = true;
+            }
+        }
+    }
+    return __real_kvf_lease_release(client, lease);
+}
+
+static void engine_open(uint32_t pinning)
+{
+    calls.options.pinning = pinning;
+    calls.options.burst_bytes = 1 << 17;
+    calls.options.ring_bytes = 100 << 10; /* little more than a round's burst */
+    calls_daemon_start(&calls, NULL);
+    calls_open(&calls, "balanced", seed);
+    writer = calls_stream();
+    reader = calls_stream();
+    other = calls_stream();
+    written = calls_event();
+    read_done = calls_event();
+    snapshot = calls_alloc(calls.pages.bytes);
+    snapshot_host = calls_pinned(calls.pages.bytes);
+    content = calls_pinned(calls.pages.bytes);
+    garbage = calls_pinned(calls.pages.bytes);
+    memset(garbage, 0x3c, calls.pages.bytes);
+    delay_bytes = calls_fake.fake_cuda_seed != NULL ? 4096 : DELAY_BYTES;
+    delay = calls_alloc(delay_bytes);
+}
+
+static void engine_close(void)
+{
+    calls_close(&calls);
+    calls_daemon_stop(&calls);
+}
+
+static void delay_queue(void *stream, uint32_t times)
+{
+    for (uint32_t i = 0; i < times; i++) {
+        calls_check(
+            calls_device->driver.cuMemsetD8Async(delay, (unsigned char)i, delay_bytes, stream));
+    }
+}
+
+static void all_pages_write(const void *from, void *stream)
+{
+    calls_check(calls_device->driver.cuMemcpyHtoDAsync(calls.pages.address, from, calls.pages.bytes,
+                                                       stream));
+}
+
+/* Poll until the request says so. False: it says something else. */
+static bool wait_for(uint64_t request, uint8_t kind)
+{
+    for (;;) {
+        struct kvf_gpu_event event;
+        uint32_t n;
+
+        if (kvf_gpu_poll(calls.gpu, &event, 1, 1000, &n) != KVF_OK) {
+            return false;
+        }
+        if (event.request == request && event.kind == kind) {
+            return event.status == KVF_OK;
+        }
+        if (event.kind == KVF_GPU_EVENT_REQUEST) {
+            return false;
+        }
+    }
+}
+
+struct round {
+    uint32_t ids[2][CHUNKS][CALLS_CHUNK_PAGES]; /* pages that are put, and got into */
+    char keys[CHUNKS][24];
+    struct kvf_gpu_put_item puts[CHUNKS];
+    struct kvf_gpu_get_item gets[CHUNKS];
+};
+
+static void round_init(struct round *round, uint32_t number)
+{
+    for (uint32_t c = 0; c < CHUNKS; c++) {
+        struct kvf_key key = calls_key((uint64_t)number * CHUNKS + c + 1, round->keys[c]);
+
+        for (uint32_t p = 0; p < CALLS_CHUNK_PAGES; p++) {
+            uint32_t at = c * CALLS_CHUNK_PAGES + p;
+
+            round->ids[0][c][p] = (at * 7 + number) % (CALLS_PAGES / 2);
+            round->ids[1][c][p] = CALLS_PAGES / 2 + (at * 11 + number) % (CALLS_PAGES / 2);
+        }
+        round->puts[c] = (struct kvf_gpu_put_item){.struct_bytes = sizeof(round->puts[c]),
+                                                   .n_pages = CALLS_CHUNK_PAGES,
+                                                   .key = key,
+                                                   .token_start = c * CALLS_CHUNK_TOKENS,
+                                                   .pages = round->ids[0][c]};
+        round->gets[c] = (struct kvf_gpu_get_item){.struct_bytes = sizeof(round->gets[c]),
+                                                   .n_pages = CALLS_CHUNK_PAGES,
+                                                   .key = key,
+                                                   .pages = round->ids[1][c]};
+    }
+}
+
+/* What the pages that are got into must hold, into calls.pages.host, whose other pages hold
+ * garbage. */
+static void expect(struct round *round)
+{
+    memcpy(calls.pages.host, content, calls.pages.bytes);
+    for (uint32_t c = 0; c < CHUNKS; c++) {
+        uint8_t *record;
+
+        calls_encode(&calls, round->ids[0][c], c * CALLS_CHUNK_TOKENS, CALLS_CHUNK_TOKENS);
+        record = malloc(calls.record_bytes);
+        assert_non_null(record);
+        memcpy(record, calls.record, calls.record_bytes);
+        calls_decode(&calls, record, calls.record_bytes, 0, 0, round->ids[1][c]);
+        free(record);
+    }
+    /* pages that were put have been overwritten since, and so have those that nobody uses */
+    for (uint32_t page = 0; page < CALLS_PAGES; page++) {
+        bool is_got = false;
+
+        for (uint32_t c = 0; c < CHUNKS * CALLS_CHUNK_PAGES; c++) {
+            is_got = is_got || (&round->ids[1][0][0])[c] == page;
+        }
+        for (uint32_t layer = 0; layer < CALLS_LAYERS && !is_got; layer++) {
+            size_t at = ((size_t)layer * CALLS_PAGES + page) * calls.pages.page_bytes;
+
+            memcpy(calls.pages.host + at, garbage + at, calls.pages.page_bytes);
+        }
+    }
+}
+
+/* Write, put, overwrite, in chain pieces as the ring takes them. */
+static bool round_put(const struct round *round, void *stream)
+{
+    uint64_t requests[CHUNKS];
+    uint32_t n_requests = 0;
+    uint32_t at = 0;
+
+    while (at < CHUNKS) {
+        struct kvf_put_options options = {.struct_bytes = sizeof(options), .depth = at};
+        uint32_t taken = 0;
+        int status;
+
+        if (at > 0) {
+            options.parent = round->puts[at - 1].key;
+        }
+        status = kvf_gpu_put(calls.gpu, calls.pages.region, round->puts + at, CHUNKS - at, &options,
+                             written, stream, 0, &taken, &requests[n_requests]);
+        if (status == KVF_OK) {
+            at += taken;
+            n_requests++;
+        } else if (status != KVF_ERR_BUSY) {
+            return false;
+        }
+    }
+    /* events come in order for one request; of several, the last PAGES_FREE counts */
+    for (uint32_t free_events = 0, over = 0; over < n_requests;) {
+        struct kvf_gpu_event event;
+        uint32_t n;
+
+        if (kvf_gpu_poll(calls.gpu, &event, 1, 5000, &n) != KVF_OK || event.status != KVF_OK) {
+            return false;
+        }
+        free_events += event.kind == KVF_GPU_EVENT_PAGES_FREE;
+        over += event.kind == KVF_GPU_EVENT_REQUEST;
+        if (event.kind == KVF_GPU_EVENT_PAGES_FREE && free_events == n_requests) {
+            all_pages_write(garbage, other);
+        }
+    }
+    return true;
+}
+
+/* True: every byte was right. */
+static bool round_run(uint32_t number)
+{
+    const struct kvf_gpu_driver *driver = &calls_device->driver;
+    void *streams[2] = {NULL, reader};
+    struct round round;
+    uint64_t request;
+    size_t bytes = calls.pages.bytes;
+
+    round_init(&round, number);
+    for (size_t i = 0; i < bytes / 2; i++) {
+        uint64_t bits = kvf_random_seeded_next(&calls.random);
+
+        ((uint16_t *)content)[i] = (uint16_t)((bits & 0x8000u) | (0x3e00u + (bits >> 16 & 0x1ffu)));
+    }
+    /* the step that writes the pages */
+    delay_queue(writer, 1 + number % 3);
+    all_pages_write(content, writer);
+    calls_check(driver->cuEventRecord(written, writer));
+    if (!round_put(&round, streams[number % 2])) {
+        return false;
+    }
+    /* the step that reads the pages which are to be loaded into */
+    calls_check(driver->cuStreamSynchronize(other));
+    delay_queue(reader, 1 + number / 3 % 3);
+    calls_check(driver->cuMemcpyDtoDAsync(snapshot, calls.pages.address, bytes, reader));
+    calls_check(driver->cuEventRecord(read_done, reader));
+    if (kvf_gpu_get(calls.gpu, calls.pages.region, round.gets, CHUNKS, NULL, read_done,
+                    number % 2 != 0 ? other : NULL, 0, &request) != KVF_OK ||
+        !wait_for(request, KVF_GPU_EVENT_REQUEST)) {
+        return false;
+    }
+    expect(&round);
+    if (!calls_pages_are_equal(&calls.pages)) {
+        return false;
+    }
+    calls_read(snapshot_host, snapshot, bytes);
+    return memcmp(snapshot_host, garbage, bytes) == 0 && !was_released_early;
+}
+
+static void rounds_are_right(uint32_t pinning)
+{
+    uint32_t n = kvf_test_scaled(ROUNDS) / 2;
+
+    engine_open(pinning);
+    for (uint32_t i = 0; i < n; i++) {
+        if (!round_run(i)) {
+            fail_msg("round %u of %u, pinning %u", i, n, pinning);
+        }
+    }
+    engine_close();
+}
+
+static void test_a_thousand_rounds(void **state)
+{
+    (void)state;
+    rounds_are_right(KVF_GPU_PIN_WINDOW);
+    rounds_are_right(KVF_GPU_PIN_LAZY);
+}
+
+/* In a child: exit code 1 says that a round went wrong, a signal as well. */
+static void mutant_run(const char *mutant)
+{
+    kvf_mutant_chosen = mutant;
+    engine_open(KVF_GPU_PIN_LAZY);
+    for (uint32_t i = 0; i < MUTANT_ROUNDS; i++) {
+        if (!round_run(i)) {
+            printf("%s: caught in round %u\n", mutant, i);
+            (void)fflush(stdout);
+            kvf_test_daemon_destroy(&calls.daemon);
+            _exit(1);
+        }
+    }
+    kvf_test_daemon_destroy(&calls.daemon);
+    _exit(0);
+}
+
+static int run_alone(const char *program, const char *mutant)
+{
+    int wait_status = 0;
+    pid_t pid = fork();
+
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        (void)execl(program, program, mutant, (char *)NULL);
+        _exit(127);
+    }
+    assert_int_equal(waitpid(pid, &wait_status, 0), pid);
+    return wait_status;
+}
+
+static void test_each_removed_wait_is_caught(void **state)
+{
+    char program[KVF_TEST_PATH_BYTES];
+    ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 1);
+
+    (void)state;
+    assert_true(n > 0);
+    program[n] = 0;
+    for (size_t i = 0; i < sizeof(mutants) / sizeof(mutants[0]); i++) {
+        int wait_status = run_alone(program, mutants[i]);
+        bool is_caught = WIFSIGNALED(wait_status) || WEXITSTATUS(wait_status) == 1;
+
+        print_message("%s: %s\n", mutants[i], is_caught ? "caught" : "not caught");
+        assert_false(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) > 1);
+        if (calls_fake.fake_cuda_seed != NULL) {
+            assert_true(is_caught);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_thousand_rounds),
+        cmocka_unit_test(test_each_removed_wait_is_caught),
+    };
+
+    if (!calls_device_open()) {
+        return 77;
+    }
+    seed = kvf_test_seed();
+    if (calls_fake.fake_cuda_seed != NULL) {
+        calls_fake.fake_cuda_seed(seed);
+    }
+    if (argc > 1) {
+        mutant_run(argv[1]);
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
