@@ -272,25 +272,36 @@ static __device__ __forceinline__ void store_values(const decode_row<dim> &at, u
     }
 }
 
+/* What a lane needs of a tile, on its way from memory. */
+template <int dim, int bits> struct tile_input {
+    lane_codes<dim, bits> codes;
+    uint32_t meta;
+
+    __device__ __forceinline__ void load(const decode_row<dim> &at, uint32_t tile)
+    {
+        uint32_t token = tile * 8 + threadIdx.x % warp_lanes / 4;
+        if (token < at.part.n_wanted) {
+            uint32_t vector = at.row * at.part.n_tokens + at.part.token_first + token;
+            codes.load(at.parts.codes + (uint64_t)vector * at.tensor.code_bytes, at.tensor);
+            meta = at.parts.meta[vector];
+        }
+    }
+};
+
 template <int dim, int bits>
 static __device__ __forceinline__ void decode_tile(const decode_row<dim> &at, uint32_t tile,
-                                                   uint32_t h16)
+                                                   const tile_input<dim, bits> &input, uint32_t h16)
 {
-    uint32_t token = tile * 8 + threadIdx.x % warp_lanes / 4;
-    bool is_there = token < at.part.n_wanted;
-    token = is_there ? token : tile * 8;
-    uint32_t vector = at.row * at.part.n_tokens + at.part.token_first + token;
-    lane_codes<dim, bits> codes;
-    codes.load(at.parts.codes + (uint64_t)vector * at.tensor.code_bytes, at.tensor);
-    uint32_t meta = at.parts.meta[vector];
+    uint32_t g = threadIdx.x % warp_lanes / 4;
     uint32_t width = at.tensor.bits;
     uint32_t low_bits = width == 6 ? 2 : width == 5 || width == 3 ? 1 : 0;
-    float offset = f32_of_half_bits(meta & 0xffff) * at.tensor.sqrt_order;
-    float factor = f32_of_half_bits(meta >> 16) * at.tensor.rsqrt_order;
+    float offset = f32_of_half_bits(input.meta & 0xffff) * at.tensor.sqrt_order;
+    float factor = f32_of_half_bits(input.meta >> 16) * at.tensor.rsqrt_order;
     float z[dim / 32][2][4];
-    rotate_codes<dim, bits>(codes, low_bits, h16, z);
-    if (is_there) {
-        store_values<dim>(at, at.pages.vector(token), z, factor, offset);
+    rotate_codes<dim, bits>(input.codes, low_bits, h16, z);
+    if (tile * 8 + g < at.part.n_wanted) {
+        const tile_pages tiles(at.pages, g);
+        store_values<dim>(at, tiles.vector(tile), z, factor, offset);
     }
 }
 
@@ -300,31 +311,32 @@ static __device__ __forceinline__ void decode_row_fast(const struct kvf_gpu_work
                                                        uint32_t tensors)
 {
     __shared__ __align__(16) decode_shared<dim> shared;
-    uint32_t n_pieces = saw_decode_pieces(&work);
     uint32_t n_rows = saw_rows_max(&work, tensors);
-    uint32_t piece = blockIdx.x % n_pieces;
-    uint32_t row = blockIdx.x / n_pieces % n_rows;
-    const struct kvf_gpu_part part = parts_of(work)[blockIdx.x / n_pieces / n_rows];
+    uint32_t index = blockIdx.x / n_rows;
+    uint32_t row = blockIdx.x - index * n_rows;
+    const struct kvf_gpu_part part = parts_of(work)[index];
     const struct kvf_gpu_tensor &tensor = work.tensors[part.is_v];
-    if ((tensors >> part.is_v & 1) == 0 || row >= tensor.n_rows ||
-        piece * SAW_DECODE_TOKENS >= part.n_wanted) {
+    if ((tensors >> part.is_v & 1) == 0 || row >= tensor.n_rows) {
         return;
     }
     const decode_row<dim> at = {
         tensor, part, saw_parts(tensor, part), row_pages(work, part, tensor, row), row, &shared};
+    constexpr uint32_t n_warps = SAW_DECODE_THREADS / warp_lanes;
+    uint32_t end = ceil_div(part.n_wanted, 8);
+    uint32_t tile = uniform_warp();
+    tile_input<dim, bits> next = {};
+    next.load(at, tile);
     fill_row<dim>(at);
     __syncthreads();
-    constexpr uint32_t n_warps = SAW_DECODE_THREADS / warp_lanes;
-    constexpr uint32_t n_tiles = SAW_DECODE_TOKENS / 8;
     uint32_t h16 = hadamard_fragment(0x3c00);
-    uint32_t first = piece * n_tiles;
-    uint32_t end = ceil_div(part.n_wanted, 8);
-    end = end < first + n_tiles ? end : first + n_tiles;
-    for (uint32_t tile = first + threadIdx.x / warp_lanes; tile < end; tile += n_warps) {
-        decode_tile<dim, bits>(at, tile, h16);
+#pragma unroll 1
+    for (; tile < end; tile += n_warps) {
+        const tile_input<dim, bits> input = next;
+        next.load(at, tile + n_warps);
+        decode_tile<dim, bits>(at, tile, input, h16);
     }
 }
 
-} // namespace kvf
+} /* namespace kvf */
 
 #endif /* KVF_CODEC_CODEC_SAW_DECODE_CUH */

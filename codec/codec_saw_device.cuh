@@ -85,7 +85,7 @@ struct row_pages {
         page_ids = all.page_ids;
         page_stride_bytes = all.page_stride_bytes;
         token_stride_bytes = all.token_stride_bytes;
-        tokens_a_page = all.tokens_a_page;
+        tokens_a_page = work.tokens_a_page;
         page_shift = __popc(tokens_a_page) == 1 ? __ffs(tokens_a_page) - 1 : 32;
     }
 
@@ -104,6 +104,37 @@ struct row_pages {
     }
 };
 
+/* The vectors of lane g of every tile of a row, that is of 8 tokens: where pages have a power of
+ * two of tokens, at least 8, a tile lies in one page. */
+struct tile_pages {
+    const row_pages &row;
+    uint8_t *lane_base;
+    uint32_t g;
+    bool is_simple;
+
+    __device__ __forceinline__ tile_pages(const row_pages &row_, uint32_t g_)
+        : row(row_), lane_base(row_.base + g_ * row_.token_stride_bytes), g(g_),
+          is_simple(row.page_shift >= 3 && row.page_shift < 32)
+    {
+    }
+
+    __device__ __forceinline__ uint8_t *vector(uint32_t tile) const
+    {
+        uint32_t token = tile * 8;
+        if (!is_simple) {
+            return row.vector(token + g);
+        }
+        return lane_base + row.page_ids[token >> row.page_shift] * row.page_stride_bytes +
+               (token & (row.tokens_a_page - 1)) * row.token_stride_bytes;
+    }
+};
+
+/* The number of the warp, in a way that tells the compiler that it is the same in all lanes. */
+static __device__ __forceinline__ uint32_t uniform_warp()
+{
+    return __shfl_sync(all_lanes, threadIdx.x / warp_lanes, 0);
+}
+
 static __device__ __forceinline__ bool is_flipped(const struct kvf_gpu_tensor &tensor, uint32_t row,
                                                   uint32_t element)
 {
@@ -119,15 +150,19 @@ static __device__ __forceinline__ uint32_t permute_bytes(uint32_t a, uint32_t b,
     return __byte_perm(a, b, selector);
 }
 
-/* The larger magnitude of each half, NaN if one is. */
-static __device__ __forceinline__ uint32_t max_magnitude_bf16x2(uint32_t a, uint32_t b)
+/* Magnitudes of pairs of bf16 numbers are compared as those of fp16 are, for which the machine has
+ * instructions: the order of their bits is the same up to 0x7c00. What is larger, at least 2^121 as
+ * bf16, counts as NaN. */
+
+/* The larger magnitude of each half, 0x7fff if one is NaN. */
+static __device__ __forceinline__ uint32_t max_magnitudes(uint32_t a, uint32_t b)
 {
     uint32_t larger;
     asm("{\n\t"
         ".reg .b32 x, y;\n\t"
-        "abs.bf16x2 x, %1;\n\t"
-        "abs.bf16x2 y, %2;\n\t"
-        "max.NaN.bf16x2 %0, x, y;\n\t"
+        "abs.f16x2 x, %1;\n\t"
+        "abs.f16x2 y, %2;\n\t"
+        "max.NaN.f16x2 %0, x, y;\n\t"
         "}"
         : "=r"(larger)
         : "r"(a), "r"(b));
@@ -135,10 +170,29 @@ static __device__ __forceinline__ uint32_t max_magnitude_bf16x2(uint32_t a, uint
 }
 
 /* Each half all ones where its magnitude is not below the threshold's; zero if either is NaN. */
-static __device__ __forceinline__ uint32_t not_below_bf16x2(uint32_t value, uint32_t threshold)
+static __device__ __forceinline__ uint32_t not_below(uint32_t value, uint32_t threshold)
 {
-    __nv_bfloat162 x = __habs2(*reinterpret_cast<__nv_bfloat162 *>(&value));
-    return __hge2_mask(x, *reinterpret_cast<__nv_bfloat162 *>(&threshold));
+    __half2 x = __habs2(*reinterpret_cast<__half2 *>(&value));
+    return __hge2_mask(x, *reinterpret_cast<__half2 *>(&threshold));
+}
+
+/* Stores to global memory: what the compiler is not told costs an instruction that asks. */
+static __device__ __forceinline__ void store_global(uint8_t *to, uint32_t a)
+{
+    asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(a) : "memory");
+}
+
+static __device__ __forceinline__ void store_global(uint8_t *to, uint32_t a, uint32_t b)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(a), "r"(b) : "memory");
+}
+
+static __device__ __forceinline__ void store_global(uint8_t *to, uint32_t a, uint32_t b, uint32_t c,
+                                                    uint32_t d)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
 }
 
 /* d = A B, in one product of 16 x 16 by 16 x 8. */
@@ -209,7 +263,12 @@ static __device__ __forceinline__ uint32_t half_bits_up(float x)
 /* The mean of a channel as stored: nearest fp16, 0 if that is not finite. */
 static __device__ __forceinline__ uint32_t mean_half_bits(float sum, uint32_t count)
 {
-    float mean = count != 0 ? __fdiv_rn(sum, (float)count) : 0.0f;
+    float mean = 0.0f;
+    if ((count & (count - 1)) == 0) { /* then the product is the quotient, rounded as it is */
+        mean = count != 0 ? sum * __uint_as_float((127 - (__ffs(count) - 1)) << 23) : 0.0f;
+    } else {
+        mean = __fdiv_rn(sum, (float)count);
+    }
     bool fits = mean > -65520.0f && mean < 65520.0f;
     return fits ? __half_as_ushort(__float2half_rn(mean)) : 0;
 }
@@ -264,6 +323,6 @@ static __device__ __forceinline__ void count_escapes(const struct kvf_gpu_work &
     }
 }
 
-} // namespace kvf
+} /* namespace kvf */
 
 #endif /* KVF_CODEC_CODEC_SAW_DEVICE_CUH */

@@ -445,6 +445,6 @@ static __device__ void decode_row_generic(const struct kvf_gpu_work &work, uint3
     }
 }
 
-} // namespace kvf
+} /* namespace kvf */
 
 #endif /* KVF_CODEC_CODEC_SAW_GENERIC_CUH */

@@ -66,17 +66,11 @@ static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint
             .tensors = tensors,
         };
     }
-    uint32_t n_blocks = 0;
-    for (uint32_t is_v = 0; is_v < 2; is_v++) {
-        if ((tensors >> is_v & 1) != 0) {
-            n_blocks += saw_encode_blocks(work, is_v, fast->dim);
-        }
-    }
     return (struct kvf_gpu_launch){
         .kernel = fast->encode[width_index(tensor)],
-        .n_blocks = n_blocks,
+        .n_blocks = saw_encode_blocks(work, tensors),
         .n_threads = saw_encode_threads(fast->dim),
-        .shared_bytes = saw_encode_shared_bytes(work, tensors, fast->dim),
+        .shared_bytes = saw_encode_shared_bytes(work, fast->dim),
         .tensors = tensors,
     };
 }
@@ -96,7 +90,7 @@ static struct kvf_gpu_launch decode_launch(const struct kvf_gpu_work *work, uint
     }
     return (struct kvf_gpu_launch){
         .kernel = fast->decode[width_index(tensor)],
-        .n_blocks = n_rows * saw_decode_pieces(work),
+        .n_blocks = n_rows,
         .n_threads = SAW_DECODE_THREADS,
         .tensors = tensors,
     };

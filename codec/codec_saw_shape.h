@@ -18,61 +18,41 @@
 enum saw_shape {
     SAW_GENERIC_THREADS = 128, /* a warp has one vector at a time */
     SAW_DECODE_THREADS = 256,
-    SAW_DECODE_TOKENS = 128, /* of one thread block, fast kernels */
-    SAW_SHARED_MORE_BYTES = 256,
 };
 
-/* Fast kernels, encode: 8 sums of all channels, 4 channels a thread. */
+/* Fast kernels, encode: a thread block has a row, of 8 sums of all channels, 4 channels a thread. A
+ * warp has every n-th tile of 8 tokens. */
 KVF_SAW_SHAPE uint32_t saw_encode_threads(uint32_t dim)
 {
     return 2 * dim;
 }
 
-/* Tokens of one thread block: the whole row where all of it is needed for the mean. */
-KVF_SAW_SHAPE uint32_t saw_encode_piece_tokens(const struct kvf_gpu_work *work, uint32_t is_v,
-                                               uint32_t dim)
+KVF_SAW_SHAPE uint32_t saw_encode_warps(uint32_t dim)
 {
-    if ((work->tensors[is_v].flags & KVF_TENSOR_CENTER) != 0) {
-        return work->tokens_max;
-    }
-    return dim < 128 ? dim : 128;
+    return dim / 16;
 }
 
-KVF_SAW_SHAPE uint32_t saw_encode_pieces(const struct kvf_gpu_work *work, uint32_t is_v,
-                                         uint32_t dim)
+KVF_SAW_SHAPE uint32_t saw_encode_tiles(uint32_t dim)
 {
-    uint32_t tokens = saw_encode_piece_tokens(work, is_v, dim);
-    return (work->tokens_max + tokens - 1) / tokens;
+    return 256 / 8 / saw_encode_warps(dim); /* KVF_CHUNK_TOKENS_MAX */
 }
 
-/* Thread blocks of one tensor. Those of K come first: they are the longer ones if K is centred. */
-KVF_SAW_SHAPE uint32_t saw_encode_blocks(const struct kvf_gpu_work *work, uint32_t is_v,
-                                         uint32_t dim)
+KVF_SAW_SHAPE uint32_t saw_encode_blocks(const struct kvf_gpu_work *work, uint32_t tensors)
 {
-    uint32_t n_parts = work->has_v != 0 ? work->n_parts / 2 : work->n_parts;
-    return n_parts * work->tensors[is_v].n_rows * saw_encode_pieces(work, is_v, dim);
+    uint32_t n_rows = ((tensors & 1) != 0 ? work->tensors[0].n_rows : 0u) +
+                      ((tensors & 2) != 0 ? work->tensors[1].n_rows : 0u);
+    return (work->has_v != 0 ? work->n_parts / 2 : work->n_parts) * n_rows;
 }
 
-/* Tokens that shared memory has room for. */
-KVF_SAW_SHAPE uint32_t saw_encode_kept_tokens(const struct kvf_gpu_work *work, uint32_t tensors,
-                                              uint32_t dim)
+/* Shared memory before the vectors: a threshold a token, sums, mean, signs, and a little. */
+KVF_SAW_SHAPE uint32_t saw_encode_more_bytes(uint32_t dim)
 {
-    uint32_t tokens = 0;
-    for (uint32_t is_v = 0; is_v < 2; is_v++) {
-        if ((tensors >> is_v & 1) != 0) {
-            uint32_t piece = saw_encode_piece_tokens(work, is_v, dim);
-            tokens = piece > tokens ? piece : tokens;
-        }
-    }
-    return tokens;
+    return 256 * 4 + 8 * dim * 4 + dim * 4 + dim / 2 * 4 + 128;
 }
 
-KVF_SAW_SHAPE uint32_t saw_encode_shared_bytes(const struct kvf_gpu_work *work, uint32_t tensors,
-                                               uint32_t dim)
+KVF_SAW_SHAPE uint32_t saw_encode_shared_bytes(const struct kvf_gpu_work *work, uint32_t dim)
 {
-    /* thresholds, sums, mean, signs, and what is left of struct encode_shared */
-    uint32_t more = 256 * 4 + 8 * dim * 4 + dim * 4 + dim * 2 + SAW_SHARED_MORE_BYTES;
-    return saw_encode_kept_tokens(work, tensors, dim) * dim * 2 + more;
+    return saw_encode_more_bytes(dim) + (work->tokens_max + 7) / 8 * 8 * dim * 2; /* whole tiles */
 }
 
 /* Rows of the tensor that has more; thread blocks beyond a tensor's rows do nothing. */
@@ -81,11 +61,6 @@ KVF_SAW_SHAPE uint32_t saw_rows_max(const struct kvf_gpu_work *work, uint32_t te
     uint32_t k = (tensors & 1) != 0 ? work->tensors[0].n_rows : 0;
     uint32_t v = (tensors & 2) != 0 ? work->tensors[1].n_rows : 0;
     return k > v ? k : v;
-}
-
-KVF_SAW_SHAPE uint32_t saw_decode_pieces(const struct kvf_gpu_work *work)
-{
-    return (work->tokens_max + SAW_DECODE_TOKENS - 1) / SAW_DECODE_TOKENS;
 }
 
 #endif /* KVF_CODEC_CODEC_SAW_SHAPE_H */

@@ -37,9 +37,10 @@ foreach(architecture ${KVF_CUDA_ARCHITECTURES})
 endforeach()
 list(APPEND kvf_nvcc_flags ${kvf_nvcc_ptx})
 
-# kvf_gpu_images(target name ...): compile name.cu of this folder and put the image into target.
-# Without nvcc target gets an empty list of images.
-function(kvf_gpu_images target)
+# kvf_gpu_images(target list name ...): compile name.cu of this folder and put the images into
+# target, as a list of this name (struct kvf_gpu_image[]). Without nvcc the list is empty.
+function(kvf_gpu_images target list)
+    set(KVF_GPU_IMAGE_LIST ${list})
     set(KVF_GPU_IMAGE_BYTES "")
     set(KVF_GPU_IMAGE_ENTRIES "")
     set(fatbins "")
@@ -62,8 +63,8 @@ function(kvf_gpu_images target)
         string(APPEND KVF_GPU_IMAGE_ENTRIES
                "    {\"${name}\", kvf_gpu_${name}, kvf_gpu_${name}_end},\n")
     endforeach()
-    set(images ${CMAKE_CURRENT_BINARY_DIR}/codec_gpu_image.c)
-    configure_file(codec_gpu_image.c.in ${images} @ONLY)
+    set(images ${CMAKE_CURRENT_BINARY_DIR}/${list}.c)
+    configure_file(${PROJECT_SOURCE_DIR}/codec/codec_gpu_image.c.in ${images} @ONLY)
     set_source_files_properties(${images} PROPERTIES OBJECT_DEPENDS "${fatbins}")
     target_sources(${target} PRIVATE ${images})
 endfunction()

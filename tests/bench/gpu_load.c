@@ -27,9 +27,14 @@ struct kvf_gpu_device *gpu_open(void)
         fprintf(stderr, "this build has no kernels: no nvcc was found\n");
         exit(77);
     }
-    if (kvf_gpu_device_open(&choice, kvf_gpu_images, &gpu, text, sizeof(text)) != KVF_OK) {
+    if (kvf_gpu_device_open(&choice, &gpu, text, sizeof(text)) != KVF_OK) {
         fprintf(stderr, "no GPU: %s\n", text);
         exit(77);
+    }
+    for (const struct kvf_gpu_image *image = kvf_gpu_images; image->name != NULL; image++) {
+        if (kvf_gpu_device_load(gpu, image->fatbin) != KVF_OK) {
+            bench_die("%s: %s", image->name, gpu->text);
+        }
     }
     if (kvf_gpu_device_enter(gpu) != KVF_OK) {
         bench_die("no context: %s", gpu->text);
