@@ -456,14 +456,13 @@ KVF_LANES_INLINE void factor_step(float (*x)[LANES], uint32_t m, uint32_t stride
     static void name(float(*x)[LANES], uint32_t n, uint32_t power, bool transposed)                \
     {                                                                                              \
         static const uint32_t signs[m] = table;                                                    \
-        for (uint32_t at = 0; at < n; at++) {                                                      \
-            if (at / power % (m) != 0) {                                                           \
-                continue;                                                                          \
-            }                                                                                      \
-            if (transposed) {                                                                      \
-                factor_step(x + at, m, power, signs, true);                                        \
-            } else {                                                                               \
-                factor_step(x + at, m, power, signs, false);                                       \
+        for (uint32_t at = 0; at < n; at += (m - 1) * power) {                                     \
+            for (uint32_t b = 0; b < power; b++, at++) {                                           \
+                if (transposed) {                                                                  \
+                    factor_step(x + at, m, power, signs, true);                                    \
+                } else {                                                                           \
+                    factor_step(x + at, m, power, signs, false);                                   \
+                }                                                                                  \
             }                                                                                      \
         }                                                                                          \
     }
