@@ -69,6 +69,8 @@ __device__ __forceinline__ uint32_t count_chunk(const work_part &work, const exa
         zero[i * warp_lanes + lane] = make_uint4(0, 0, 0, 0);
     }
     __syncwarp();
+    uint8_t *counts = bins->count[0];
+    int offset = (int)lane + (1 - (int)base) * (int)warp_lanes; /* of exponent 0 */
 #pragma unroll
     for (uint32_t k = 0; k < units_a_lane; k++) {
         uint32_t number = k * warp_lanes + lane;
@@ -77,8 +79,8 @@ __device__ __forceinline__ uint32_t count_chunk(const work_part &work, const exa
 #pragma unroll
             for (int i = 0; i < (int)unit_elements; i++) {
                 if (i < n) {
-                    int bin = max((int)units[k].exponent(i) - (int)base + 1, 0);
-                    bins->count[bin][lane]++;
+                    int at = max((int)units[k].exponent_times_32(i) + offset, (int)lane);
+                    counts[at]++;
                 }
             }
         }
@@ -126,8 +128,9 @@ struct scratch {
     __device__ __forceinline__ scratch(const struct kvf_gpu_work &work, uint32_t tensors,
                                        uint32_t part_index)
     {
-        struct kvf_gpu_scratch at = kvf_gpu_scratch(&work, tensors);
-        uint64_t first = (uint64_t)part_index * at.n_chunks;
+        uint32_t n_chunks = tensors >> KVF_EXACT_CHUNKS_SHIFT;
+        struct kvf_gpu_scratch at = kvf_gpu_scratch(work.n_parts, n_chunks);
+        uint64_t first = (uint64_t)part_index * n_chunks;
         part = at_address<struct kvf_exact_gpu_part>(work.scratch + at.exact_parts_offset) +
                part_index;
         chunks = at_address<uint32_t>(work.scratch + at.chunks_offset) + first;
@@ -176,8 +179,7 @@ template <typename F>
 __device__ __forceinline__ void visit_wide(const work_part &work, uint32_t number, uint32_t lane,
                                            F visit)
 {
-    uint32_t row = number / work.shape.chunks_a_row;
-    exact_chunk chunk(work, row, number - row * work.shape.chunks_a_row);
+    exact_chunk chunk(work, number);
     for (uint32_t i = lane; i < chunk.n; i += warp_lanes) {
         uint32_t token = work.dim.quotient(i);
         const uint8_t *top = work.where.vector(chunk.row, chunk.token + token) +
@@ -274,9 +276,7 @@ __device__ __forceinline__ void count_escapes(const work_part &work, const scrat
         __syncwarp();
         uint32_t bytes = __reduce_add_sync(all_lanes, escapes) * KVF_EXACT_ESCAPE_BYTES;
         if (lane == 0) {
-            uint32_t in_row = number % work.shape.chunks_a_row;
-            uint32_t n = kvf_exact_chunk_tokens(&work.shape, work.part.n_tokens, in_row) *
-                         work.dim.by;
+            uint32_t n = exact_chunk(work, number).n;
             scratch.chunks[number] = bytes > n ? n | KVF_EXACT_CHUNK_UNCODED : bytes;
         }
     });
@@ -532,8 +532,7 @@ __device__ __forceinline__ void write_piece(const work_part &work, const scratch
         if (number >= work.shape.n_chunks) {
             break;
         }
-        uint32_t row = number / work.shape.chunks_a_row;
-        exact_chunk chunk(work, row, number - row * work.shape.chunks_a_row);
+        exact_chunk chunk(work, number);
         if (is_raw) {
             write_raw_chunk<element_bytes, is_wide>(work, chunk, writer, lane);
         } else {
@@ -600,8 +599,22 @@ __device__ __forceinline__ uint32_t with_exponent(uint32_t top, uint32_t exponen
     return (top & 0x807f) | exponent << 7;
 }
 
-/* A unit to pages, as far as its tokens are wanted. */
-template <int element_bytes, bool is_wide>
+/* Where a wide unit goes; somewhere in the pages if its token is not wanted. */
+template <int element_bytes>
+__device__ __forceinline__ uint4 *wide_unit_at(const work_part &work, const exact_chunk &chunk,
+                                               uint32_t number, bool *is_wanted_out)
+{
+    uint32_t first = min(number * unit_elements, chunk.n - unit_elements);
+    uint32_t token = work.dim.quotient(first);
+    uint32_t within = first - token * work.dim.by;
+    uint32_t wanted = chunk.token + token - work.part.token_first; /* wraps if before */
+    *is_wanted_out = wanted < work.part.n_wanted && has_unit(chunk, number);
+    wanted = min(wanted, work.part.n_wanted - 1u);
+    return reinterpret_cast<uint4 *>(work.where.vector(chunk.row, wanted) + within * element_bytes);
+}
+
+/* A unit of any alignment to pages, as far as its tokens are wanted. */
+template <int element_bytes>
 __device__ __forceinline__ void store_unit(const work_part &work, const exact_chunk &chunk,
                                            uint32_t number, const unit<element_bytes> &from)
 {
@@ -609,31 +622,19 @@ __device__ __forceinline__ void store_unit(const work_part &work, const exact_ch
     uint32_t token = work.dim.quotient(first);
     uint32_t within = first - token * work.dim.by;
     uint32_t wanted = chunk.token + token - work.part.token_first; /* wraps if before */
-    if constexpr (is_wide) {
-        if (wanted < work.part.n_wanted) {
-            uint4 *to = reinterpret_cast<uint4 *>(work.where.vector(chunk.row, wanted) +
-                                                  within * element_bytes);
 #pragma unroll
-            for (int i = 0; i < element_bytes / 2; i++) {
-                to[i] = make_uint4(from.word[4 * i], from.word[4 * i + 1], from.word[4 * i + 2],
-                                   from.word[4 * i + 3]);
+    for (int i = 0; i < (int)unit_elements; i++) {
+        if (first + i < chunk.n && wanted < work.part.n_wanted) {
+            uint8_t *to = work.where.vector(chunk.row, wanted) + within * element_bytes;
+#pragma unroll
+            for (int half = 0; half < element_bytes / 2; half++) {
+                int at = i * (element_bytes / 2) + half;
+                store_u16(to + 2 * half, from.word[at / 2] >> at % 2 * 16, work.is_even);
             }
         }
-    } else {
-#pragma unroll
-        for (int i = 0; i < (int)unit_elements; i++) {
-            if (first + i < chunk.n && wanted < work.part.n_wanted) {
-                uint8_t *to = work.where.vector(chunk.row, wanted) + within * element_bytes;
-#pragma unroll
-                for (int half = 0; half < element_bytes / 2; half++) {
-                    int at = i * (element_bytes / 2) + half;
-                    store_u16(to + 2 * half, from.word[at / 2] >> at % 2 * 16, work.is_even);
-                }
-            }
-            if (++within == work.dim.by) {
-                within = 0;
-                wanted++;
-            }
+        if (++within == work.dim.by) {
+            within = 0;
+            wanted++;
         }
     }
 }
@@ -677,18 +678,23 @@ find_escapes(const work_part &work, const exact_chunk &chunk, const part_writer 
 }
 
 template <int element_bytes, bool is_wide>
-__device__ __forceinline__ void read_chunk(const work_part &work, const exact_chunk &chunk,
+__device__ __forceinline__ void join_chunk(const work_part &work, const exact_chunk &chunk,
                                            const part_writer &reader, uint32_t lane,
                                            const uint32_t table[256])
 {
     constexpr uint32_t rest_bytes = element_bytes - 1;
-    struct chunk_escapes escapes = find_escapes(work, chunk, reader);
     uint32_t rest[units_a_lane][2 * rest_bytes];
     uint32_t indices[units_a_lane];
+    uint4 *to[units_a_lane];
+    bool is_wanted[units_a_lane];
 #pragma unroll
     for (uint32_t k = 0; k < units_a_lane; k++) {
         uint32_t number = k * warp_lanes + lane;
-        if (has_unit(chunk, number)) {
+        if (is_wide || has_unit(chunk, number)) {
+            if (is_wide) {
+                to[k] = wide_unit_at<element_bytes>(work, chunk, number, &is_wanted[k]);
+                number = min(number, chunk.n / unit_elements - 1);
+            }
             uint32_t n = (uint32_t)unit_count<is_wide>(chunk, number);
             load_words<2 * rest_bytes, is_wide>(
                 reader.codes + (uint64_t)(chunk.element + number * unit_elements) * rest_bytes,
@@ -699,13 +705,30 @@ __device__ __forceinline__ void read_chunk(const work_part &work, const exact_ch
     }
 #pragma unroll
     for (uint32_t k = 0; k < units_a_lane; k++) {
-        uint32_t number = k * warp_lanes + lane;
-        if (has_unit(chunk, number)) {
-            unit<element_bytes> joined;
+        unit<element_bytes> joined;
+        if constexpr (is_wide) {
             join_unit(rest[k], indices[k], table, &joined);
-            store_unit<element_bytes, is_wide>(work, chunk, number, joined);
+            if (is_wanted[k]) {
+#pragma unroll
+                for (int i = 0; i < element_bytes / 2; i++) {
+                    to[k][i] = make_uint4(joined.word[4 * i], joined.word[4 * i + 1],
+                                          joined.word[4 * i + 2], joined.word[4 * i + 3]);
+                }
+            }
+        } else if (has_unit(chunk, k * warp_lanes + lane)) {
+            join_unit(rest[k], indices[k], table, &joined);
+            store_unit<element_bytes>(work, chunk, k * warp_lanes + lane, joined);
         }
     }
+}
+
+template <int element_bytes, bool is_wide>
+__device__ __forceinline__ void read_chunk(const work_part &work, const exact_chunk &chunk,
+                                           const part_writer &reader, uint32_t lane,
+                                           const uint32_t table[256])
+{
+    struct chunk_escapes escapes = find_escapes(work, chunk, reader);
+    join_chunk<element_bytes, is_wide>(work, chunk, reader, lane, table);
     /* Escapes are corrected in the pages: they are few. */
     __syncwarp();
     uint32_t n_escapes = escapes.is_uncoded ? chunk.n : escapes.bytes / KVF_EXACT_ESCAPE_BYTES;
@@ -773,8 +796,7 @@ __device__ __forceinline__ void count_piece(const struct kvf_gpu_work &work, uin
         if (number >= at.shape.n_chunks) {
             return;
         }
-        uint32_t row = number / at.shape.chunks_a_row;
-        exact_chunk chunk(at, row, number - row * at.shape.chunks_a_row);
+        exact_chunk chunk(at, number);
         uint16_t *bins_out = scratch.bins + (uint64_t)number * KVF_EXACT_BINS;
         uint32_t word =
             at.is_wide ? count_chunk<element_bytes, true>(at, chunk, lane, &bins[warp], bins_out)
@@ -833,7 +855,8 @@ __device__ __forceinline__ void decode_piece(const struct kvf_gpu_work &work, ui
 
 } // namespace
 
-/* tensors, of all kernels but decode: those of exact. */
+/* tensors: those of exact, and, but for decode, the chunks of the largest part
+ * (KVF_EXACT_CHUNKS_SHIFT). */
 #define KVF_EXACT_KERNEL(name, function, blocks_a_processor)                                       \
     extern "C" __global__ void __launch_bounds__(n_threads, blocks_a_processor)                    \
         name(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)                   \
@@ -848,7 +871,7 @@ KVF_EXACT_KERNEL(kvf_exact_encode_f32, encode_piece<4>, 2)
 KVF_EXACT_KERNEL(kvf_exact_decode_bf16, decode_piece<2>, 4)
 KVF_EXACT_KERNEL(kvf_exact_decode_f32, decode_piece<4>, 2)
 
-extern "C" __global__ void __launch_bounds__(KVF_EXACT_CHOOSE_THREADS)
+extern "C" __global__ void __launch_bounds__(KVF_EXACT_CHOOSE_THREADS, 2)
     kvf_exact_choose(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)
 {
     __shared__ uint32_t counts[256]; /* then indices */

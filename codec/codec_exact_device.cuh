@@ -24,6 +24,14 @@ template <int element_bytes> struct unit {
     {
         return element_bytes == 2 ? word[i / 2] >> (i % 2 * 16 + 7) & 0xff : word[i] >> 23 & 0xff;
     }
+
+    __device__ __forceinline__ uint32_t exponent_times_32(int i) const
+    {
+        if (element_bytes == 2) {
+            return i % 2 != 0 ? (word[i / 2] & 0x7f807f80) >> 18 : (word[i / 2] & 0x7f80) >> 2;
+        }
+        return (word[i] & 0x7f800000) >> 18;
+    }
 };
 
 /* One part at work. */
@@ -33,6 +41,7 @@ struct work_part {
     struct kvf_exact_shape shape;
     pages where;
     divider dim;
+    divider chunks_a_row;
     bool is_wide; /* units can be read, or written, 16 bytes at a time */
     bool is_even; /* elements begin on 2 bytes at least */
 
@@ -40,7 +49,7 @@ struct work_part {
                                          const struct kvf_gpu_part &of)
         : tensor(work.tensors[of.is_v]), part(of),
           shape(kvf_exact_gpu_shape(&work.tensors[of.is_v], of.n_tokens)), where(work, of),
-          dim(work.tensors[of.is_v].dim),
+          dim(work.tensors[of.is_v].dim), chunks_a_row(shape.chunks_a_row),
           is_wide(where.align() == 16 && tensor.dim % unit_elements == 0),
           is_even(where.align() % 2 == 0)
     {
@@ -61,6 +70,12 @@ struct exact_chunk {
           n(kvf_exact_chunk_tokens(&work.shape, work.part.n_tokens, in_row) * work.tensor.dim),
           element((row_ * work.part.n_tokens + token) * work.tensor.dim),
           index_at(row_ * work.shape.row_index_bytes + in_row * work.shape.chunk_bytes)
+    {
+    }
+
+    __device__ __forceinline__ exact_chunk(const work_part &work, uint32_t number_)
+        : exact_chunk(work, work.chunks_a_row.quotient(number_),
+                      number_ - work.chunks_a_row.quotient(number_) * work.chunks_a_row.by)
     {
     }
 };
@@ -135,6 +150,8 @@ static __device__ __forceinline__ bool has_unit(const exact_chunk &chunk, uint32
     return number * unit_elements < chunk.n;
 }
 
+/* All units of a lane. Wide ones past the end are others' again, so that no load waits for a branch:
+ * those of the page table are on their way together, then those of the elements. */
 template <int element_bytes, bool is_wide>
 static __device__ __forceinline__ void load_chunk(const work_part &work, const exact_chunk &chunk,
                                                   uint32_t lane,
@@ -143,8 +160,11 @@ static __device__ __forceinline__ void load_chunk(const work_part &work, const e
 #pragma unroll
     for (uint32_t k = 0; k < units_a_lane; k++) {
         uint32_t number = k * warp_lanes + lane;
-        if (has_unit(chunk, number)) {
-            load_unit<element_bytes, is_wide>(work, chunk, number, &to[k]);
+        if constexpr (is_wide) {
+            load_unit<element_bytes, true>(work, chunk, min(number, chunk.n / unit_elements - 1),
+                                           &to[k]);
+        } else if (has_unit(chunk, number)) {
+            load_unit<element_bytes, false>(work, chunk, number, &to[k]);
         }
     }
 }

@@ -155,12 +155,13 @@ struct exact_kernels {
 };
 
 static void add_exact(struct launches *launches, const struct kvf_gpu_work *work, uint32_t tensors,
-                      uint64_t n_chunks, const struct exact_kernels *kernels)
+                      uint32_t n_chunks, const struct exact_kernels *kernels)
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors & 1 ? 0 : 1];
     uint64_t n_pieces = (n_chunks + KVF_EXACT_PIECE_CHUNKS - 1) / KVF_EXACT_PIECE_CHUNKS;
     add_launch(launches, tensor->element_bytes == 2 ? kernels->bf16 : kernels->f32,
-               n_pieces * work->n_parts, KVF_EXACT_WARPS * 32, tensors);
+               n_pieces * work->n_parts, KVF_EXACT_WARPS * 32,
+               tensors | n_chunks << KVF_EXACT_CHUNKS_SHIFT);
 }
 
 static bool exact_is_valid(const struct kvf_gpu_work *work, uint32_t tensors)
@@ -186,13 +187,15 @@ uint32_t kvf_gpu_encode_varying(const struct kvf_gpu_work *work,
         !exact_is_valid(work, exact)) {
         return 0;
     }
-    uint32_t n_chunks = kvf_gpu_scratch(work, exact).n_chunks;
+    uint32_t n_chunks = kvf_exact_gpu_chunks(work, exact);
+    uint32_t exact_and_chunks = exact | n_chunks << KVF_EXACT_CHUNKS_SHIFT;
     add_exact(&launches, work, exact, n_chunks, &count);
     add_launch(&launches, "kvf_exact_choose", work->n_parts,
                n_chunks > KVF_EXACT_CHOOSE_CHUNKS ? KVF_EXACT_CHOOSE_THREADS
                                                   : KVF_EXACT_CHOOSE_THREADS_MIN,
-               exact);
-    add_launch(&launches, "kvf_exact_place", work->n_blocks, KVF_EXACT_PLACE_THREADS, exact);
+               exact_and_chunks);
+    add_launch(&launches, "kvf_exact_place", work->n_blocks, KVF_EXACT_PLACE_THREADS,
+               exact_and_chunks);
     add_exact(&launches, work, exact, n_chunks, &encode);
     if (!add_fixed(&launches, work)) {
         return 0;
@@ -203,7 +206,8 @@ uint32_t kvf_gpu_encode_varying(const struct kvf_gpu_work *work,
 
 uint64_t kvf_gpu_encode_scratch_bytes(const struct kvf_gpu_work *work)
 {
-    return kvf_gpu_scratch(work, tensors_of(work, KVF_CODEC_EXACT)).bytes;
+    uint32_t n_chunks = kvf_exact_gpu_chunks(work, tensors_of(work, KVF_CODEC_EXACT));
+    return kvf_gpu_scratch(work->n_parts, n_chunks).bytes;
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -211,14 +215,14 @@ uint64_t kvf_gpu_encode_scratch_bytes(const struct kvf_gpu_work *work)
  */
 
 /* Chunks that hold tokens_max consecutive tokens, wherever they begin. */
-static uint64_t wanted_chunks(const struct kvf_gpu_work *work)
+static uint32_t wanted_chunks(const struct kvf_gpu_work *work)
 {
-    uint64_t n_chunks = 1;
+    uint32_t n_chunks = 1;
     for (uint32_t i = 0; i < 2; i++) {
         const struct kvf_gpu_tensor *tensor = &work->tensors[i];
         if ((tensors_there(work) >> i & 1) != 0) {
             uint32_t tokens_a_chunk = KVF_EXACT_CHUNK_ELEMENTS / tensor->dim;
-            uint64_t n = (uint64_t)tensor->n_heads *
+            uint32_t n = tensor->n_heads *
                          ((work->tokens_max + tokens_a_chunk - 2) / tokens_a_chunk + 1);
             n_chunks = n > n_chunks ? n : n_chunks;
         }

@@ -54,8 +54,8 @@ static __device__ __forceinline__ struct kvf_gpu_result *results_of(const struct
     return at_address<struct kvf_gpu_result>(work.results);
 }
 
-/* Division by a number that stays, without a division each time: exact for n below 2^16 by numbers
- * up to 2^16, and for n up to 2^8 by any. */
+/* Division by a number that stays, without a division each time: exact where n * by is below 2^32,
+ * and for n up to 2^8 whatever by is. */
 struct divider {
     uint32_t by;
     uint32_t factor; /* 2^32 / by, rounded up */

@@ -24,14 +24,18 @@ enum kvf_raw_gpu_numbers {
 
 enum kvf_exact_gpu_numbers {
     KVF_EXACT_WARPS = 8, /* of a thread block; a chunk at a time each */
-    KVF_EXACT_PIECE_CHUNKS = 16,
-    KVF_EXACT_CHOOSE_THREADS = 1024, /* for parts of many chunks */
+    KVF_EXACT_PIECE_CHUNKS = 32,
+    KVF_EXACT_CHOOSE_THREADS = 512, /* for parts of many chunks */
     KVF_EXACT_CHOOSE_THREADS_MIN = 256,
     KVF_EXACT_CHOOSE_CHUNKS = 64,   /* parts of more are many */
     KVF_EXACT_PLACE_THREADS = 1024, /* at least the parts of a block */
     KVF_EXACT_BINS = 64,
     KVF_EXACT_BASE_STEP = 8, /* of the exponent of bin 1 */
 };
+
+/* Where a launch's tensors have the number of chunks of the largest part: kernels of exact that use
+ * scratch are told it, since working it out takes divisions. */
+#define KVF_EXACT_CHUNKS_SHIFT 2
 
 /* A chunk's word. After counting: the exponent of bin 1, KVF_EXACT_CHUNK_WIDE if the chunk has
  * others below it, zeros apart. After choosing: its entry in the directory. */
@@ -55,12 +59,25 @@ KVF_EXACT_INLINE struct kvf_exact_shape kvf_exact_gpu_shape(const struct kvf_gpu
     return kvf_exact_shape(tensor->n_heads, tensor->dim, tensor->element_bytes, n_tokens);
 }
 
+/* Chunks of the largest part. exact_tensors: bits of K and V. */
+KVF_EXACT_INLINE uint32_t kvf_exact_gpu_chunks(const struct kvf_gpu_work *work,
+                                               uint32_t exact_tensors)
+{
+    uint32_t n_chunks = 0;
+    for (int i = 0; i < 2; i++) {
+        if ((exact_tensors >> i & 1) != 0) {
+            uint32_t n = kvf_exact_gpu_shape(&work->tensors[i], work->tokens_max).n_chunks;
+            n_chunks = n > n_chunks ? n : n_chunks;
+        }
+    }
+    return n_chunks;
+}
+
 struct kvf_gpu_scratch {
     uint64_t exact_parts_offset;
     uint64_t chunks_offset;
     uint64_t bins_offset;
     uint64_t bytes;
-    uint32_t n_chunks; /* of the part that has most */
 };
 
 KVF_EXACT_INLINE uint64_t kvf_gpu_scratch_align(uint64_t bytes)
@@ -68,26 +85,18 @@ KVF_EXACT_INLINE uint64_t kvf_gpu_scratch_align(uint64_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* exact_tensors: bits of K and V. */
-KVF_EXACT_INLINE struct kvf_gpu_scratch kvf_gpu_scratch(const struct kvf_gpu_work *work,
-                                                        uint32_t exact_tensors)
+/* n_chunks: 0 without parts of exact. */
+KVF_EXACT_INLINE struct kvf_gpu_scratch kvf_gpu_scratch(uint32_t n_parts, uint32_t n_chunks)
 {
-    struct kvf_gpu_scratch scratch = {0, 0, 0, 0, 0};
-    for (int i = 0; i < 2; i++) {
-        if ((exact_tensors >> i & 1) != 0) {
-            uint32_t n = kvf_exact_gpu_shape(&work->tensors[i], work->tokens_max).n_chunks;
-            scratch.n_chunks = n > scratch.n_chunks ? n : scratch.n_chunks;
-        }
-    }
-    uint64_t n_chunks = (uint64_t)work->n_parts * scratch.n_chunks;
-    uint64_t n_parts = exact_tensors != 0 ? work->n_parts : 0;
-    scratch.exact_parts_offset = kvf_gpu_scratch_align(work->n_parts * sizeof(uint32_t));
-    scratch.chunks_offset = scratch.exact_parts_offset +
-                            kvf_gpu_scratch_align(n_parts * sizeof(struct kvf_exact_gpu_part));
+    struct kvf_gpu_scratch scratch;
+    uint64_t all_chunks = (uint64_t)n_parts * n_chunks;
+    uint64_t parts_bytes = n_chunks != 0 ? n_parts * sizeof(struct kvf_exact_gpu_part) : 0;
+    scratch.exact_parts_offset = kvf_gpu_scratch_align(n_parts * sizeof(uint32_t));
+    scratch.chunks_offset = scratch.exact_parts_offset + kvf_gpu_scratch_align(parts_bytes);
     scratch.bins_offset = scratch.chunks_offset +
-                          kvf_gpu_scratch_align(n_chunks * sizeof(uint32_t));
+                          kvf_gpu_scratch_align(all_chunks * sizeof(uint32_t));
     scratch.bytes = scratch.bins_offset +
-                    kvf_gpu_scratch_align(n_chunks * KVF_EXACT_BINS * sizeof(uint16_t));
+                    kvf_gpu_scratch_align(all_chunks * KVF_EXACT_BINS * sizeof(uint16_t));
     return scratch;
 }
 

@@ -131,8 +131,9 @@ static void exact_plans(void **state)
     assert_string_equal(launches[n - 1].kernel, "kvf_escapes_write");
     assert_int_equal(launches[n - 1].tensors, 0);
     assert_int_equal(kvf_gpu_encode_fixed(&work, launches), 0);
-    struct kvf_gpu_scratch scratch = kvf_gpu_scratch(&work, 3);
-    assert_int_equal(scratch.n_chunks, 50);
+    assert_int_equal(kvf_exact_gpu_chunks(&work, 3), 50);
+    assert_int_equal(launches[0].tensors, 3 | 50 << KVF_EXACT_CHUNKS_SHIFT);
+    struct kvf_gpu_scratch scratch = kvf_gpu_scratch(work.n_parts, 50);
     assert_int_equal(kvf_gpu_encode_scratch_bytes(&work), scratch.bytes);
     assert_true(scratch.bytes - scratch.bins_offset >= work.n_parts * 50ull * 128);
 
@@ -141,13 +142,16 @@ static void exact_plans(void **state)
     assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_EXACT, launches), 1);
     assert_string_equal(launches[0].kernel, "kvf_exact_decode_bf16");
     assert_int_equal(launches[0].n_blocks, work.n_parts * 1);
-    work.tokens_max = 22;
+    work.tokens_max = 51;
     assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_EXACT, launches), 1);
-    assert_int_equal(launches[0].n_blocks, work.n_parts * 2); /* 4 chunks a head */
+    assert_int_equal(launches[0].n_blocks, work.n_parts); /* 6 chunks a head */
+    work.tokens_max = 52;
+    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_EXACT, launches), 1);
+    assert_int_equal(launches[0].n_blocks, work.n_parts * 2); /* 7 */
 
     work = work_of("exact", KVF_KIND_KV, KVF_DTYPE_F32, 64, 0);
     n = kvf_gpu_encode_varying(&work, launches);
-    assert_int_equal(find(launches, n, "kvf_exact_encode_f32")->tensors, 1);
+    assert_int_equal(find(launches, n, "kvf_exact_encode_f32")->tensors & 3, 1);
 }
 
 static void mixed_plans(void **state)
@@ -156,7 +160,7 @@ static void mixed_plans(void **state)
     struct kvf_gpu_work work = work_of("exact", KVF_KIND_MLA, KVF_DTYPE_BF16, 512, 64);
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
     uint32_t n = kvf_gpu_encode_varying(&work, launches);
-    assert_int_equal(find(launches, n, "kvf_exact_encode_bf16")->tensors, 1);
+    assert_int_equal(find(launches, n, "kvf_exact_encode_bf16")->tensors & 3, 1);
     const struct kvf_gpu_launch *raw = find(launches, n, "kvf_raw_encode");
     assert_int_equal(raw->tensors, 2);
     assert_true(raw > find(launches, n, "kvf_exact_place"));
