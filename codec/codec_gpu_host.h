@@ -5,7 +5,8 @@
  *
  * Each kernel is `extern "C" __global__ void name(struct kvf_gpu_work work, uint32_t tensors)`;
  * tensors has bit 0 for K, bit 1 for V: parts of other tensors are left alone, so that K and V may
- * take different kernels over one list. Higher bits are between kernels and their host side. Launches of one piece of work run in order on one stream.
+ * take different kernels over one list. Higher bits are between kernels and their host side.
+ * Launches of one piece of work run in order on one stream.
  */
 #ifndef KVF_CODEC_CODEC_GPU_HOST_H
 #define KVF_CODEC_CODEC_GPU_HOST_H

@@ -150,7 +150,8 @@ def gpu_link_figures():
     for suffix, model in GPU_MODELS:
         pages = f"{model}, pages of 16 tokens"
         bar = 0.95 if suffix == "" else None
-        for kind, to in (("offload", "pinned D2H times ratio"), ("onload", "pinned H2D times ratio")):
+        for kind, copy in (("offload", "D2H"), ("onload", "H2D")):
+            to = f"pinned {copy} times ratio"
             result.append(Figure(f"{kind}_vs_ideal{suffix}", "GB/s", to, bar, note=pages))
             result.append(Figure(f"{kind}_vs_page_copies{suffix}", "GB/s", "a copy a page, uncoded",
                                  note=pages))

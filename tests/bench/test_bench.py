@@ -177,7 +177,8 @@ def run_bench(bench, build):
             return f"the machine has no {key}"
     for result in report["results"]:
         if "skipped" in result:
-            if not any(word in result["skipped"] for word in ("apt-get install", "one CPU", "no GPU", "libcublas")):
+            if not any(word in result["skipped"]
+                       for word in ("apt-get install", "one CPU", "no GPU", "libcublas")):
                 return f"{result['name']} is missing: {result['skipped']}"
             continue
         if result.get("limit") and bench == "gpu" and "/GiB" in result["note"]:
