@@ -30,8 +30,10 @@ static int lock_folder(const char *path)
 
     snprintf(folder, sizeof(folder), "%.*s", slash == path ? 1 : (int)(slash - path), path);
     fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0 && flock(fd, LOCK_EX) != 0) {
-        kvf_fd_close(&fd);
+    while (fd >= 0 && flock(fd, LOCK_EX) != 0) {
+        if (errno != EINTR) {
+            kvf_fd_close(&fd);
+        }
     }
     return fd;
 }
