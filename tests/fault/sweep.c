@@ -243,6 +243,9 @@ static void sweep(const struct sweep_scenario *scenario, enum sweep_class class,
         if (kvf_now_ns() - began_ns > SLOW_NS) {
             sweep_wrong(&run, "it took more than %d s", (int)(SLOW_NS / KVF_NS_PER_S));
         }
+        if (class == SWEEP_INTERRUPT && (run.is_ended || run.n_failed > 0)) {
+            sweep_wrong(&run, "a call that was interrupted is not made again");
+        }
         tally->n_clean_at = n;
         tally->n_missed += run.n_missed;
         tally->n_wrong += run.is_wrong;
