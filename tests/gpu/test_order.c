@@ -85,7 +85,7 @@ static void engine_open(uint32_t pinning)
 {
     calls.options.pinning = pinning;
     calls.options.burst_bytes = 1 << 17;
-    calls.options.ring_bytes = 100 << 10; /* little more than a round's burst */
+    calls.options.ring_bytes = 48 << 10; /* one block: each one waits for the one before */
     calls_daemon_start(&calls, NULL);
     calls_open(&calls, "balanced", seed);
     writer = calls_stream();
