@@ -9,7 +9,8 @@
  * follows without a third.
  *
  *   kvf_exact_count    warps take chunks: histograms
- *   kvf_exact_choose   one thread block a part: exponents, where each chunk's escapes begin, size
+ *   kvf_exact_choose, _choose_short (parts of few chunks)
+ *                      one thread block a part: exponents, where each chunk's escapes begin, size
  *   kvf_exact_place    one thread block a block: where each part begins, layer table
  *   kvf_exact_encode   warps take chunks: the part, or what codec raw writes if it does not pay
  *   kvf_exact_decode   warps take chunks
@@ -190,10 +191,9 @@ __device__ __forceinline__ void visit_wide(const work_part &work, uint32_t numbe
 
 /* Call visit(number of the chunk, its word, two of its bins: those of this lane) for each chunk of
  * the part, over its warp. Several chunks are on their way at once. */
-template <typename F>
+template <uint32_t batch, typename F>
 __device__ __forceinline__ void visit_chunks(const work_part &work, const scratch &scratch, F visit)
 {
-    constexpr uint32_t batch = 8;
     uint32_t lane = threadIdx.x % warp_lanes;
     uint32_t n_warps = blockDim.x / warp_lanes;
     const uint32_t *bins = reinterpret_cast<const uint32_t *>(scratch.bins);
@@ -221,6 +221,7 @@ __device__ __forceinline__ void visit_chunks(const work_part &work, const scratc
 
 /* How often each exponent occurs in the part, to counts. Chunks of one window are added up before
  * they are added to what all warps share. */
+template <uint32_t batch>
 __device__ __forceinline__ void count_part(const work_part &work, const scratch &scratch,
                                            uint32_t counts[256])
 {
@@ -235,7 +236,7 @@ __device__ __forceinline__ void count_part(const work_part &work, const scratch 
             sums[i] = 0;
         }
     };
-    visit_chunks(work, scratch, [&](uint32_t number, uint32_t word, uint32_t two) {
+    visit_chunks<batch>(work, scratch, [&](uint32_t number, uint32_t word, uint32_t two) {
         if ((word & KVF_EXACT_CHUNK_WIDE) != 0) {
             visit_wide(work, number, lane,
                        [&](uint32_t exponent) { atomicAdd(&counts[exponent], 1); });
@@ -252,13 +253,14 @@ __device__ __forceinline__ void count_part(const work_part &work, const scratch 
 }
 
 /* Bytes of escapes of each chunk, bit 31 for uncoded ones, to its word. */
+template <uint32_t batch>
 __device__ __forceinline__ void count_escapes(const work_part &work, const scratch &scratch,
                                               const uint32_t indices[256])
 {
     uint32_t lane = threadIdx.x % warp_lanes;
     uint32_t window = 0;
     uint32_t masks = 0; /* of the lane's two bins: those that have no index */
-    visit_chunks(work, scratch, [&](uint32_t number, uint32_t word, uint32_t two) {
+    visit_chunks<batch>(work, scratch, [&](uint32_t number, uint32_t word, uint32_t two) {
         uint32_t escapes = 0;
         if ((word & KVF_EXACT_CHUNK_WIDE) != 0) {
             visit_wide(work, number, lane, [&](uint32_t exponent) {
@@ -348,6 +350,13 @@ __device__ __forceinline__ void fill_directory(const work_part &work, const scra
 /* -------------------------------------------------------------------------------------------------
  * Writing
  */
+
+/* The chunks of a thread block. */
+struct piece {
+    uint32_t part; /* index in the list */
+    uint32_t first;
+    uint32_t n;
+};
 
 /* Where a part is written. */
 struct part_writer {
@@ -521,13 +530,13 @@ __device__ __forceinline__ void write_raw_frame(const work_part &work, const par
 
 template <int element_bytes, bool is_wide>
 __device__ __forceinline__ void write_piece(const work_part &work, const scratch &scratch,
-                                            uint32_t piece, const uint32_t table[256])
+                                            const struct piece &piece, const uint32_t table[256])
 {
     uint32_t lane = threadIdx.x % warp_lanes;
-    uint32_t first = piece * KVF_EXACT_PIECE_CHUNKS + threadIdx.x / warp_lanes;
+    uint32_t first = piece.first + threadIdx.x / warp_lanes;
     part_writer writer(work);
     bool is_raw = scratch.part->is_raw != 0;
-    for (uint32_t i = 0; i < KVF_EXACT_PIECE_CHUNKS; i += KVF_EXACT_WARPS) {
+    for (uint32_t i = 0; i < piece.n; i += KVF_EXACT_WARPS) {
         uint32_t number = first + i;
         if (number >= work.shape.n_chunks) {
             break;
@@ -745,7 +754,7 @@ __device__ __forceinline__ void read_chunk(const work_part &work, const exact_ch
 }
 
 template <int element_bytes, bool is_wide>
-__device__ __forceinline__ void read_piece(const work_part &work, uint32_t piece,
+__device__ __forceinline__ void read_piece(const work_part &work, const struct piece &piece,
                                            const uint32_t table[256])
 {
     uint32_t lane = threadIdx.x % warp_lanes;
@@ -754,8 +763,8 @@ __device__ __forceinline__ void read_piece(const work_part &work, uint32_t piece
     uint32_t chunk_end = ceil_div(work.part.token_first + work.part.n_wanted, tokens_a_chunk);
     uint32_t chunks_a_row = chunk_end - chunk_first;
     part_writer reader(work);
-    for (uint32_t i = threadIdx.x / warp_lanes; i < KVF_EXACT_PIECE_CHUNKS; i += KVF_EXACT_WARPS) {
-        uint32_t number = piece * KVF_EXACT_PIECE_CHUNKS + i;
+    for (uint32_t i = threadIdx.x / warp_lanes; i < piece.n; i += KVF_EXACT_WARPS) {
+        uint32_t number = piece.first + i;
         if (number >= chunks_a_row * work.tensor.n_heads) {
             break;
         }
@@ -765,14 +774,15 @@ __device__ __forceinline__ void read_piece(const work_part &work, uint32_t piece
     }
 }
 
-/* The part of a thread block, if the launch is for its tensor; n_pieces blocks a part. */
+/* The part of a thread block, if the launch is for its tensor, and which of its chunks. */
 __device__ __forceinline__ bool find_part(const struct kvf_gpu_work &work, uint32_t tensors,
-                                          uint32_t *piece_out, struct kvf_gpu_part *part_out)
+                                          struct piece *piece_out, struct kvf_gpu_part *part_out)
 {
     uint32_t n_pieces = gridDim.x / work.n_parts;
-    uint32_t index = blockIdx.x / n_pieces;
-    *piece_out = blockIdx.x - index * n_pieces;
-    *part_out = parts_of(work)[index];
+    piece_out->part = blockIdx.x / n_pieces;
+    piece_out->n = ceil_div(tensors >> KVF_EXACT_CHUNKS_SHIFT, n_pieces);
+    piece_out->first = (blockIdx.x - piece_out->part * n_pieces) * piece_out->n;
+    *part_out = parts_of(work)[piece_out->part];
     return (tensors >> part_out->is_v & 1) != 0;
 }
 
@@ -783,16 +793,16 @@ __device__ __forceinline__ void count_piece(const struct kvf_gpu_work &work, uin
 {
     __shared__ __align__(16) struct lane_bins bins[KVF_EXACT_WARPS];
     struct kvf_gpu_part part;
-    uint32_t piece;
+    struct piece piece;
     if (!find_part(work, tensors, &piece, &part)) {
         return;
     }
     work_part at(work, part);
-    scratch scratch(work, tensors, blockIdx.x / (gridDim.x / work.n_parts));
+    scratch scratch(work, tensors, piece.part);
     uint32_t lane = threadIdx.x % warp_lanes;
     uint32_t warp = threadIdx.x / warp_lanes;
-    for (uint32_t i = warp; i < KVF_EXACT_PIECE_CHUNKS; i += KVF_EXACT_WARPS) {
-        uint32_t number = piece * KVF_EXACT_PIECE_CHUNKS + i;
+    for (uint32_t i = warp; i < piece.n; i += KVF_EXACT_WARPS) {
+        uint32_t number = piece.first + i;
         if (number >= at.shape.n_chunks) {
             return;
         }
@@ -812,12 +822,12 @@ __device__ __forceinline__ void encode_piece(const struct kvf_gpu_work &work, ui
 {
     __shared__ uint32_t table[256];
     struct kvf_gpu_part part;
-    uint32_t piece;
+    struct piece piece;
     if (!find_part(work, tensors, &piece, &part)) {
         return;
     }
     work_part at(work, part);
-    scratch scratch(work, tensors, blockIdx.x / (gridDim.x / work.n_parts));
+    scratch scratch(work, tensors, piece.part);
     for (uint32_t i = threadIdx.x; i < 256; i += n_threads) {
         uint32_t index = scratch.part->index[i];
         table[i] = index == KVF_EXACT_EXPONENTS ? no_index : index;
@@ -836,7 +846,7 @@ __device__ __forceinline__ void decode_piece(const struct kvf_gpu_work &work, ui
 {
     __shared__ uint32_t table[256];
     struct kvf_gpu_part part;
-    uint32_t piece;
+    struct piece piece;
     if (!find_part(work, tensors, &piece, &part)) {
         return;
     }
@@ -853,10 +863,32 @@ __device__ __forceinline__ void decode_piece(const struct kvf_gpu_work &work, ui
     }
 }
 
+template <uint32_t batch>
+__device__ __forceinline__ void choose_part(const struct kvf_gpu_work &work, uint32_t tensors)
+{
+    __shared__ uint32_t counts[256]; /* then indices */
+    struct kvf_gpu_part part;
+    struct piece piece;
+    if (!find_part(work, tensors, &piece, &part)) {
+        return;
+    }
+    work_part at(work, part);
+    scratch scratch(work, tensors, blockIdx.x);
+    for (uint32_t i = threadIdx.x; i < 256; i += blockDim.x) {
+        counts[i] = 0;
+    }
+    __syncthreads();
+    count_part<batch>(at, scratch, counts);
+    __syncthreads();
+    rank_exponents(counts, scratch.part);
+    count_escapes<batch>(at, scratch, counts);
+    __syncthreads();
+    fill_directory(at, scratch);
+}
+
 } // namespace
 
-/* tensors: those of exact, and, but for decode, the chunks of the largest part
- * (KVF_EXACT_CHUNKS_SHIFT). */
+/* tensors: those of exact, and the chunks of the largest part (KVF_EXACT_CHUNKS_SHIFT). */
 #define KVF_EXACT_KERNEL(name, function, blocks_a_processor)                                       \
     extern "C" __global__ void __launch_bounds__(n_threads, blocks_a_processor)                    \
         name(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)                   \
@@ -871,28 +903,15 @@ KVF_EXACT_KERNEL(kvf_exact_encode_f32, encode_piece<4>, 2)
 KVF_EXACT_KERNEL(kvf_exact_decode_bf16, decode_piece<2>, 4)
 KVF_EXACT_KERNEL(kvf_exact_decode_f32, decode_piece<4>, 2)
 
-extern "C" __global__ void __launch_bounds__(KVF_EXACT_CHOOSE_THREADS, 2)
-    kvf_exact_choose(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)
-{
-    __shared__ uint32_t counts[256]; /* then indices */
-    struct kvf_gpu_part part;
-    uint32_t piece;
-    if (!find_part(work, tensors, &piece, &part)) {
-        return;
+#define KVF_EXACT_CHOOSE(name, n_threads, blocks_a_processor, batch)                               \
+    extern "C" __global__ void __launch_bounds__(n_threads, blocks_a_processor)                    \
+        name(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)                   \
+    {                                                                                              \
+        choose_part<batch>(work, tensors);                                                         \
     }
-    work_part at(work, part);
-    scratch scratch(work, tensors, blockIdx.x);
-    for (uint32_t i = threadIdx.x; i < 256; i += blockDim.x) {
-        counts[i] = 0;
-    }
-    __syncthreads();
-    count_part(at, scratch, counts);
-    __syncthreads();
-    rank_exponents(counts, scratch.part);
-    count_escapes(at, scratch, counts);
-    __syncthreads();
-    fill_directory(at, scratch);
-}
+
+KVF_EXACT_CHOOSE(kvf_exact_choose, KVF_EXACT_CHOOSE_THREADS, 2, 8)
+KVF_EXACT_CHOOSE(kvf_exact_choose_short, KVF_EXACT_CHOOSE_SHORT_THREADS, 6, 2)
 
 /* One thread block a block, one thread a part. */
 extern "C" __global__ void __launch_bounds__(KVF_EXACT_PLACE_THREADS)

@@ -154,13 +154,22 @@ struct exact_kernels {
     const char *f32;
 };
 
+/* Few and long pieces of a part save the work that each begins with; many keep the GPU busy. */
+static uint32_t exact_pieces(const struct kvf_gpu_work *work, uint32_t n_chunks)
+{
+    uint32_t most = (n_chunks + KVF_EXACT_PIECE_CHUNKS_MIN - 1) / KVF_EXACT_PIECE_CHUNKS_MIN;
+    uint32_t least = (n_chunks + KVF_EXACT_PIECE_CHUNKS_MAX - 1) / KVF_EXACT_PIECE_CHUNKS_MAX;
+    uint32_t n_pieces = (KVF_EXACT_THREAD_BLOCKS + work->n_parts - 1) / work->n_parts;
+    n_pieces = n_pieces > most ? most : n_pieces;
+    return n_pieces < least ? least : n_pieces;
+}
+
 static void add_exact(struct launches *launches, const struct kvf_gpu_work *work, uint32_t tensors,
                       uint32_t n_chunks, const struct exact_kernels *kernels)
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors & 1 ? 0 : 1];
-    uint64_t n_pieces = (n_chunks + KVF_EXACT_PIECE_CHUNKS - 1) / KVF_EXACT_PIECE_CHUNKS;
     add_launch(launches, tensor->element_bytes == 2 ? kernels->bf16 : kernels->f32,
-               n_pieces * work->n_parts, KVF_EXACT_WARPS * 32,
+               (uint64_t)exact_pieces(work, n_chunks) * work->n_parts, KVF_EXACT_WARPS * 32,
                tensors | n_chunks << KVF_EXACT_CHUNKS_SHIFT);
 }
 
@@ -190,10 +199,13 @@ uint32_t kvf_gpu_encode_varying(const struct kvf_gpu_work *work,
     uint32_t n_chunks = kvf_exact_gpu_chunks(work, exact);
     uint32_t exact_and_chunks = exact | n_chunks << KVF_EXACT_CHUNKS_SHIFT;
     add_exact(&launches, work, exact, n_chunks, &count);
-    add_launch(&launches, "kvf_exact_choose", work->n_parts,
-               n_chunks > KVF_EXACT_CHOOSE_CHUNKS ? KVF_EXACT_CHOOSE_THREADS
-                                                  : KVF_EXACT_CHOOSE_THREADS_MIN,
-               exact_and_chunks);
+    if (n_chunks > KVF_EXACT_CHOOSE_SHORT_CHUNKS) {
+        add_launch(&launches, "kvf_exact_choose", work->n_parts, KVF_EXACT_CHOOSE_THREADS,
+                   exact_and_chunks);
+    } else {
+        add_launch(&launches, "kvf_exact_choose_short", work->n_parts,
+                   KVF_EXACT_CHOOSE_SHORT_THREADS, exact_and_chunks);
+    }
     add_launch(&launches, "kvf_exact_place", work->n_blocks, KVF_EXACT_PLACE_THREADS,
                exact_and_chunks);
     add_exact(&launches, work, exact, n_chunks, &encode);

@@ -23,22 +23,24 @@ enum kvf_raw_gpu_numbers {
 };
 
 enum kvf_exact_gpu_numbers {
-    KVF_EXACT_WARPS = 8, /* of a thread block; a chunk at a time each */
-    KVF_EXACT_PIECE_CHUNKS = 32,
-    KVF_EXACT_CHOOSE_THREADS = 512, /* for parts of many chunks */
-    KVF_EXACT_CHOOSE_THREADS_MIN = 256,
-    KVF_EXACT_CHOOSE_CHUNKS = 64,   /* parts of more are many */
-    KVF_EXACT_PLACE_THREADS = 1024, /* at least the parts of a block */
+    KVF_EXACT_WARPS = 8,            /* of a thread block; a chunk at a time each */
+    KVF_EXACT_PIECE_CHUNKS_MIN = 8, /* of a part, by one thread block */
+    KVF_EXACT_PIECE_CHUNKS_MAX = 128,
+    KVF_EXACT_THREAD_BLOCKS = 2048, /* that a launch should have: some rounds of a large GPU */
+    KVF_EXACT_CHOOSE_THREADS = 512,
+    KVF_EXACT_CHOOSE_SHORT_THREADS = 256,
+    KVF_EXACT_CHOOSE_SHORT_CHUNKS = 64, /* a part of more is not short */
+    KVF_EXACT_PLACE_THREADS = 1024,     /* at least the parts of a block */
     KVF_EXACT_BINS = 64,
-    KVF_EXACT_BASE_STEP = 8, /* of the exponent of bin 1 */
+    KVF_EXACT_BASE_STEP = 8, /* between first exponents of windows */
 };
 
-/* Where a launch's tensors have the number of chunks of the largest part: kernels of exact that use
- * scratch are told it, since working it out takes divisions. */
+/* Where a launch's tensors have the number of chunks of the largest part: kernels of exact are told
+ * it, since working it out takes divisions. Thread blocks share the chunks of a part evenly. */
 #define KVF_EXACT_CHUNKS_SHIFT 2
 
-/* A chunk's word. After counting: the exponent of bin 1, KVF_EXACT_CHUNK_WIDE if the chunk has
- * others below it, zeros apart. After choosing: its entry in the directory. */
+/* A chunk's word. After counting: the first exponent of its window, and KVF_EXACT_CHUNK_WIDE if the
+ * chunk has others below it, zeros apart. After choosing: its entry in the directory. */
 enum kvf_exact_gpu_chunk {
     KVF_EXACT_CHUNK_WIDE = 1 << 8,
 };

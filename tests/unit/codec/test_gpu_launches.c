@@ -123,9 +123,9 @@ static void exact_plans(void **state)
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
     uint32_t n = kvf_gpu_encode_varying(&work, launches);
     /* 10 vectors a chunk, 10 chunks a head, 5 heads */
-    uint32_t n_pieces = (50 + KVF_EXACT_PIECE_CHUNKS - 1) / KVF_EXACT_PIECE_CHUNKS;
+    uint32_t n_pieces = (50 + KVF_EXACT_PIECE_CHUNKS_MIN - 1) / KVF_EXACT_PIECE_CHUNKS_MIN;
     assert_int_equal(find(launches, n, "kvf_exact_count_bf16")->n_blocks, work.n_parts * n_pieces);
-    assert_int_equal(find(launches, n, "kvf_exact_choose")->n_blocks, work.n_parts);
+    assert_int_equal(find(launches, n, "kvf_exact_choose_short")->n_blocks, work.n_parts);
     assert_int_equal(find(launches, n, "kvf_exact_place")->n_blocks, BLOCKS);
     assert_int_equal(find(launches, n, "kvf_exact_encode_bf16")->n_blocks, work.n_parts * n_pieces);
     assert_string_equal(launches[n - 1].kernel, "kvf_escapes_write");
@@ -137,17 +137,24 @@ static void exact_plans(void **state)
     assert_int_equal(kvf_gpu_encode_scratch_bytes(&work), scratch.bytes);
     assert_true(scratch.bytes - scratch.bins_offset >= work.n_parts * 50ull * 128);
 
-    /* 17 tokens from anywhere can touch three chunks of 10 */
-    work.tokens_max = 17;
+    /* 12 tokens from anywhere can touch three chunks of 10, 11 tokens two: 15 and 10 a part */
+    work.tokens_max = 11;
     assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_EXACT, launches), 1);
     assert_string_equal(launches[0].kernel, "kvf_exact_decode_bf16");
-    assert_int_equal(launches[0].n_blocks, work.n_parts * 1);
-    work.tokens_max = 51;
+    assert_int_equal(launches[0].tensors >> KVF_EXACT_CHUNKS_SHIFT, 10);
+    work.tokens_max = 12;
     assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_EXACT, launches), 1);
-    assert_int_equal(launches[0].n_blocks, work.n_parts); /* 6 chunks a head */
-    work.tokens_max = 52;
-    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_EXACT, launches), 1);
-    assert_int_equal(launches[0].n_blocks, work.n_parts * 2); /* 7 */
+    assert_int_equal(launches[0].tensors >> KVF_EXACT_CHUNKS_SHIFT, 15);
+    assert_int_equal(launches[0].n_blocks, work.n_parts * 2);
+
+    /* with many parts each is cut into few pieces */
+    work.n_parts = KVF_EXACT_THREAD_BLOCKS;
+    work.tokens_max = TOKENS;
+    n = kvf_gpu_encode_varying(&work, launches);
+    assert_int_equal(find(launches, n, "kvf_exact_count_bf16")->n_blocks, work.n_parts);
+    work.tensors[1].n_heads = 13; /* 130 chunks */
+    n = kvf_gpu_encode_varying(&work, launches);
+    assert_int_equal(find(launches, n, "kvf_exact_count_bf16")->n_blocks, 2 * work.n_parts);
 
     work = work_of("exact", KVF_KIND_KV, KVF_DTYPE_F32, 64, 0);
     n = kvf_gpu_encode_varying(&work, launches);
