@@ -154,22 +154,13 @@ struct exact_kernels {
     const char *f32;
 };
 
-/* Few and long pieces of a part save the work that each begins with; many keep the GPU busy. */
-static uint32_t exact_pieces(const struct kvf_gpu_work *work, uint32_t n_chunks)
-{
-    uint32_t most = (n_chunks + KVF_EXACT_PIECE_CHUNKS_MIN - 1) / KVF_EXACT_PIECE_CHUNKS_MIN;
-    uint32_t least = (n_chunks + KVF_EXACT_PIECE_CHUNKS_MAX - 1) / KVF_EXACT_PIECE_CHUNKS_MAX;
-    uint32_t n_pieces = (KVF_EXACT_THREAD_BLOCKS + work->n_parts - 1) / work->n_parts;
-    n_pieces = n_pieces > most ? most : n_pieces;
-    return n_pieces < least ? least : n_pieces;
-}
-
 static void add_exact(struct launches *launches, const struct kvf_gpu_work *work, uint32_t tensors,
                       uint32_t n_chunks, const struct exact_kernels *kernels)
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors & 1 ? 0 : 1];
+    uint64_t n_pieces = (n_chunks + KVF_EXACT_PIECE_CHUNKS - 1) / KVF_EXACT_PIECE_CHUNKS;
     add_launch(launches, tensor->element_bytes == 2 ? kernels->bf16 : kernels->f32,
-               (uint64_t)exact_pieces(work, n_chunks) * work->n_parts, KVF_EXACT_WARPS * 32,
+               n_pieces * work->n_parts, KVF_EXACT_WARPS * 32,
                tensors | n_chunks << KVF_EXACT_CHUNKS_SHIFT);
 }
 

@@ -23,10 +23,8 @@ enum kvf_raw_gpu_numbers {
 };
 
 enum kvf_exact_gpu_numbers {
-    KVF_EXACT_WARPS = 8,            /* of a thread block; a chunk at a time each */
-    KVF_EXACT_PIECE_CHUNKS_MIN = 8, /* of a part, by one thread block */
-    KVF_EXACT_PIECE_CHUNKS_MAX = 128,
-    KVF_EXACT_THREAD_BLOCKS = 2048, /* that a launch should have: some rounds of a large GPU */
+    KVF_EXACT_WARPS = 8,         /* of a thread block; a chunk at a time each */
+    KVF_EXACT_PIECE_CHUNKS = 32, /* of a part, by one thread block, at most */
     KVF_EXACT_CHOOSE_THREADS = 512,
     KVF_EXACT_CHOOSE_SHORT_THREADS = 256,
     KVF_EXACT_CHOOSE_SHORT_CHUNKS = 64, /* a part of more is not short */
