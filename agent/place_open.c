@@ -323,7 +323,7 @@ int kvf_place_open(struct kvf_agent *agent)
         status = kvf_work_open((uint32_t)agent->config->workers, WORK_ENTRIES, waker, &agent->work);
     }
     if (status == KVF_OK && agent->setup == NULL) {
-        status = kvf_work_open(1, WORK_ENTRIES, waker, &agent->setup);
+        status = kvf_work_open_background(1, WORK_ENTRIES, waker, &agent->setup);
     }
     if (status != KVF_OK) {
         kvf_log(KVF_LOG_ERROR, "tables: %s; lower index.entries or clients.max",

@@ -12,6 +12,11 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* Of background threads: a tenth of the weight of others, and they never preempt them. */
+#define BACKGROUND_NICE 10
 
 struct work_list {
     struct kvf_work *first;
@@ -22,6 +27,7 @@ struct work_pool {
     struct kvf_work_queue base;
     struct kvf_waker waker;
     uint32_t max_jobs; /* submitted and not yet done */
+    bool is_background;
 
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t wanted;
@@ -62,6 +68,10 @@ static void *worker_main(void *arg)
 {
     struct work_pool *pool = arg;
 
+    if (pool->is_background) {
+        /* of this thread only, on Linux; without it the work is done all the same */
+        (void)setpriority(PRIO_PROCESS, (id_t)gettid(), BACKGROUND_NICE);
+    }
     pthread_mutex_lock(&pool->lock);
     for (;;) {
         struct kvf_work *work;
@@ -157,8 +167,8 @@ static const struct kvf_work_ops pool_ops = {
     .close = pool_close,
 };
 
-int kvf_work_open(uint32_t n_threads, uint32_t queue_entries, struct kvf_waker waker,
-                  struct kvf_work_queue **queue_out)
+static int open_pool(uint32_t n_threads, uint32_t queue_entries, struct kvf_waker waker,
+                     bool is_background, struct kvf_work_queue **queue_out)
 {
     struct work_pool *pool;
 
@@ -172,6 +182,7 @@ int kvf_work_open(uint32_t n_threads, uint32_t queue_entries, struct kvf_waker w
     pool->base.ops = &pool_ops;
     pool->waker = waker;
     pool->max_jobs = queue_entries;
+    pool->is_background = is_background;
     list_init(&pool->todo);
     list_init(&pool->ran);
     pthread_mutex_init(&pool->lock, NULL);
@@ -184,4 +195,16 @@ int kvf_work_open(uint32_t n_threads, uint32_t queue_entries, struct kvf_waker w
     }
     *queue_out = &pool->base;
     return KVF_OK;
+}
+
+int kvf_work_open(uint32_t n_threads, uint32_t queue_entries, struct kvf_waker waker,
+                  struct kvf_work_queue **queue_out)
+{
+    return open_pool(n_threads, queue_entries, waker, false, queue_out);
+}
+
+int kvf_work_open_background(uint32_t n_threads, uint32_t queue_entries, struct kvf_waker waker,
+                             struct kvf_work_queue **queue_out)
+{
+    return open_pool(n_threads, queue_entries, waker, true, queue_out);
 }

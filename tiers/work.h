@@ -41,4 +41,8 @@ struct kvf_work_queue {
 int kvf_work_open(uint32_t n_threads, uint32_t queue_entries, struct kvf_waker waker,
                   struct kvf_work_queue **queue_out);
 
+/* The same, with threads that leave the CPUs to others where these want them. */
+int kvf_work_open_background(uint32_t n_threads, uint32_t queue_entries, struct kvf_waker waker,
+                             struct kvf_work_queue **queue_out);
+
 #endif /* KVF_TIERS_WORK_H */
