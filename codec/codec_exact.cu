@@ -886,7 +886,7 @@ __device__ __forceinline__ void choose_part(const struct kvf_gpu_work &work, uin
     fill_directory(at, scratch);
 }
 
-} // namespace
+} /* namespace */
 
 /* tensors: those of exact, and the chunks of the largest part (KVF_EXACT_CHUNKS_SHIFT). */
 #define KVF_EXACT_KERNEL(name, function, blocks_a_processor)                                       \

@@ -150,8 +150,8 @@ static __device__ __forceinline__ bool has_unit(const exact_chunk &chunk, uint32
     return number * unit_elements < chunk.n;
 }
 
-/* All units of a lane. Wide ones past the end are others' again, so that no load waits for a branch:
- * those of the page table are on their way together, then those of the elements. */
+/* All units of a lane. Wide ones past the end are others' again, so that no load waits for a
+ * branch: those of the page table are on their way together, then those of the elements. */
 template <int element_bytes, bool is_wide>
 static __device__ __forceinline__ void load_chunk(const work_part &work, const exact_chunk &chunk,
                                                   uint32_t lane,
@@ -220,6 +220,6 @@ static __device__ __forceinline__ void load_words(const uint8_t *from, uint32_t 
     }
 }
 
-} // namespace kvf
+} /* namespace kvf */
 
 #endif /* KVF_CODEC_CODEC_EXACT_DEVICE_CUH */

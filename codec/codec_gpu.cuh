@@ -166,6 +166,6 @@ static __device__ __forceinline__ void zero_bytes(uint8_t *to, uint32_t bytes, u
     }
 }
 
-} // namespace kvf
+} /* namespace kvf */
 
 #endif /* KVF_CODEC_CODEC_GPU_CUH */

@@ -299,7 +299,7 @@ __device__ __forceinline__ void finish_part(const struct kvf_gpu_work &work, uin
     }
 }
 
-} // namespace
+} /* namespace */
 
 extern "C" __global__ void __launch_bounds__(KVF_RAW_THREADS)
     kvf_raw_encode(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)
