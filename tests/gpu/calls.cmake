@@ -25,6 +25,8 @@ if(TARGET kvf_test_daemon)
 
     kvf_add_calls_test(NAME calls CLIENT kvf_client_gpu SOURCES test_calls.c)
 
+    kvf_add_calls_test(NAME end_to_end CLIENT kvf_client_gpu SOURCES test_end_to_end.c)
+
     # A second build of the library, whose waits can be taken out.
     get_target_property(sources kvf_client_gpu SOURCES)
     list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/client/)

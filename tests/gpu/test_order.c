@@ -44,6 +44,7 @@ enum {
 
 static struct calls calls;
 static uint64_t seed;
+static uint64_t first_key; /* of this process and mode: the daemon outlives them */
 
 /* The engine's side. */
 static void *writer;
@@ -86,7 +87,6 @@ static void engine_open(uint32_t pinning)
     calls.options.pinning = pinning;
     calls.options.burst_bytes = 1 << 17;
     calls.options.ring_bytes = 48 << 10; /* one block: each one waits for the one before */
-    calls_daemon_start(&calls, NULL);
     calls_open(&calls, "balanced", seed);
     writer = calls_stream();
     reader = calls_stream();
@@ -100,12 +100,6 @@ static void engine_open(uint32_t pinning)
     memset(garbage, 0x3c, calls.pages.bytes);
     delay_bytes = calls_fake.fake_cuda_seed != NULL ? 4096 : DELAY_BYTES;
     delay = calls_alloc(delay_bytes);
-}
-
-static void engine_close(void)
-{
-    calls_close(&calls);
-    calls_daemon_stop(&calls);
 }
 
 static void delay_queue(void *stream, uint32_t times)
@@ -151,7 +145,7 @@ struct round {
 static void round_init(struct round *round, uint32_t number)
 {
     for (uint32_t c = 0; c < CHUNKS; c++) {
-        struct kvf_key key = calls_key((uint64_t)number * CHUNKS + c + 1, round->keys[c]);
+        struct kvf_key key = calls_key(first_key + (uint64_t)number * CHUNKS + c, round->keys[c]);
 
         for (uint32_t p = 0; p < CALLS_CHUNK_PAGES; p++) {
             uint32_t at = c * CALLS_CHUNK_PAGES + p;
@@ -286,13 +280,14 @@ static void rounds_are_right(uint32_t pinning)
 {
     uint32_t n = kvf_test_scaled(ROUNDS) / 2;
 
+    first_key = 1000000 * (uint64_t)pinning;
     engine_open(pinning);
     for (uint32_t i = 0; i < n; i++) {
         if (!round_run(i)) {
             fail_msg("round %u of %u, pinning %u", i, n, pinning);
         }
     }
-    engine_close();
+    calls_close(&calls);
 }
 
 static void test_a_thousand_rounds(void **state)
@@ -311,22 +306,23 @@ static void mutant_run(const char *mutant)
         if (!round_run(i)) {
             printf("%s: caught in round %u\n", mutant, i);
             (void)fflush(stdout);
-            kvf_test_daemon_destroy(&calls.daemon);
             _exit(1);
         }
     }
-    kvf_test_daemon_destroy(&calls.daemon);
     _exit(0);
 }
 
-static int run_alone(const char *program, const char *mutant)
+static int run_alone(const char *program, const char *mutant, uint32_t number)
 {
+    char key[24];
     int wait_status = 0;
-    pid_t pid = fork();
+    pid_t pid;
 
+    (void)snprintf(key, sizeof(key), "%u", 1000000 * (number + 10));
+    pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        (void)execl(program, program, mutant, (char *)NULL);
+        (void)execl(program, program, mutant, calls.daemon.socket_path, key, (char *)NULL);
         _exit(127);
     }
     assert_int_equal(waitpid(pid, &wait_status, 0), pid);
@@ -342,7 +338,7 @@ static void test_each_removed_wait_is_caught(void **state)
     assert_true(n > 0);
     program[n] = 0;
     for (size_t i = 0; i < sizeof(mutants) / sizeof(mutants[0]); i++) {
-        int wait_status = run_alone(program, mutants[i]);
+        int wait_status = run_alone(program, mutants[i], (uint32_t)i);
         bool is_caught = WIFSIGNALED(wait_status) || WEXITSTATUS(wait_status) == 1;
 
         print_message("%s: %s\n", mutants[i], is_caught ? "caught" : "not caught");
@@ -359,6 +355,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_a_thousand_rounds),
         cmocka_unit_test(test_each_removed_wait_is_caught),
     };
+    int failed;
 
     if (!calls_device_open()) {
         return 77;
@@ -367,8 +364,13 @@ int main(int argc, char **argv)
     if (calls_fake.fake_cuda_seed != NULL) {
         calls_fake.fake_cuda_seed(seed);
     }
-    if (argc > 1) {
+    if (argc == 4) {
+        (void)snprintf(calls.daemon.socket_path, sizeof(calls.daemon.socket_path), "%s", argv[2]);
+        first_key = strtoull(argv[3], NULL, 10);
         mutant_run(argv[1]);
     }
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    calls_daemon_start(&calls, NULL);
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    calls_daemon_stop(&calls);
+    return failed;
 }

@@ -308,6 +308,12 @@ KVF_GPU_DRIVER_FUNCTIONS(DECLARE)
 
 int fake_cuInit(unsigned flags)
 {
+    static bool is_seeded;
+
+    if (!is_seeded) {
+        is_seeded = true;
+        kvf_random_seeded_init(&random_state, 1);
+    }
     return flags == 0 ? KVF_CUDA_SUCCESS : KVF_CUDA_ERROR_INVALID_VALUE;
 }
 
