@@ -29,7 +29,7 @@
 #include "codec/codec_gpu.h"
 #include "codec/codec_gpu_host.h"
 #include "gpu/device.h"
-#include "gpu/ring.h"
+#include "gpu/ranges.h"
 #include "kvferry.h"
 
 enum kvf_gpu_bounds {
@@ -51,7 +51,7 @@ enum kvf_gpu_bounds {
 
 #define KVF_GPU_BURST_BYTES       (UINT64_C(64) << 20)
 #define KVF_GPU_WINDOW_BYTES      (UINT64_C(64) << 20)
-#define KVF_GPU_GROUP_BYTES       (UINT64_C(4) << 20) /* a copy of so much reaches the link's rate */
+#define KVF_GPU_GROUP_BYTES       (UINT64_C(4) << 20) /* a copy that reaches the link's rate */
 #define KVF_GPU_FIRST_GROUP_BYTES (UINT64_C(1) << 20) /* so that the first layer is there early */
 
 struct kvf_gpu_region {

@@ -2,10 +2,10 @@
  *
  * gpu_put.c: pages to the daemon, in bursts.
  *
- *              event: encoded     sizes known       event: copied     in order       all blocks
- *   ENCODING ---------------> SETTLE -----------> COPYING ------> READY ------> SUBMITTED ----> OVER
- *       |                       ^ copies that were not queued
- *       +-> REDO: a block that  |  behind the encode already
+ *              event: encoded    sizes known      event: copied     in order       all blocks
+ *   ENCODING --------------> SETTLE ----------> COPYING ------> READY -----> SUBMITTED ----> OVER
+ *       |                      ^ copies that were not queued
+ *       +-> REDO: a block that |  behind the encode already
  *           kernels give up ----+
  *
  * A burst is a range of the device ring: payloads, scratch, lists. The encode is queued by the

@@ -571,7 +571,7 @@ struct kvf_gpu_options {
     uint64_t ring_bytes;        /* device memory for encoded blocks on their way out; 0: 4 bursts */
     uint64_t burst_bytes;       /* of KV, encoded by one set of launches; 0: 64 MiB */
     uint64_t load_window_bytes; /* device memory, and pinned memory in mode WINDOW, for blocks on
-                                   their way in; 0: 64 MiB */
+                                   their way in; 0: 64 MiB, as much as is ever in flight */
     uint32_t pinning;           /* enum kvf_gpu_pinning */
     uint32_t flags;             /* 0 */
 };
@@ -586,8 +586,8 @@ KVF_API int kvf_gpu_open(struct kvf_client *client, const struct kvf_gpu_options
  * some milliseconds. Accepts NULL. Returns NULL. */
 KVF_API struct kvf_gpu *kvf_gpu_close(struct kvf_gpu *gpu);
 
-/* Pages in device memory, by ids 0..n_pages - 1. The formula is that of struct kvf_tensor_view, with
- * device addresses as layers and the id as page: one region covers all layers, K and V. */
+/* Pages in device memory, by ids 0..n_pages - 1. The formula is that of struct kvf_tensor_view,
+ * with device addresses as layers and the id as page: one region covers all layers, K and V. */
 struct kvf_gpu_region_options {
     uint32_t struct_bytes;
     uint32_t n_pages;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# check_symbols.py HEADER LIBRARY NM [gpu]: the library exports the functions of kvferry.h and nothing
-# else, and all in version nodes: those of part 8 are libkvferry_gpu's, the others libkvferry's.
+# check_symbols.py HEADER LIBRARY NM [gpu]: the library exports the functions of kvferry.h and
+# nothing else, and all in version nodes: those of part 8 are libkvferry_gpu's, others libkvferry's.
 # KVFERRY_PRIVATE is what libkvferry has for libkvferry_gpu.
 import re
 import subprocess

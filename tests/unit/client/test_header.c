@@ -32,6 +32,11 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_stat), 88);
     assert_int_equal(sizeof(struct kvf_stage), 32);
     assert_int_equal(sizeof(struct kvf_event), 96);
+    assert_int_equal(sizeof(struct kvf_gpu_options), 48);
+    assert_int_equal(sizeof(struct kvf_gpu_region_options), 80);
+    assert_int_equal(sizeof(struct kvf_gpu_put_item), 56);
+    assert_int_equal(sizeof(struct kvf_gpu_get_item), 40);
+    assert_int_equal(sizeof(struct kvf_gpu_event), 40);
 }
 
 static void sizes_come_first(void **state)
@@ -46,6 +51,10 @@ static void sizes_come_first(void **state)
     assert_int_equal(offsetof(struct kvf_lookup_options, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_get_options, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_stat, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_gpu_options, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_gpu_region_options, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_gpu_put_item, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_gpu_get_item, struct_bytes), 0);
 }
 
 /* Statuses travel on the wire, element types are written to disk. */

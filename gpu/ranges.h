@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ring.h: ranges of a buffer, taken in order and given back in the same order.
+ * ranges.h: ranges of a buffer, taken in order and given back in the same order.
  *
  *   [ free |  taken ... taken | free ]        a range never wraps: what is left at the end of the
  *           ^ oldest           ^ next         buffer is taken together with the range behind it
  */
-#ifndef KVF_GPU_RING_H
-#define KVF_GPU_RING_H
+#ifndef KVF_GPU_RANGES_H
+#define KVF_GPU_RANGES_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -58,4 +58,4 @@ static inline void kvf_gpu_ring_undo(struct kvf_gpu_ring *ring, uint64_t bytes, 
     ring->next = taken != bytes ? ring->bytes - (taken - bytes) : ring->next - bytes;
 }
 
-#endif /* KVF_GPU_RING_H */
+#endif /* KVF_GPU_RANGES_H */
