@@ -36,7 +36,7 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_gpu_region_options), 80);
     assert_int_equal(sizeof(struct kvf_gpu_put_item), 56);
     assert_int_equal(sizeof(struct kvf_gpu_get_item), 40);
-    assert_int_equal(sizeof(struct kvf_gpu_event), 40);
+    assert_int_equal(sizeof(struct kvf_gpu_event), 32);
 }
 
 static void sizes_come_first(void **state)
