@@ -80,12 +80,16 @@ static __device__ __forceinline__ void load_codes(const uint8_t *from, uint32_t 
     }
 }
 
-/* Fields of 2 bits, or 1, of a lane's part of a plane to nibbles. */
-template <uint32_t n_words>
-static __device__ __forceinline__ void load_nibbles(const uint8_t *from, uint32_t plane_bits,
-                                                    uint32_t *nibbles)
+/* A lane's part of a plane, as nibbles. */
+template <uint32_t n_words, uint32_t plane_bits>
+static __device__ __forceinline__ void load_nibbles(const uint8_t *from, uint32_t *nibbles)
 {
-    if (plane_bits == 2) {
+    if constexpr (plane_bits == 4) {
+#pragma unroll
+        for (uint32_t w = 0; w < n_words; w += 2) {
+            load_codes<2>(from + w * 4, nibbles + w); /* vectors may begin on 8 bytes */
+        }
+    } else if constexpr (plane_bits == 2) {
 #pragma unroll
         for (uint32_t w = 0; w < n_words; w++) {
             uint32_t fields = reinterpret_cast<const uint16_t *>(from)[w];
@@ -104,45 +108,32 @@ static __device__ __forceinline__ void load_nibbles(const uint8_t *from, uint32_
     }
 }
 
-/* What a lane has of a vector's codes: planes of nibbles, or bytes. */
+/* What a lane has of a vector's codes: planes as nibbles, or bytes. */
 template <int dim, int bits> struct lane_codes {
     static constexpr uint32_t n_words = bits == 8 ? dim / 16 : dim / 32;
+    static constexpr uint32_t low_bits = saw_low_bits(bits);
     uint32_t words[n_words];
-    uint32_t low[bits == 0 ? n_words : 1];
+    uint32_t low[low_bits != 0 ? n_words : 1];
 
-    __device__ __forceinline__ void load(const uint8_t *vector, const struct kvf_gpu_tensor &tensor)
+    __device__ __forceinline__ void load(const uint8_t *vector)
     {
+        constexpr uint32_t high_bits = bits - low_bits;
         uint32_t t = threadIdx.x % 4;
-        if constexpr (bits != 0) {
-            load_codes<n_words>(vector + t * (dim / 32 * bits), words);
-            return;
-        }
-        uint32_t width = tensor.bits;
-        uint32_t low_bits = width == 6 ? 2 : width == 5 || width == 3 ? 1 : 0;
-        uint32_t high_bits = width - low_bits;
         const uint8_t *from = vector + t * (dim / 32 * high_bits);
-        if (high_bits == 4) {
-#pragma unroll
-            for (uint32_t w = 0; w < n_words; w += 2) {
-                load_codes<2>(from + w * 4, words + w); /* vectors may begin on 8 bytes */
-            }
+        if constexpr (low_bits == 0 && bits >= 4) {
+            load_codes<n_words>(from, words);
         } else {
-            load_nibbles<n_words>(from, high_bits, words);
+            load_nibbles<n_words, high_bits>(from, words);
         }
-#pragma unroll
-        for (uint32_t w = 0; w < n_words; w++) {
-            low[w] = 0;
-        }
-        if (low_bits != 0) {
-            load_nibbles<n_words>(vector + dim / 8 * high_bits + t * (dim / 32 * low_bits),
-                                  low_bits, low);
+        if constexpr (low_bits != 0) {
+            load_nibbles<n_words, low_bits>(
+                vector + dim / 8 * high_bits + t * (dim / 32 * low_bits), low);
         }
     }
 
     /* Two codes plus 1024 as fp16: those of bit 0 clear and set. At 4 bits, those of products with
      * bit 2 set (odd ones) come 16-fold. */
-    __device__ __forceinline__ uint32_t pair(uint32_t bit_1, uint32_t product,
-                                             uint32_t low_bits) const
+    __device__ __forceinline__ uint32_t pair(uint32_t bit_1, uint32_t product) const
     {
         constexpr uint32_t products = dim / 16;
         uint32_t clear = bit_1 * products + product;
@@ -159,9 +150,12 @@ template <int dim, int bits> struct lane_codes {
             return (byte & (product % 2 != 0 ? 0x00f000f0 : 0x000f000f)) | 0x64006400;
         }
         uint32_t shift = clear % 4 * 4;
-        uint32_t lower = permute_bytes(low[clear / 8], low[set / 8], selector);
-        return (both >> shift & 0x000f000f) << low_bits | (lower >> shift & 0x000f000f) |
-               0x64006400;
+        uint32_t codes = (both >> shift & 0x000f000f) << low_bits;
+        if constexpr (low_bits != 0) {
+            uint32_t lower = permute_bytes(low[clear / 8], low[set / 8], selector);
+            codes |= lower >> shift & 0x000f000f;
+        }
+        return codes | 0x64006400;
     }
 };
 
@@ -171,20 +165,19 @@ template <int dim, int bits> struct lane_codes {
 
 /* z = H^T q */
 template <int dim, int bits>
-static __device__ __forceinline__ void rotate_codes(const lane_codes<dim, bits> &codes,
-                                                    uint32_t low_bits, uint32_t h16,
-                                                    float z[dim / 32][2][4])
+static __device__ __forceinline__ void
+rotate_codes(const lane_codes<dim, bits> &codes, const hadamard_pair &h16, float z[dim / 32][2][4])
 {
     /* the first column has the sum of sixteen 1024s */
     float first = threadIdx.x % 4 == 0 ? -16384.0f : 0.0f;
 #pragma unroll
     for (uint32_t i = 0; i < dim / 32; i++) {
-        uint32_t a0 = codes.pair(0, 2 * i, low_bits);
-        uint32_t a1 = codes.pair(0, 2 * i + 1, low_bits);
-        uint32_t a2 = codes.pair(1, 2 * i, low_bits);
-        uint32_t a3 = codes.pair(1, 2 * i + 1, low_bits);
-        mma_f16(z[i][0], a0, a1, a2, a3, h16, h16, first);
-        mma_f16(z[i][1], a0, a1, a2, a3, h16, h16 ^ 0x80008000, 0.0f);
+        uint32_t a0 = codes.pair(0, 2 * i);
+        uint32_t a1 = codes.pair(0, 2 * i + 1);
+        uint32_t a2 = codes.pair(1, 2 * i);
+        uint32_t a3 = codes.pair(1, 2 * i + 1);
+        mma_f16(z[i][0], a0, a1, a2, a3, h16.b[0], h16.b[1], first);
+        mma_f16(z[i][1], a0, a1, a2, a3, h16.b[2], h16.b[3], 0.0f);
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++) { /* bit 2 */
             float &u = z[i][k / 2][k % 2];
@@ -236,7 +229,7 @@ static __device__ __forceinline__ void store_16(uint8_t *to, const uint32_t word
     }
 }
 
-template <int dim>
+template <int dim, bool centred>
 static __device__ __forceinline__ void store_values(const decode_row<dim> &at, uint8_t *vector,
                                                     float z[dim / 32][2][4], float factor,
                                                     float offset)
@@ -249,8 +242,11 @@ static __device__ __forceinline__ void store_values(const decode_row<dim> &at, u
         float x[2][4];
 #pragma unroll
         for (uint32_t bit_1 = 0; bit_1 < 2; bit_1++) {
-            const float4 mean = *reinterpret_cast<const float4 *>(
-                &at.shared->means[((i * 2 + bit_1) * 4 + t) * 4]);
+            float4 mean = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if constexpr (centred) {
+                mean = *reinterpret_cast<const float4 *>(
+                    &at.shared->means[((i * 2 + bit_1) * 4 + t) * 4]);
+            }
             float add = mean.x;
             if (i == 0 && bit_1 == 0 && t == 0) {
                 add = sign * (sign * mean.x + offset * sign);
@@ -261,7 +257,10 @@ static __device__ __forceinline__ void store_values(const decode_row<dim> &at, u
             x[bit_1][3] = __fmaf_rn(factor, z[i][bit_1][3], mean.w);
         }
         const uint4 signs = *reinterpret_cast<const uint4 *>(&at.shared->signs[i * 16 + t * 4]);
-        const uint4 zeroes = *reinterpret_cast<const uint4 *>(&at.shared->zeroes[i * 16 + t * 4]);
+        uint4 zeroes = make_uint4(0, 0, 0, 0);
+        if constexpr (centred) {
+            zeroes = *reinterpret_cast<const uint4 *>(&at.shared->zeroes[i * 16 + t * 4]);
+        }
         uint32_t word[4] = {
             fma_bf16x2(pack_bf16(x[0][0], x[0][1]), signs.x, zeroes.x),
             fma_bf16x2(pack_bf16(x[1][0], x[1][1]), signs.y, zeroes.y),
@@ -282,30 +281,46 @@ template <int dim, int bits> struct tile_input {
         uint32_t token = tile * 8 + threadIdx.x % warp_lanes / 4;
         if (token < at.part.n_wanted) {
             uint32_t vector = at.row * at.part.n_tokens + at.part.token_first + token;
-            codes.load(at.parts.codes + (uint64_t)vector * at.tensor.code_bytes, at.tensor);
+            codes.load(at.parts.codes + vector * (uint32_t)(dim / 8 * bits));
             meta = at.parts.meta[vector];
         }
     }
 };
 
-template <int dim, int bits>
+template <int dim, int bits, bool centred>
 static __device__ __forceinline__ void decode_tile(const decode_row<dim> &at, uint32_t tile,
-                                                   const tile_input<dim, bits> &input, uint32_t h16)
+                                                   const tile_input<dim, bits> &input,
+                                                   const hadamard_pair &h16)
 {
     uint32_t g = threadIdx.x % warp_lanes / 4;
-    uint32_t width = at.tensor.bits;
-    uint32_t low_bits = width == 6 ? 2 : width == 5 || width == 3 ? 1 : 0;
     float offset = f32_of_half_bits(input.meta & 0xffff) * at.tensor.sqrt_order;
     float factor = f32_of_half_bits(input.meta >> 16) * at.tensor.rsqrt_order;
     float z[dim / 32][2][4];
-    rotate_codes<dim, bits>(input.codes, low_bits, h16, z);
+    rotate_codes<dim, bits>(input.codes, h16, z);
     if (tile * 8 + g < at.part.n_wanted) {
         const tile_pages tiles(at.pages, g);
-        store_values<dim>(at, tiles.vector(tile), z, factor, offset);
+        store_values<dim, centred>(at, tiles.vector(tile), z, factor, offset);
     }
 }
 
-/* A thread block has a piece of a row: pieces, then rows, then parts. */
+/* A warp's tiles, each loaded while the one before it is worked on. */
+template <int dim, int bits, bool centred>
+static __device__ __forceinline__ void decode_tiles(const decode_row<dim> &at, uint32_t warp,
+                                                    const tile_input<dim, bits> &first,
+                                                    const hadamard_pair &h16)
+{
+    constexpr uint32_t n_warps = SAW_DECODE_THREADS / warp_lanes;
+    uint32_t end = ceil_div(at.part.n_wanted, 8);
+    tile_input<dim, bits> next = first;
+#pragma unroll 1
+    for (uint32_t tile = warp; tile < end; tile += n_warps) {
+        const tile_input<dim, bits> input = next;
+        next.load(at, tile + n_warps);
+        decode_tile<dim, bits, centred>(at, tile, input, h16);
+    }
+}
+
+/* A thread block has a row: rows, then parts. */
 template <int dim, int bits>
 static __device__ __forceinline__ void decode_row_fast(const struct kvf_gpu_work &work,
                                                        uint32_t tensors)
@@ -321,19 +336,16 @@ static __device__ __forceinline__ void decode_row_fast(const struct kvf_gpu_work
     }
     const decode_row<dim> at = {
         tensor, part, saw_parts(tensor, part), row_pages(work, part, tensor, row), row, &shared};
-    constexpr uint32_t n_warps = SAW_DECODE_THREADS / warp_lanes;
-    uint32_t end = ceil_div(part.n_wanted, 8);
-    uint32_t tile = uniform_warp();
-    tile_input<dim, bits> next = {};
-    next.load(at, tile);
+    uint32_t warp = uniform_warp();
+    tile_input<dim, bits> first = {};
+    first.load(at, warp);
     fill_row<dim>(at);
     __syncthreads();
-    uint32_t h16 = hadamard_fragment(0x3c00);
-#pragma unroll 1
-    for (; tile < end; tile += n_warps) {
-        const tile_input<dim, bits> input = next;
-        next.load(at, tile + n_warps);
-        decode_tile<dim, bits>(at, tile, input, h16);
+    const hadamard_pair h16(0x3c00, tensors >> 2);
+    if (at.parts.mean != nullptr) {
+        decode_tiles<dim, bits, true>(at, warp, first, h16);
+    } else {
+        decode_tiles<dim, bits, false>(at, warp, first, h16);
     }
 }
 

@@ -26,7 +26,11 @@
 namespace kvf
 {
 
-constexpr float round_magic = 12582912.0f; /* 1.5 2^23: adding it rounds to an integer */
+/* kvf_saw_low_bits of codec_saw.h: bits of the second plane. */
+static constexpr __device__ uint32_t saw_low_bits(uint32_t bits)
+{
+    return bits == 6 ? 2 : bits == 5 || bits == 3 ? 1 : 0;
+}
 
 /* Parts of one tensor of one layer. */
 struct saw_parts {
@@ -94,6 +98,12 @@ struct row_pages {
         uint32_t page = page_shift < 32 ? token >> page_shift : token / tokens_a_page;
         uint32_t slot = token - page * tokens_a_page;
         return base + page_ids[page] * page_stride_bytes + slot * token_stride_bytes;
+    }
+
+    /* Do the 8 tokens of a tile lie in one page? */
+    __device__ __forceinline__ bool has_whole_tiles() const
+    {
+        return page_shift >= 3 && page_shift < 32;
     }
 
     /* Are all vectors on 16 bytes? */
@@ -226,6 +236,20 @@ static __device__ __forceinline__ uint32_t hadamard_fragment(uint32_t one)
     uint32_t odd_high = odd ^ (column & 1);
     return one | one << 16 | odd << 15 | odd_high << 31;
 }
+
+/* Fragments B of both halves of H16's columns. zero is 0, which the compiler must not know: it
+ * would make the words from each other again for each product, which wants them side by side. */
+struct hadamard_pair {
+    uint32_t b[4];
+
+    __device__ __forceinline__ hadamard_pair(uint32_t one, uint32_t zero)
+    {
+        b[0] = hadamard_fragment(one);
+        b[1] = b[0] ^ zero;
+        b[2] = b[0] ^ zero << 1;
+        b[3] = b[0] ^ (zero << 2 ^ 0x80008000);
+    }
+};
 
 /* The butterfly of registers u and v. */
 static __device__ __forceinline__ void butterfly(float &u, float &v)

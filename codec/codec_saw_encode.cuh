@@ -89,17 +89,16 @@ static __device__ __noinline__ void copy_slowly(uint8_t *even, uint8_t *odd, con
     }
 }
 
-/* Ask for the lane's part of a warp's tiles, in a group of copies each. */
+/* Pages of any size, vectors on any address of an element. */
 template <int dim>
-static __device__ __forceinline__ void fetch_tiles(const encode_row<dim> &at, uint32_t warp)
+static __device__ __forceinline__ void fetch_tiles_slowly(const encode_row<dim> &at, uint32_t warp)
 {
     bool is_aligned = at.pages.is_aligned();
-    const tile_pages tiles(at.pages, at.g);
-#pragma unroll
+#pragma unroll 1
     for (uint32_t k = 0; k < saw_encode_tiles(dim); k++) {
         uint32_t tile = warp + k * saw_encode_warps(dim);
         if (tile * 8 + at.g < at.n_tokens) {
-            const uint8_t *from = tiles.vector(tile) + at.t * 16;
+            const uint8_t *from = at.pages.vector(tile * 8 + at.g) + at.t * 16;
             uint8_t *even = kept_bytes<dim>(at, tile, 0);
             uint8_t *odd = kept_bytes<dim>(at, tile, 1);
             if (is_aligned) {
@@ -107,6 +106,34 @@ static __device__ __forceinline__ void fetch_tiles(const encode_row<dim> &at, ui
             } else {
                 copy_slowly<dim>(even, odd, from);
             }
+        }
+        asm volatile("cp.async.commit_group;");
+    }
+}
+
+/* Ask for the lane's part of a warp's tiles, in a group of copies each. */
+template <int dim>
+static __device__ __forceinline__ void fetch_tiles(const encode_row<dim> &at, uint32_t warp)
+{
+    if (!at.pages.has_whole_tiles() || !at.pages.is_aligned()) {
+        fetch_tiles_slowly<dim>(at, warp);
+        return;
+    }
+    const uint8_t *base = at.pages.base + at.g * at.pages.token_stride_bytes + at.t * 16;
+    uint32_t page_ids[saw_encode_tiles(dim)];
+#pragma unroll
+    for (uint32_t k = 0; k < saw_encode_tiles(dim); k++) {
+        uint32_t token = (warp + k * saw_encode_warps(dim)) * 8;
+        page_ids[k] = token < at.n_tokens ? at.pages.page_ids[token >> at.pages.page_shift] : 0;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < saw_encode_tiles(dim); k++) {
+        uint32_t tile = warp + k * saw_encode_warps(dim);
+        uint32_t slot = tile * 8 & (at.pages.tokens_a_page - 1);
+        if (tile * 8 + at.g < at.n_tokens) {
+            copy_16<dim>(kept_bytes<dim>(at, tile, 0), kept_bytes<dim>(at, tile, 1),
+                         base + page_ids[k] * at.pages.page_stride_bytes +
+                             slot * at.pages.token_stride_bytes);
         }
         asm volatile("cp.async.commit_group;");
     }
@@ -313,7 +340,7 @@ template <int dim> static __device__ __forceinline__ void rotate_bit_2(float y[d
 
 template <int dim, encode_variant variant>
 static __device__ __forceinline__ void
-rotate_words(const encode_row<dim> &at, uint32_t h16, uint32_t threshold,
+rotate_words(const encode_row<dim> &at, const hadamard_pair &h16, uint32_t threshold,
              const uint32_t x[dim / 32][4], float y[dim / 32][2][4])
 {
 #pragma unroll
@@ -332,8 +359,8 @@ rotate_words(const encode_row<dim> &at, uint32_t h16, uint32_t threshold,
         uint32_t a1 = (x[i][2] & not_below(x[i][2], threshold)) ^ sign.z;
         uint32_t a2 = (x[i][1] & not_below(x[i][1], threshold)) ^ sign.y;
         uint32_t a3 = (x[i][3] & not_below(x[i][3], threshold)) ^ sign.w;
-        mma_bf16(y[i][0], a0, a1, a2, a3, h16, h16);
-        mma_bf16(y[i][1], a0, a1, a2, a3, h16, h16 ^ 0x80008000);
+        mma_bf16(y[i][0], a0, a1, a2, a3, h16.b[0], h16.b[1]);
+        mma_bf16(y[i][1], a0, a1, a2, a3, h16.b[2], h16.b[3]);
     }
     if constexpr (variant == encode_variant::normal) {
         rotate_bit_2<dim>(y);
@@ -476,14 +503,15 @@ static __device__ __forceinline__ uint32_t pack_bytes(int32_t a, int32_t b, uint
     return d;
 }
 
-/* Eight nibbles to half, or a quarter, as many bits: fields of 2 bits, or 1. */
-static __device__ __forceinline__ uint32_t squeeze_to_2(uint32_t nibbles)
+/* (c, a, b) with a and b clamped to 0 .. 3. */
+static __device__ __forceinline__ uint32_t pack_twos(int32_t a, int32_t b, uint32_t c)
 {
-    nibbles = (nibbles | nibbles >> 2) & 0x0f0f0f0f;
-    nibbles = (nibbles | nibbles >> 4) & 0x00ff00ff;
-    return (nibbles | nibbles >> 8) & 0xffff;
+    uint32_t d;
+    asm("cvt.pack.sat.u2.s32.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
 }
 
+/* Eight nibbles of 0 or 1 to bits. */
 static __device__ __forceinline__ uint32_t squeeze_to_1(uint32_t nibbles)
 {
     nibbles = (nibbles | nibbles >> 3) & 0x03030303;
@@ -491,35 +519,46 @@ static __device__ __forceinline__ uint32_t squeeze_to_1(uint32_t nibbles)
     return (nibbles | nibbles >> 12) & 0xff;
 }
 
-/* A lane's n / 4 fields of a plane, that of lane 0 begins at `to`; from words of eight nibbles. */
-template <int dim>
-static __device__ __forceinline__ void store_plane(uint8_t *to, const uint32_t *nibbles,
-                                                   uint32_t plane_bits, uint32_t t)
+/* The lane's n / 4 codes, in stored order, as fields of a plane; code(index) gives one, which is
+ * clamped to the plane's range. The plane begins at `to`. */
+template <int dim, uint32_t plane_bits, typename F>
+static __device__ __forceinline__ void store_plane(uint8_t *to, uint32_t t, bool is_there, F code)
 {
-    constexpr uint32_t n_words = dim / 32;
-    to += t * (dim / 32 * plane_bits);
-    if (plane_bits == 4) {
-        if constexpr (n_words == 2) {
-            store_global(to, nibbles[0], nibbles[1]);
-        } else {
+    constexpr uint32_t a_word = plane_bits == 2 ? 16 : 8; /* bits are packed as nibbles first */
+    constexpr uint32_t n_words = dim / 4 / a_word;
+    uint32_t words[n_words];
 #pragma unroll
-            for (uint32_t w = 0; w < n_words; w += 4) {
-                store_global(to + w * 4, nibbles[w], nibbles[w + 1], nibbles[w + 2],
-                             nibbles[w + 3]);
-            }
+    for (uint32_t w = 0; w < n_words; w++) {
+        words[w] = 0;
+#pragma unroll
+        for (uint32_t k = a_word; k > 0; k -= 2) {
+            uint32_t index = w * a_word + k;
+            words[w] = plane_bits == 2 ? pack_twos(code(index - 1), code(index - 2), words[w])
+                                       : pack_nibbles(code(index - 1), code(index - 2), words[w]);
         }
-    } else if (plane_bits == 2) {
+    }
+    if (!is_there) {
+        return;
+    }
+    to += t * (dim / 32 * plane_bits);
+    if constexpr (plane_bits == 1) {
 #pragma unroll
         for (uint32_t w = 0; w < n_words; w += 2) {
-            *reinterpret_cast<uint32_t *>(to + w * 2) = squeeze_to_2(nibbles[w]) |
-                                                        squeeze_to_2(nibbles[w + 1]) << 16;
+            *reinterpret_cast<uint16_t *>(to + w) = (uint16_t)(squeeze_to_1(words[w]) |
+                                                               squeeze_to_1(words[w + 1]) << 8);
+        }
+    } else if constexpr (n_words % 4 == 0 && plane_bits == 4) {
+#pragma unroll
+        for (uint32_t w = 0; w < n_words; w += 4) {
+            store_global(to + w * 4, words[w], words[w + 1], words[w + 2], words[w + 3]);
+        }
+    } else if constexpr (n_words % 2 == 0) {
+#pragma unroll
+        for (uint32_t w = 0; w < n_words; w += 2) {
+            store_global(to + w * 4, words[w], words[w + 1]);
         }
     } else {
-#pragma unroll
-        for (uint32_t w = 0; w < n_words; w += 2) {
-            *reinterpret_cast<uint16_t *>(to + w) = (uint16_t)(squeeze_to_1(nibbles[w]) |
-                                                               squeeze_to_1(nibbles[w + 1]) << 8);
-        }
+        store_global(to, words[0]);
     }
 }
 
@@ -543,72 +582,31 @@ static __device__ __forceinline__ void store_bytes(uint8_t *to, float y[dim / 32
     }
 }
 
-template <int dim>
-static __device__ __forceinline__ void store_nibbles(uint8_t *to, float y[dim / 32][2][4],
-                                                     const quantizer &by, uint32_t t, bool is_there)
-{
-    uint32_t words[dim / 32];
-#pragma unroll
-    for (uint32_t w = 0; w < dim / 32; w++) {
-        words[w] = 0;
-#pragma unroll
-        for (uint32_t k = 8; k > 0; k -= 2) {
-            words[w] = pack_nibbles(by.code(element_at<dim>(y, w * 8 + k - 1)),
-                                    by.code(element_at<dim>(y, w * 8 + k - 2)), words[w]);
-        }
-    }
-    if (is_there) {
-        store_plane<dim>(to, words, 4, t);
-    }
-}
-
-/* Codes of one plane of 2 bits, or of two. */
-template <int dim>
-static __device__ __forceinline__ void store_planes(uint8_t *to, float y[dim / 32][2][4],
-                                                    const quantizer &by, uint32_t bits, uint32_t t,
-                                                    bool is_there)
-{
-    uint32_t low_bits = bits == 6 ? 2 : bits == 5 || bits == 3 ? 1 : 0;
-    int32_t top = (1 << bits) - 1;
-    int32_t low_mask = (1 << low_bits) - 1;
-    uint32_t high[dim / 32];
-    uint32_t low[dim / 32];
-#pragma unroll
-    for (uint32_t w = 0; w < dim / 32; w++) {
-        high[w] = 0;
-        low[w] = 0;
-#pragma unroll
-        for (uint32_t k = 8; k > 0; k -= 2) {
-            int32_t a = __vimin_s32_relu(by.code(element_at<dim>(y, w * 8 + k - 1)), top);
-            int32_t b = __vimin_s32_relu(by.code(element_at<dim>(y, w * 8 + k - 2)), top);
-            high[w] = pack_nibbles(a >> low_bits, b >> low_bits, high[w]);
-            low[w] = pack_nibbles(a & low_mask, b & low_mask, low[w]);
-        }
-    }
-    if (is_there) {
-        store_plane<dim>(to, high, bits - low_bits, t);
-        if (low_bits != 0) {
-            store_plane<dim>(to + dim / 8 * (bits - low_bits), low, low_bits, t);
-        }
-    }
-}
-
-/* bits 0: those of the tensor, any but 4 and 8. */
 template <int dim, int bits>
 static __device__ __forceinline__ void store_codes(const encode_row<dim> &at, uint32_t vector,
                                                    float y[dim / 32][2][4], const saw_scale &scale,
                                                    bool is_there)
 {
-    uint8_t *to = at.parts.codes + vector * (uint32_t)at.tensor.code_bytes;
+    constexpr uint32_t low_bits = saw_low_bits(bits);
+    uint8_t *to = at.parts.codes + vector * (uint32_t)(dim / 8 * bits);
     const quantizer by(scale);
     if constexpr (bits == 8) {
         if (is_there) {
             store_bytes<dim>(to, y, by, at.t);
         }
-    } else if constexpr (bits == 4) {
-        store_nibbles<dim>(to, y, by, at.t, is_there);
+    } else if constexpr (low_bits == 0) {
+        store_plane<dim, bits>(to, at.t, is_there,
+                               [&](uint32_t i) { return by.code(element_at<dim>(y, i)); });
     } else {
-        store_planes<dim>(to, y, by, at.tensor.bits, at.t, is_there);
+        int32_t codes[dim / 4];
+#pragma unroll
+        for (uint32_t i = 0; i < dim / 4; i++) {
+            codes[i] = __vimin_s32_relu(by.code(element_at<dim>(y, i)), (1 << bits) - 1);
+        }
+        store_plane<dim, bits - low_bits>(to, at.t, is_there,
+                                          [&](uint32_t i) { return codes[i] >> low_bits; });
+        store_plane<dim, low_bits>(to + dim / 8 * (bits - low_bits), at.t, is_there,
+                                   [&](uint32_t i) { return codes[i] & ((1 << low_bits) - 1); });
     }
 }
 
@@ -618,7 +616,7 @@ static __device__ __forceinline__ void store_codes(const encode_row<dim> &at, ui
 /* Is the lane the first one of a vector that is an escape? */
 template <int dim, int bits, encode_variant variant, bool centred>
 static __device__ __forceinline__ bool encode_tile(const encode_row<dim> &at, uint32_t tile,
-                                                   uint32_t h16)
+                                                   const hadamard_pair &h16)
 {
     uint32_t token = tile * 8 + at.g;
     bool is_there = token < at.n_tokens; /* else all of what follows is garbage */
@@ -638,9 +636,8 @@ static __device__ __forceinline__ bool encode_tile(const encode_row<dim> &at, ui
     float min;
     float max;
     measure<dim>(y, &min, &max);
-    float levels = (float)((1 << (bits != 0 ? bits : at.tensor.bits)) - 1);
-    float levels_inverse = bits != 0 ? 1.0f / (float)((1 << bits) - 1) : __fdiv_rn(1.0f, levels);
-    saw_scale scale = choose_scale(at.tensor, min, max, levels, levels_inverse,
+    constexpr float levels = (float)((1 << bits) - 1);
+    saw_scale scale = choose_scale(at.tensor, min, max, levels, 1.0f / levels,
                                    threshold == escape_threshold);
     uint32_t vector = at.row * at.n_tokens + token;
     store_codes<dim, bits>(at, vector, y, scale, is_there);
@@ -685,9 +682,10 @@ static __device__ __forceinline__ void prepare_mean(const encode_row<dim> &at, u
 
 template <int dim, int bits, encode_variant variant, bool centred>
 static __device__ __forceinline__ void encode_tiles(const struct kvf_gpu_work &work,
-                                                    const encode_row<dim> &at, uint32_t warp)
+                                                    const encode_row<dim> &at, uint32_t tensors,
+                                                    uint32_t warp)
 {
-    uint32_t h16 = hadamard_fragment(0x3f80);
+    const hadamard_pair h16(0x3f80, tensors >> 2);
     uint32_t n_escapes = 0;
 #pragma unroll 1
     for (uint32_t k = 0; k < saw_encode_tiles(dim); k++) {
@@ -762,9 +760,9 @@ static __device__ __forceinline__ void encode_row_fast(const struct kvf_gpu_work
     __syncthreads();
     if (at.parts.mean != nullptr) {
         prepare_mean<dim>(at, warp);
-        encode_tiles<dim, bits, variant, true>(work, at, warp);
+        encode_tiles<dim, bits, variant, true>(work, at, tensors, warp);
     } else {
-        encode_tiles<dim, bits, variant, false>(work, at, warp);
+        encode_tiles<dim, bits, variant, false>(work, at, tensors, warp);
     }
     if (place.row == 0) {
         zero_gaps(tensor, at.parts);

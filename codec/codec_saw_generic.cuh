@@ -14,6 +14,7 @@
 namespace kvf
 {
 
+constexpr float round_magic = 12582912.0f; /* 1.5 2^23: adding it rounds to an integer */
 constexpr uint32_t group_max = KVF_CODEC_GROUP_MAX;
 constexpr uint32_t generic_warps = SAW_GENERIC_THREADS / warp_lanes;
 
@@ -312,11 +313,6 @@ static __device__ void pack_plane(const generic_row &at, const uint8_t *codes, u
     }
 }
 
-static __device__ __forceinline__ uint32_t low_bits_of(uint32_t bits)
-{
-    return bits == 6 ? 2 : bits == 5 || bits == 3 ? 1 : 0;
-}
-
 /* (7) */
 static __device__ void store_codes_of(const generic_row &at, const saw_scale &scale, uint8_t *to)
 {
@@ -331,7 +327,7 @@ static __device__ void store_codes_of(const generic_row &at, const saw_scale &sc
         codes[i] = (uint8_t)(__float_as_uint(q) & 0xff);
     }
     __syncwarp();
-    uint32_t low_bits = low_bits_of(bits);
+    uint32_t low_bits = saw_low_bits(bits);
     pack_plane(at, codes, bits - low_bits, low_bits, to);
     if (low_bits != 0) {
         pack_plane(at, codes, low_bits, 0, to + (n * (bits - low_bits) + 7) / 8);
@@ -386,7 +382,7 @@ static __device__ uint32_t field_of(const uint8_t *plane, uint32_t plane_bits, u
 static __device__ void load_codes_of(const generic_row &at, const uint8_t *from, int32_t *codes)
 {
     uint32_t n = at.tensor.group;
-    uint32_t low_bits = low_bits_of(at.tensor.bits);
+    uint32_t low_bits = saw_low_bits(at.tensor.bits);
     uint32_t high_bits = at.tensor.bits - low_bits;
     const uint8_t *low = from + (n * high_bits + 7) / 8;
     for (uint32_t position = lane_id(); position < n; position += warp_lanes) {

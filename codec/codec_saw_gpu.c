@@ -15,20 +15,21 @@
 /* Kernels of one dim, by what is done and by bits. */
 struct fast_kernels {
     uint32_t dim;
-    const char *encode[3]; /* other bits, 4 bits, 8 bits */
-    const char *decode[3];
+    const char *encode[9];
+    const char *decode[9];
 };
 
+#define KERNELS_OF(what, dim)                                                                      \
+    {                                                                                              \
+        [2] = "kvf_saw_" what "_" dim "_2", [3] = "kvf_saw_" what "_" dim "_3",                    \
+        [4] = "kvf_saw_" what "_" dim "_4", [5] = "kvf_saw_" what "_" dim "_5",                    \
+        [6] = "kvf_saw_" what "_" dim "_6", [8] = "kvf_saw_" what "_" dim "_8"                     \
+    }
+
 static const struct fast_kernels fast_kernels[] = {
-    {64,
-     {"kvf_saw_encode_64_0", "kvf_saw_encode_64_4", "kvf_saw_encode_64_8"},
-     {"kvf_saw_decode_64_0", "kvf_saw_decode_64_4", "kvf_saw_decode_64_8"}},
-    {128,
-     {"kvf_saw_encode_128_0", "kvf_saw_encode_128_4", "kvf_saw_encode_128_8"},
-     {"kvf_saw_decode_128_0", "kvf_saw_decode_128_4", "kvf_saw_decode_128_8"}},
-    {256,
-     {"kvf_saw_encode_256_0", "kvf_saw_encode_256_4", "kvf_saw_encode_256_8"},
-     {"kvf_saw_decode_256_0", "kvf_saw_decode_256_4", "kvf_saw_decode_256_8"}},
+    {64, KERNELS_OF("encode", "64"), KERNELS_OF("decode", "64")},
+    {128, KERNELS_OF("encode", "128"), KERNELS_OF("decode", "128")},
+    {256, KERNELS_OF("encode", "256"), KERNELS_OF("decode", "256")},
 };
 
 /* A smaller share of the range could give codes, before they are clamped, of more than 15 bits. */
@@ -37,21 +38,16 @@ static const struct fast_kernels fast_kernels[] = {
 /* NULL: the generic kernels. */
 static const struct fast_kernels *fast_kernels_of(const struct kvf_gpu_tensor *tensor)
 {
-    if (tensor->dtype != KVF_DTYPE_BF16 || tensor->rot_order != tensor->group ||
+    if (tensor->dtype != KVF_DTYPE_BF16 || tensor->bits > 8 || tensor->rot_order != tensor->group ||
         tensor->clip_ratio < CLIP_RATIO_MIN) {
         return NULL;
     }
     for (size_t i = 0; i < sizeof(fast_kernels) / sizeof(fast_kernels[0]); i++) {
-        if (fast_kernels[i].dim == tensor->group) {
+        if (fast_kernels[i].dim == tensor->group && fast_kernels[i].encode[tensor->bits] != NULL) {
             return &fast_kernels[i];
         }
     }
     return NULL;
-}
-
-static uint32_t width_index(const struct kvf_gpu_tensor *tensor)
-{
-    return tensor->bits == 8 ? 2 : tensor->bits == 4 ? 1 : 0;
 }
 
 static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
@@ -67,7 +63,7 @@ static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint
         };
     }
     return (struct kvf_gpu_launch){
-        .kernel = fast->encode[width_index(tensor)],
+        .kernel = fast->encode[tensor->bits],
         .n_blocks = saw_encode_blocks(work, tensors),
         .n_threads = saw_encode_threads(fast->dim),
         .shared_bytes = saw_encode_shared_bytes(work, fast->dim),
@@ -89,7 +85,7 @@ static struct kvf_gpu_launch decode_launch(const struct kvf_gpu_work *work, uint
         };
     }
     return (struct kvf_gpu_launch){
-        .kernel = fast->decode[width_index(tensor)],
+        .kernel = fast->decode[tensor->bits],
         .n_blocks = n_rows,
         .n_threads = SAW_DECODE_THREADS,
         .tensors = tensors,
@@ -100,7 +96,7 @@ static struct kvf_gpu_launch decode_launch(const struct kvf_gpu_work *work, uint
 static bool is_alike(const struct kvf_gpu_tensor *k, const struct kvf_gpu_tensor *v)
 {
     const struct fast_kernels *fast = fast_kernels_of(k);
-    return fast == fast_kernels_of(v) && (fast == NULL || width_index(k) == width_index(v));
+    return fast == fast_kernels_of(v) && (fast == NULL || k->bits == v->bits);
 }
 
 static uint32_t plan_launches(const struct kvf_gpu_work *work,
