@@ -101,12 +101,37 @@ static void fill_exponents(struct fixture_kv *kv, enum case_fill fill,
     }
 }
 
-static void fill_block(struct fixture_kv *kv, enum case_fill fill, struct kvf_random_seeded *random)
+/* All channels of K but every 16th have one magnitude, with the signs that the encoder undoes, so
+ * that they meet in one coefficient; there the small channels' last bits are rounded away, by each
+ * order of additions in its own way. What is large goes with the mean, what was rounded stays. */
+static void fill_aligned(struct fixture_kv *kv, const struct kvf_codec_tensor *tensor,
+                         struct kvf_random_seeded *random)
+{
+    for (uint32_t i = 0; i < kv->geometry.n_layers * kv->geometry.n_heads * kv->n_tokens; i++) {
+        uint32_t row = i / kv->n_tokens;
+        uint8_t *vector = fixture_kv_vector(kv, 0, row / kv->geometry.n_heads,
+                                            row % kv->geometry.n_heads, i % kv->n_tokens);
+        for (uint32_t c = 0; c < tensor->dim; c++) {
+            uint32_t flipped = tensor->sign_bits[c / 8] >> (c % 8) & 1;
+            uint32_t small = 0x3d80 | below(random, 128) | below(random, 2) << 15;
+            uint32_t value = c % 16 == 5 ? small : 0x43ff | flipped << 15;
+            vector[2 * c] = (uint8_t)value;
+            vector[2 * c + 1] = (uint8_t)(value >> 8);
+        }
+    }
+}
+
+static void fill_block(struct fixture_kv *kv, enum case_fill fill,
+                       const struct kvf_codec_plan *plan, struct kvf_random_seeded *random)
 {
     switch (fill) {
     case CASE_NORMAL:
     case CASE_BROKEN:
         fixture_fill_normal(kv, random);
+        break;
+    case CASE_ALIGNED:
+        fixture_fill_normal(kv, random);
+        fill_aligned(kv, &plan->k, random);
         break;
     case CASE_HARD:
         fixture_fill_hard(kv, random);
@@ -315,7 +340,7 @@ static void run_init(struct run *run, const struct codec_case *c, struct kvf_ran
     pool_each(run, poison_range);
     for (uint32_t i = 0; i < c->n_blocks; i++) {
         fixture_kv_init(&run->kv[i], &geometry, c->n_tokens);
-        fill_block(&run->kv[i], c->fill, random);
+        fill_block(&run->kv[i], c->fill, &run->codec.plan, random);
         pool_put(run, &run->kv[i], i, 0, c->n_tokens);
         fixture_encode(&run->codec, &run->kv[i], block_start(c, i));
         run->record_bytes[i] = run->codec.record_bytes;
@@ -435,6 +460,11 @@ static bool compare_block(const struct run *run, uint32_t block,
     codec_device_read(payload, run->payloads + block * run->slot_bytes, run->slot_bytes);
     const uint8_t *want = run->records[block] + KVF_BLOCK_PAGE_BYTES;
     size_t want_bytes = run->record_bytes[block] - KVF_BLOCK_PAGE_BYTES;
+    if (run->c->is_wrong) {
+        assert_memory_not_equal(payload, want, want_bytes);
+        free(payload);
+        return true;
+    }
     for (size_t i = 0; i < run->slot_bytes; i++) {
         uint8_t byte = i < want_bytes ? want[i] : POISON;
         if (payload[i] != byte) {
@@ -585,6 +615,10 @@ bool codec_case_run(const struct codec_case *c, struct kvf_random_seeded *random
     print_case(c);
     run_init(&run, c, random);
     bool all = encode_all(&run);
+    if (c->is_wrong) {
+        run_fini(&run);
+        return all;
+    }
     upload_records(&run);
     decode_and_compare(&run, 0, c->n_tokens);
     for (int i = 0; i < 2; i++) {

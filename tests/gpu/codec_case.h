@@ -24,13 +24,14 @@ enum case_layout {
 };
 
 enum case_fill {
-    CASE_NORMAL, /* as KV is: few escapes */
-    CASE_HARD,   /* what breaks codecs, see fixture_fill_hard */
-    CASE_BITS,   /* random bits: exact does not pay */
-    CASE_TORN,   /* exact: some chunks of random exponents in others that are constant */
-    CASE_WIDE,   /* exact: exponents far apart, zeros among them */
-    CASE_TIES,   /* exact: 17 exponents, equally frequent */
-    CASE_BROKEN, /* a NaN in every fourth vector of one layer's K: more escapes than saw takes */
+    CASE_NORMAL,  /* as KV is: few escapes */
+    CASE_HARD,    /* what breaks codecs, see fixture_fill_hard */
+    CASE_BITS,    /* random bits: exact does not pay */
+    CASE_TORN,    /* exact: some chunks of random exponents in others that are constant */
+    CASE_WIDE,    /* exact: exponents far apart, zeros among them */
+    CASE_TIES,    /* exact: 17 exponents, equally frequent */
+    CASE_BROKEN,  /* a NaN in every fourth vector of one layer's K: more escapes than saw takes */
+    CASE_ALIGNED, /* bf16: one rotated coefficient of K is large, and all but its last bits mean */
     CASE_FILLS,
 };
 
@@ -48,6 +49,7 @@ struct codec_case {
     enum case_layout layout;
     enum case_fill fill;
     bool is_mla;
+    bool is_wrong; /* the encoder is, on purpose: the test fails if its payload is right */
 };
 
 /* Encode and decode, whole and some ranges of tokens; fails the test at the first difference. True

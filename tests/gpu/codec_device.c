@@ -11,12 +11,15 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
 static struct kvf_gpu_device *device;
 static void *stream;
 static void *marks[2];
+static const char *replaced; /* NULL: nothing is */
+static const char *replacement;
 
 static void check(int result, const char *what)
 {
@@ -63,6 +66,20 @@ void codec_device_close(void)
     device = kvf_gpu_device_close(device);
 }
 
+void codec_device_replace(const void *fatbin, const char *kernel, const char *by)
+{
+    if (kvf_gpu_device_load(device, fatbin) != KVF_OK) {
+        fail_msg("%s", device->text);
+    }
+    replaced = kernel;
+    replacement = by;
+}
+
+void codec_device_restore(void)
+{
+    replaced = NULL;
+}
+
 uint64_t codec_device_alloc(size_t bytes)
 {
     uint64_t address = 0;
@@ -98,7 +115,9 @@ void codec_device_launch(const struct kvf_gpu_work *work, const struct kvf_gpu_l
     struct kvf_gpu_work copy = *work;
     for (uint32_t i = 0; i < n_launches; i++) {
         struct kvf_gpu_shape shape = {
-            .kernel = launches[i].kernel,
+            .kernel = replaced != NULL && strcmp(launches[i].kernel, replaced) == 0
+                          ? replacement
+                          : launches[i].kernel,
             .n_blocks = launches[i].n_blocks,
             .n_threads = launches[i].n_threads,
             .shared_bytes = launches[i].shared_bytes,
@@ -106,7 +125,7 @@ void codec_device_launch(const struct kvf_gpu_work *work, const struct kvf_gpu_l
         uint32_t tensors = launches[i].tensors;
         void *parameters[] = {&copy, &tensors};
         if (kvf_gpu_device_launch(device, &shape, parameters, stream) != KVF_OK) {
-            fail_msg("%s: %s", launches[i].kernel, device->text);
+            fail_msg("%s: %s", shape.kernel, device->text);
         }
     }
 }

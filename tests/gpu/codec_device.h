@@ -16,6 +16,11 @@
 bool codec_device_open(void);
 void codec_device_close(void);
 
+/* Load more kernels; from now on launch the second one where the first is asked for. */
+void codec_device_replace(const void *fatbin, const char *kernel, const char *by);
+/* As it was. */
+void codec_device_restore(void);
+
 /* Memory of the device. Addresses lie on 256 bytes. */
 uint64_t codec_device_alloc(size_t bytes);
 void codec_device_free(uint64_t address);

@@ -2,10 +2,12 @@
  *
  * saw on a GPU: bytes equal to those of the C codecs both ways.
  */
+#include "codec/codec_gpu_image.h"
 #include "tests/gpu/codec_case.h"
 #include "tests/gpu/codec_device.h"
 #include "tests/support/support.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,6 +18,8 @@
 enum {
     SKIPPED = 77
 };
+
+extern const struct kvf_gpu_image kvf_test_images[];
 
 static struct kvf_random_seeded random_bits;
 
@@ -150,13 +154,57 @@ static void hostile_records(void **state)
     }
 }
 
+static void order_of_additions(void **state)
+{
+    (void)state;
+    for (uint32_t dim = 64; dim <= 256; dim *= 2) {
+        struct codec_case c = saw_case("safe", dim, 256);
+        c.fill = CASE_ALIGNED;
+        run_case(&c);
+        c.profile = "balanced";
+        run_case(&c);
+        c.profile = "saw8";
+        c.fill = CASE_TIES;
+        run_case(&c);
+    }
+}
+
+/* Would that input show a wrong order? */
+static void swapped_stages(void **state)
+{
+    (void)state;
+    struct codec_case c = saw_case("safe", 128, 256);
+    c.fill = CASE_ALIGNED;
+    c.is_wrong = true;
+    codec_device_replace(kvf_test_images[0].fatbin, "kvf_saw_encode_128_8",
+                         "kvf_test_saw_encode_swapped");
+    run_case(&c);
+    codec_device_restore();
+}
+
+/* The kernels' reciprocal of a scale (reciprocal_of_half in codec_saw_device.cuh): one step from an
+ * estimate that may be off by two units in the last place is the rounded quotient. */
+static void reciprocal_is_rounded(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 1024; i++) {
+        float x = 1.0f + (float)i / 1024.0f; /* other exponents scale all of it */
+        for (int off = -2; off <= 2; off++) {
+            float estimate = 1.0f / x * (1.0f + (float)off * 0x1p-24f);
+            float step = fmaf(estimate, fmaf(-x, estimate, 1.0f), estimate);
+            assert_true(step == 1.0f / x);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_width),     cmocka_unit_test(every_layout),
         cmocka_unit_test(every_length),    cmocka_unit_test(every_sink),
         cmocka_unit_test(every_type),      cmocka_unit_test(unlike_tensors),
-        cmocka_unit_test(hostile_records),
+        cmocka_unit_test(hostile_records), cmocka_unit_test(order_of_additions),
+        cmocka_unit_test(swapped_stages),  cmocka_unit_test(reciprocal_is_rounded),
     };
     kvf_random_seeded_init(&random_bits, kvf_test_seed());
     if (!codec_device_open()) {
