@@ -133,6 +133,10 @@ GPU_KERNELS = [
            note="a kernel with the decoder's traffic and no maths, pages of 16 tokens"),
     Figure("rotation_cost", "ms", "the same kernel without rotation", 1.10, "lower",
            note="time of a burst's encode"),
+] + [
+    Figure(f"{profile}_{way}_vs_copy", "GB/s", "device copy, read + written", 0.50,
+           note=f"{profile}, pages of 16 tokens")
+    for profile in ("saw8", "safe", "saw6", "saw5", "saw3", "saw2") for way in ("encode", "decode")
 ]
 
 GPU_LOOPS = (
