@@ -574,7 +574,9 @@ int kvf_gpu_get_advance(struct kvf_gpu *gpu)
 {
     int status = groups_end(gpu);
 
-    while (status == KVF_OK && gpu->groups_in_flight < gpu->n_groups) {
+    for (uint32_t n = 0;
+         status == KVF_OK && n < KVF_GPU_GROUPS_A_CALL && gpu->groups_in_flight < gpu->n_groups;
+         n++) {
         struct kvf_gpu_group *group = group_at(gpu, gpu->groups_in_flight);
         uint64_t target = gpu->groups_in_flight == 0 && gpu->group_bytes > KVF_GPU_FIRST_GROUP_BYTES
                               ? KVF_GPU_FIRST_GROUP_BYTES

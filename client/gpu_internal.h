@@ -37,6 +37,7 @@ enum kvf_gpu_bounds {
     KVF_GPU_BURST_BLOCKS_MAX = 64, /* of one burst */
     KVF_GPU_GROUPS_MAX = 64,       /* on their way to pages */
     KVF_GPU_GROUPS_MIN = 2,
+    KVF_GPU_GROUPS_A_CALL = 4, /* queued at once: in mode WINDOW this thread copies them */
     KVF_GPU_GROUP_PARTS = 1024,
     KVF_GPU_GROUP_ITEMS = 64,
     KVF_GPU_GROUP_SPANS = 3 * KVF_GPU_GROUP_ITEMS,
