@@ -639,9 +639,9 @@ struct kvf_gpu_get_item {
  * of the library's), behind wait_event (NULL: nothing): the last step that read the target pages.
  * Its BLOCK event comes when all is written and the lease has been given up with KVF_OK; if the
  * event says anything else, its pages hold nothing. A block with fewer tokens than are wanted is
- * KVF_ERR_MISMATCH; one beyond the share of the arena that a client may hold leased is KVF_ERR_BUSY.
- * The stream lives until the request has ended. options may be NULL. KVF_OK; KVF_ERR_BUSY,
- * _TOO_LARGE, _INVALID (as for put), _DISCONNECTED, _NO_DAEMON, _NO_MEMORY, _IO. */
+ * KVF_ERR_MISMATCH; one beyond the share of the arena that a client may hold leased is
+ * KVF_ERR_BUSY. The stream lives until the request has ended. options may be NULL. KVF_OK;
+ * KVF_ERR_BUSY, _TOO_LARGE, _INVALID (as for put), _DISCONNECTED, _NO_DAEMON, _NO_MEMORY, _IO. */
 KVF_API int kvf_gpu_get(struct kvf_gpu *gpu, struct kvf_gpu_region *region,
                         const struct kvf_gpu_get_item *items, uint32_t n,
                         const struct kvf_get_options *options, void *wait_event, void *stream,
