@@ -114,6 +114,7 @@ enum kvf_op_want {
     KVF_WANT_STORED = 2,  /* put: READY is enough */
     KVF_WANT_DURABLE = 3, /* put: on a drive */
     KVF_WANT_LOADED = 4,  /* lookup that waits: in memory */
+    KVF_WANT_RELOAD = 5,  /* put: in memory again, and then on a drive with a sync */
 };
 
 struct kvf_op {

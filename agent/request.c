@@ -240,6 +240,7 @@ void kvf_request_op_done(struct kvf_op *op, int status, struct kvf_entry *entry)
         break;
     case KVF_WANT_STORED:
     case KVF_WANT_DURABLE:
+    case KVF_WANT_RELOAD:
         if (kvf_request_put_done(op, status, entry)) {
             return; /* it waits for the write now */
         }

@@ -88,6 +88,37 @@ static int make_durable(struct kvf_agent *agent, struct kvf_entry *entry,
     return KVF_OK;
 }
 
+/* Is this on a drive alone, where a loss of power may take it, and is that not enough? */
+static bool needs_reload(const struct kvf_request *request, const struct kvf_entry *entry)
+{
+    return (request->sqe.flags & KVF_SQE_DURABLE) != 0 && !kvf_entry_in_dram(entry) &&
+           entry->nvme != KVF_NVME_SYNCED;
+}
+
+/* Bring such a block back, to write it once more. It is not put anew: the first put stands. */
+static void put_reloading(struct kvf_request *request, struct kvf_entry *entry)
+{
+    struct kvf_agent *agent = request->session->agent;
+    struct kvf_flight *flight = NULL;
+    int status = compare(request, entry);
+
+    if (status == KVF_EXISTS) {
+        status = KVF_OK;
+        if (entry->state == KVF_ENTRY_LOADING) {
+            flight = kvf_place_flight(agent, entry);
+        } else {
+            status = kvf_place_load(agent, entry, request->session, &flight);
+        }
+    }
+    if (status == KVF_OK) {
+        status = kvf_request_wait(request, request->next_key, KVF_WANT_RELOAD, KVF_TIER_NVME,
+                                  flight, NULL);
+    }
+    if (status != KVF_OK) {
+        kvf_request_block(request, request->next_key, status, KVF_TIER_NVME);
+    }
+}
+
 /* A block that this put finds READY. False: it is not worth keeping, put it anew. */
 static bool put_existing(struct kvf_request *request, struct kvf_entry *entry)
 {
@@ -99,15 +130,18 @@ static bool put_existing(struct kvf_request *request, struct kvf_entry *entry)
     struct kvf_flight *writer = NULL;
     int status;
 
-    if (!in_dram &&
-        (agent->drives[entry->drive].is_off || (durable && entry->nvme != KVF_NVME_SYNCED))) {
+    if (!in_dram && agent->drives[entry->drive].is_off) {
         kvf_place_forget_set(agent, entry);
         return false;
     }
-    status = compare(request, entry);
     if (!request->has_chain_key && request->sqe.depth == 0) {
         entry->is_head = 1; /* recovery does not know */
     }
+    if (needs_reload(request, entry)) {
+        put_reloading(request, entry);
+        return true;
+    }
+    status = compare(request, entry);
     if (status == KVF_EXISTS && durable) {
         status = entry->is_no_write ? KVF_ERR_REFUSED : make_durable(agent, entry, &writer);
         if (status == KVF_OK) {
@@ -212,6 +246,8 @@ void kvf_request_start_put(struct kvf_request *request, const struct kvf_shm_key
     entry = kvf_room_find(agent, key_id, session->shard);
     if (entry != NULL && entry->state == KVF_ENTRY_FILLING) {
         put_joining(request, key, entry);
+    } else if (entry != NULL && entry->state == KVF_ENTRY_LOADING && needs_reload(request, entry)) {
+        put_reloading(request, entry);
     } else if (entry != NULL && entry->state == KVF_ENTRY_LOADING) {
         kvf_request_block(request, request->next_key, compare(request, entry), KVF_TIER_NVME);
     } else if (entry == NULL || !put_existing(request, entry)) {
@@ -246,6 +282,11 @@ bool kvf_request_put_done(struct kvf_op *op, int status, struct kvf_entry *entry
     struct kvf_agent *agent = request->session->agent;
     struct kvf_flight *writer = NULL;
 
+    if (op->want == KVF_WANT_RELOAD) {
+        op->want = KVF_WANT_DURABLE;
+        /* it could not be read, and is gone, or memory is short: to be tried again */
+        status = status == KVF_OK ? KVF_OK : KVF_ERR_BUSY;
+    }
     if (status == KVF_OK && op->supersedes) {
         supersede(op, entry);
     }

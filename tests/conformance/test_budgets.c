@@ -161,6 +161,59 @@ static void test_durable_after_plain(void **state)
     kvf_close(client);
 }
 
+/* One block that its drive alone has, written without a sync. Puts of others have taken its memory.
+ */
+static void put_on_drive_only(struct kvf_client *client, uint64_t number, size_t bytes)
+{
+    uint64_t before = room_stat(client).namespace_nvme_bytes;
+    uint64_t deadline_ns = kvf_now_ns() + 60 * KVF_NS_PER_S;
+
+    assert_int_equal(kvf_test_block_put(client, number, bytes, 0), KVF_OK);
+    while (room_stat(client).namespace_nvme_bytes == before) {
+        assert_true(kvf_now_ns() < deadline_ns);
+        room_sleep_ms(10);
+    }
+    room_put_all(client, 1000 * number, 80, bytes, KVF_PUT_NO_WRITE);
+}
+
+/* What is on a drive without a sync is brought back and written again, and stays the first put. */
+static void test_durable_from_the_drive(void **state)
+{
+    enum {
+        BYTES = 1 << 20,
+        DELAY_MS = 500
+    };
+    static const char *const sets[] = {"test.delay_nvme=load:500ms", NULL};
+    struct kvf_put_options options = {.struct_bytes = sizeof(options), .flags = KVF_PUT_DURABLE};
+    struct kvf_client *client = begin(sets);
+    uint64_t begun_ns;
+    uint8_t tier;
+    int status;
+
+    (void)state;
+    put_on_drive_only(client, 1, BYTES);
+    assert_int_equal(n_stores(), 1);
+    assert_int_equal(room_put(client, 1, 2, BYTES, &options), KVF_ERR_CONFLICT);
+    begun_ns = kvf_now_ns();
+    assert_int_equal(room_put(client, 1, 1, BYTES, &options), KVF_OK);
+    assert_true(kvf_now_ns() - begun_ns >= DELAY_MS * KVF_NS_PER_MS);
+    assert_int_equal(n_stores(), 2);
+    assert_int_equal(kvf_test_block_get(client, 1, BYTES, NULL), KVF_OK);
+    /* while somebody else brings it back */
+    put_on_drive_only(client, 2, BYTES);
+    assert_int_equal(n_stores(), 3);
+    assert_int_equal(kvf_prefetch(client, room_keys(2, 1), 1, NULL), KVF_OK);
+    status = room_put(client, 2, 2, BYTES, &options);
+    assert_true(status == KVF_OK || status == KVF_EXISTS);
+    assert_int_equal(n_stores(), 4);
+    client = restart(client, NULL);
+    for (uint64_t number = 1; number <= 2; number++) {
+        assert_int_equal(kvf_test_block_get(client, number, BYTES, &tier), KVF_OK);
+        assert_int_equal(tier, KVF_TIER_NVME);
+    }
+    kvf_close(client);
+}
+
 /* Submit a durable put of one block. */
 static void submit_durable(struct kvf_client *client, uint64_t number, uint32_t budget_ms,
                            struct outcome *outcome_out)
@@ -353,6 +406,7 @@ int main(void)
         cmocka_unit_test_teardown(test_chains_go_on_after_refill, end),
         cmocka_unit_test_teardown(test_gets_after_a_burst, end),
         cmocka_unit_test_teardown(test_durable_after_plain, end),
+        cmocka_unit_test_teardown(test_durable_from_the_drive, end),
         cmocka_unit_test_teardown(test_durable_ends_early, end),
         cmocka_unit_test_teardown(test_durable_is_refused, end),
         cmocka_unit_test_teardown(test_purge_under_a_lookup, end),
