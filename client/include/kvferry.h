@@ -559,7 +559,8 @@ struct kvf_gpu_region;
 
 /* How the GPU reads hits. */
 enum kvf_gpu_pinning {
-    KVF_GPU_PIN_WINDOW = 0, /* pin load_window_bytes; the calling thread copies hits into it */
+    KVF_GPU_PIN_WINDOW = 0, /* pin load_window_bytes; the calling thread copies hits into it, at the
+                               rate of one core */
     KVF_GPU_PIN_LAZY = 1,   /* pin a piece of the arena (at most 1 GiB) when it has the first hit */
     KVF_GPU_PIN_EAGER = 2,  /* pin every piece, at open and when it comes */
 };

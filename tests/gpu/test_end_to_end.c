@@ -55,7 +55,8 @@ static uint32_t chunks_wanted(void)
     return calls_fake.fake_cuda_seed != NULL ? 2 : CHUNKS_MAX;
 }
 
-static void engine_client(struct engine *engine, const char *profile, const char *socket_path)
+static void engine_client(struct engine *engine, const char *profile, const char *socket_path,
+                          uint32_t pinning)
 {
     struct kvf_geometry geometry = {
         .struct_bytes = sizeof(geometry),
@@ -69,8 +70,7 @@ static void engine_client(struct engine *engine, const char *profile, const char
         .chunk_tokens = CHUNK_TOKENS,
         .sink_tokens = 4,
     };
-    struct kvf_gpu_options gpu_options = {.struct_bytes = sizeof(gpu_options),
-                                          .pinning = KVF_GPU_PIN_LAZY};
+    struct kvf_gpu_options gpu_options = {.struct_bytes = sizeof(gpu_options), .pinning = pinning};
     struct kvf_options options;
 
     kvf_options_init(&options);
@@ -93,13 +93,13 @@ static void keys_fill(struct engine *engine, uint64_t first)
 
 /* step: chunk c's page p is page (c * CHUNK_PAGES + p) * step of the pool; odd, so each once. */
 static void engine_open(struct engine *engine, const char *profile, const char *socket_path,
-                        uint32_t step)
+                        uint32_t pinning, uint32_t step)
 {
     uint32_t n_pages = engine->n_chunks * CHUNK_PAGES;
     struct kvf_gpu_region_options region = {
         .struct_bytes = sizeof(region), .n_pages = n_pages, .tokens_a_page = PAGE_TOKENS};
 
-    engine_client(engine, profile, socket_path);
+    engine_client(engine, profile, socket_path, pinning);
     engine->memory = calls_alloc((size_t)engine->n_chunks * CHUNK_BYTES);
     engine->host = calls_pinned(CHUNK_BYTES);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
@@ -276,7 +276,7 @@ static void put_process(const char *profile, const char *socket_path)
     void *workspace;
     struct kvf_hit hit;
 
-    engine_open(&engine, profile, socket_path, 7);
+    engine_open(&engine, profile, socket_path, KVF_GPU_PIN_WINDOW, 7);
     for (uint32_t c = 0; c < engine.n_chunks; c++) {
         chunk_fill(&engine, c);
         chunk_move(&engine, c, true);
@@ -326,7 +326,7 @@ static void get_prompt(struct engine *engine, const char *what)
     say(what, engine->encoded_bytes, kvf_now_ns() - start_ns);
 }
 
-static void get_process(const char *profile, const char *socket_path)
+static void get_all(const char *profile, const char *socket_path, uint32_t pinning)
 {
     struct engine engine = {.n_chunks = chunks_wanted()};
     void *layers[2][LAYERS];
@@ -335,12 +335,13 @@ static void get_process(const char *profile, const char *socket_path)
     struct kvf_hit hit;
 
     assert_non_null(want);
-    engine_open(&engine, profile, socket_path, 11);
+    engine_open(&engine, profile, socket_path, pinning, 11);
     for (uint32_t c = 0; c < engine.n_chunks; c++) {
         record_get(&engine, c, &hit);
         assert_int_equal(kvf_lease_release(engine.client, hit.lease), KVF_OK);
     }
-    get_prompt(&engine, "get: first, pins the arena");
+    get_prompt(&engine, pinning == KVF_GPU_PIN_LAZY ? "get: first, pins the arena"
+                                                    : "get: first, by the window");
     get_prompt(&engine, "get: again");
     get_prompt(&engine, "get: and again");
     workspace = aligned_alloc(64, (engine.client->plan.workspace_bytes + 63) / 64 * 64);
@@ -359,6 +360,12 @@ static void get_process(const char *profile, const char *socket_path)
     free(workspace);
     free(want);
     engine_close(&engine);
+}
+
+static void get_process(const char *profile, const char *socket_path)
+{
+    get_all(profile, socket_path, KVF_GPU_PIN_LAZY);
+    get_all(profile, socket_path, KVF_GPU_PIN_WINDOW);
 }
 
 static void run_process(const char *what, const char *profile, const char *socket_path)
@@ -388,7 +395,7 @@ static void test_a_prompt_goes_and_comes_back(void **state)
     const char *const sets[] = {
         is_fake ? "dram.bytes=256MiB" : "dram.bytes=3GiB",
         "dram.area_bytes=128MiB",
-        "staging.total=2GiB",
+        "staging.total=4GiB",
         "lease.client_share=75",
         "allow_uncalibrated=true",
         NULL,
