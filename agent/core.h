@@ -127,6 +127,8 @@ struct kvf_op {
     uint8_t want;   /* enum kvf_op_want */
     uint8_t tier;   /* enum kvf_tier_kind where it was found */
     bool supersedes;
+    bool is_compared; /* put: with payload_crc32c, when the block's sum is known */
+    uint32_t payload_crc32c;
     uint8_t superseded_key_id[32];
 };
 

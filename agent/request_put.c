@@ -37,12 +37,17 @@ static int judge_page(struct kvf_session *session, const struct kvf_shm_key *key
     return KVF_OK;
 }
 
+static bool is_summed(const struct kvf_request *request)
+{
+    return (request->sqe.flags & KVF_SQE_UNSUMMED) == 0;
+}
+
 /* The block is here already, with this payload? One whose sum nobody knows counts as the same: it
  * is not worth copying to find out. */
 static int compare(const struct kvf_request *request, const struct kvf_entry *entry)
 {
     struct kvf_agent *agent = request->session->agent;
-    bool is_known = !entry->is_crc_unknown && (request->sqe.flags & KVF_SQE_UNSUMMED) == 0;
+    bool is_known = !entry->is_crc_unknown && is_summed(request);
 
     if (is_known && !KVF_MUTANT(conflict_missed) &&
         entry->payload_crc32c != agent->page.header.payload_crc32c) {
@@ -88,6 +93,13 @@ static int make_durable(struct kvf_agent *agent, struct kvf_entry *entry,
     return KVF_OK;
 }
 
+/* Let the op judge the block again when the flight that it waits for has found its sum. */
+static void compare_later(struct kvf_op *op, const struct kvf_entry *entry)
+{
+    op->is_compared = entry->is_crc_unknown && is_summed(op->request);
+    op->payload_crc32c = op->request->session->agent->page.header.payload_crc32c;
+}
+
 /* Is this on a drive alone, where a loss of power may take it, and is that not enough? */
 static bool needs_reload(const struct kvf_request *request, const struct kvf_entry *entry)
 {
@@ -100,6 +112,7 @@ static void put_reloading(struct kvf_request *request, struct kvf_entry *entry)
 {
     struct kvf_agent *agent = request->session->agent;
     struct kvf_flight *flight = NULL;
+    struct kvf_op *op;
     int status = compare(request, entry);
 
     if (status == KVF_EXISTS) {
@@ -112,11 +125,13 @@ static void put_reloading(struct kvf_request *request, struct kvf_entry *entry)
     }
     if (status == KVF_OK) {
         status = kvf_request_wait(request, request->next_key, KVF_WANT_RELOAD, KVF_TIER_NVME,
-                                  flight, NULL);
+                                  flight, &op);
     }
     if (status != KVF_OK) {
         kvf_request_block(request, request->next_key, status, KVF_TIER_NVME);
+        return;
     }
+    compare_later(op, entry);
 }
 
 /* A block that this put finds READY. False: it is not worth keeping, put it anew. */
@@ -188,6 +203,7 @@ static void put_joining(struct kvf_request *request, const struct kvf_shm_key *k
         kvf_request_block(request, request->next_key, status, KVF_TIER_DRAM);
         return;
     }
+    compare_later(op, entry);
     set_superseded(op, key);
 }
 
@@ -286,6 +302,10 @@ bool kvf_request_put_done(struct kvf_op *op, int status, struct kvf_entry *entry
         op->want = KVF_WANT_DURABLE;
         /* it could not be read, and is gone, or memory is short: to be tried again */
         status = status == KVF_OK ? KVF_OK : KVF_ERR_BUSY;
+    }
+    if (status == KVF_OK && op->is_compared && op->payload_crc32c != entry->payload_crc32c) {
+        agent->metrics.put_conflict++;
+        status = KVF_ERR_CONFLICT;
     }
     if (status == KVF_OK && op->supersedes) {
         supersede(op, entry);

@@ -33,41 +33,63 @@ static void payload_fill(uint8_t *payload, uint8_t seed)
     }
 }
 
-/* Put a slot whose page has a wrong sum. Returns the block's status. */
 static void on_block(struct kvf_client_sink *sink, const struct kvf_event *event, uint64_t value)
 {
     (void)value;
     *(int32_t *)sink->arg = event->hit.status;
 }
 
-static int32_t put_staged(const char *key, uint8_t seed, bool is_unsummed)
+/* A put on its way, and what became of it. */
+struct staged_put {
+    struct kvf_client_sink sink;
+    int32_t block_status;
+};
+
+/* Begin to put a slot; wrong_sum is added to the sum in its page. */
+static void put_begin(struct staged_put *put, const char *key, uint8_t seed, bool is_unsummed,
+                      uint32_t wrong_sum)
 {
-    int32_t block_status = KVF_ERR_TIMEOUT;
-    struct kvf_client_sink sink = {
-        .on_block = on_block, .arg = &block_status, .is_unsummed = is_unsummed};
     struct kvf_put_item item = {
         .struct_bytes = sizeof(item), .source = KVF_SOURCE_STAGED, .key = key_of(key)};
     struct kvf_stage stage;
     struct kvf_record_page *page;
     uint64_t request;
 
+    *put = (struct staged_put){.block_status = KVF_ERR_TIMEOUT};
+    put->sink.on_block = on_block;
+    put->sink.arg = &put->block_status;
+    put->sink.is_unsummed = is_unsummed;
     assert_int_equal(kvf_stage_acquire(the_client, PAYLOAD_BYTES, &stage), KVF_OK);
     payload_fill(stage.payload, seed);
     assert_int_equal(kvf_stage_seal(the_client, &stage, PAYLOAD_BYTES), KVF_OK);
     page = stage.record;
-    if (is_unsummed) {
-        page->header.payload_crc32c = 0;
-        kvf_block_seal_header(page);
-    }
+    page->header.payload_crc32c += wrong_sum;
+    kvf_block_seal_header(page);
     item.stage = stage.stage;
     kvf_client_enter(the_client);
-    assert_int_equal(kvf_request_put(the_client, &item, 1, NULL, &sink, 0, NULL, &request), KVF_OK);
-    while (!sink.is_done) {
+    assert_int_equal(kvf_request_put(the_client, &item, 1, NULL, &put->sink, 0, NULL, &request),
+                     KVF_OK);
+    kvf_client_leave(the_client);
+}
+
+/* Returns the block's status. */
+static int32_t put_end(struct staged_put *put)
+{
+    kvf_client_enter(the_client);
+    while (!put->sink.is_done) {
         kvf_session_sleep(the_client, kvf_now_ns() + KVF_NS_PER_S);
         kvf_requests_drain(the_client, true);
     }
     kvf_client_leave(the_client);
-    return block_status;
+    return put->block_status;
+}
+
+static int32_t put_staged(const char *key, uint8_t seed, bool is_unsummed)
+{
+    struct staged_put put;
+
+    put_begin(&put, key, seed, is_unsummed, is_unsummed ? 77 : 0);
+    return put_end(&put);
 }
 
 static void get_and_check(const char *key, uint8_t seed)
@@ -106,24 +128,52 @@ static void test_a_present_key_exists_whatever_the_payload(void **state)
     assert_int_equal(put_staged("unsummed-block-2", 3, false), KVF_ERR_CONFLICT);
 }
 
+static void restart(const char *failpoints)
+{
+    the_client = kvf_close(the_client);
+    assert_int_equal(kvf_test_daemon_stop(&the_daemon), 0);
+    the_daemon.failpoints = failpoints;
+    kvf_test_daemon_start(&the_daemon);
+    the_client = kvf_test_client_open(&the_daemon, NULL);
+}
+
+/* Puts that come before the daemon has found the sum share the fate of the one that it sums, or
+ * not, when it has. */
+static void test_sums_are_compared_when_they_are_known(void **state)
+{
+    struct staged_put first, same, other;
+
+    (void)state;
+    restart("agent.fill=delay:300ms");
+    put_begin(&first, "unsummed-block-5", 6, true, 77);
+    put_begin(&same, "unsummed-block-5", 6, false, 0);
+    put_begin(&other, "unsummed-block-5", 7, false, 0);
+    assert_int_equal(put_end(&first), KVF_OK);
+    assert_in_range(put_end(&same), KVF_OK, KVF_EXISTS);
+    assert_int_equal(put_end(&other), KVF_ERR_CONFLICT);
+    get_and_check("unsummed-block-5", 6);
+    restart(NULL);
+}
+
 /* What is written to a drive and read back carries the sum as well. */
 static void test_the_sum_is_durable(void **state)
 {
     (void)state;
     assert_int_equal(put_staged("unsummed-block-3", 4, true), KVF_OK);
-    the_client = kvf_close(the_client);
-    assert_int_equal(kvf_test_daemon_stop(&the_daemon), 0);
-    kvf_test_daemon_start(&the_daemon);
-    the_client = kvf_test_client_open(&the_daemon, NULL);
+    restart(NULL);
     get_and_check("unsummed-block-3", 4);
 }
 
 /* A wrong sum is still found where one is given. */
 static void test_a_given_sum_is_checked(void **state)
 {
+    struct staged_put put;
+
     (void)state;
     assert_int_equal(put_staged("unsummed-block-4", 5, false), KVF_OK);
     get_and_check("unsummed-block-4", 5);
+    put_begin(&put, "unsummed-block-6", 5, false, 77);
+    assert_int_equal(put_end(&put), KVF_ERR_CORRUPT);
 }
 
 static void test_version_1_has_no_such_flag(void **state)
@@ -182,6 +232,7 @@ int main(void)
         cmocka_unit_test(test_a_present_key_exists_whatever_the_payload),
         cmocka_unit_test(test_a_given_sum_is_checked),
         cmocka_unit_test(test_version_1_has_no_such_flag),
+        cmocka_unit_test(test_sums_are_compared_when_they_are_known),
         cmocka_unit_test(test_the_sum_is_durable),
     };
 
