@@ -167,6 +167,7 @@ struct sim_client {
     bool was_too_old; /* it has seen a lease lost for its age */
     uint8_t number;
     uint16_t ns, shard;
+    uint16_t version; /* of the protocol */
     int fd;
     uint64_t respawn_ns, since_ns, stalled_until_ns, said_ns;
     uint64_t connection_id;

@@ -275,6 +275,7 @@ static void welcome(struct sim *sim, struct sim_client *client,
     client->staging = staging;
     client->staging_bytes = message->staging_bytes;
     client->connection_id = message->connection_id;
+    client->version = message->version;
     client->pieces_expected = message->n_pieces;
     memcpy(&header, client->ring_map, sizeof(header));
     if (kvf_shm_header_check(&header, message->ring_bytes, &why) != KVF_OK ||

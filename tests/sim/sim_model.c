@@ -242,12 +242,17 @@ static void put_stored(struct sim *sim, struct sim_client *client,
     bool is_memory_only = (request->flags & KVF_SQE_NO_WRITE) != 0 || request->ttl_s != 0 ||
                           sim->shape.n_drives == 0;
     bool is_durable = (request->flags & KVF_SQE_DURABLE) != 0;
+    bool is_unsummed = (request->flags & KVF_SQE_UNSUMMED) != 0;
     bool is_joined = block->put_turn == sim->turn;
+    uint8_t mask = (uint8_t)(1u << key->version);
     uint64_t expires_ns = request->ttl_s == 0
                               ? 0
                               : sim->now_ns + (request->ttl_s + 1ull) * KVF_NS_PER_S;
 
-    set_mask(sim, block, (uint8_t)(1u << key->version));
+    if (is_unsummed) {
+        mask |= possible(sim, block); /* it may have joined the put of another payload */
+    }
+    set_mask(sim, block, mask);
     block->put_turn = sim->turn;
     block->is_unread = false;
     if (is_joined && (expires_ns == 0 || block->expires_ns == 0)) {
@@ -256,9 +261,9 @@ static void put_stored(struct sim *sim, struct sim_client *client,
         block->expires_ns = expires_ns;
     }
     if (!is_memory_only) {
-        block->disk_mask |= (uint8_t)(1u << key->version);
+        block->disk_mask |= mask;
     }
-    block->is_durable = is_durable;
+    block->is_durable = is_durable && !is_unsummed; /* it is, but which payload? */
     block->location = 0;
     block->durable_version = key->version;
     if (key->supersedes >= 0) {
@@ -271,16 +276,21 @@ static void put_stored(struct sim *sim, struct sim_client *client,
     }
 }
 
-/* The daemon compared checksums, with what it has or with what is being put. */
-static void put_compared(struct sim *sim, struct sim_block *block, uint32_t version, bool is_same,
-                         bool is_durable)
+/* The daemon compared checksums, with what it has or with what is being put, if it knew both. */
+static void put_compared(struct sim *sim, struct sim_block *block,
+                         const struct sim_request *request, uint32_t version, bool is_same)
 {
     uint8_t bit = (uint8_t)(1u << version);
     uint8_t mask = possible(sim, block);
-    bool is_unread = block->is_unread || block->read_turn == sim->turn;
+    bool is_durable = (request->flags & KVF_SQE_DURABLE) != 0;
+    bool is_unread = block->is_unread || block->read_turn == sim->turn ||
+                     (request->flags & KVF_SQE_UNSUMMED) != 0;
 
     if (is_same && !is_unread && (mask & bit) == 0) {
         wrong(sim, block, "put of another payload answered exists", version);
+    }
+    if (!is_same && (request->flags & KVF_SQE_UNSUMMED) != 0) {
+        wrong(sim, block, "put without a sum answered conflict", version);
     }
     if (!is_same && (mask & ~bit) == 0 && block->pending[version] == 0) {
         wrong(sim, block, "put of the same payload answered conflict", version);
@@ -315,7 +325,7 @@ void sim_model_put_end(struct sim *sim, struct sim_client *client,
         break;
     case KVF_EXISTS:
     case KVF_ERR_CONFLICT:
-        put_compared(sim, block, key->version, status == KVF_EXISTS, is_durable);
+        put_compared(sim, block, request, key->version, status == KVF_EXISTS);
         break;
     default:
         if (is_durable && !key->is_corrupt) { /* it may be in memory, or even on the drive */

@@ -152,6 +152,10 @@ static bool stage_record(struct sim *sim, struct sim_client *client, struct sim_
     at = client->staging + key->stage_offset;
     sim_payload_fill(sim, block, key->version, at + sizeof(page));
     (void)kvf_block_describe_bytes(&page, at + sizeof(page), payload_bytes);
+    if ((request->flags & KVF_SQE_UNSUMMED) != 0) {
+        page.header.payload_crc32c = ~page.header.payload_crc32c; /* means nothing */
+        kvf_block_seal_header(&page);
+    }
     if (key->is_corrupt) {
         at[sizeof(page) + sim_below(sim, payload_bytes)] ^= 1;
     }
@@ -159,7 +163,8 @@ static bool stage_record(struct sim *sim, struct sim_client *client, struct sim_
     return true;
 }
 
-static void choose_put(struct sim *sim, struct sim_request *request)
+static void choose_put(struct sim *sim, const struct sim_client *client,
+                       struct sim_request *request)
 {
     uint32_t first = (uint32_t)sim_below(sim, SIM_CHAIN_CHUNKS);
     uint32_t n = 1 + (uint32_t)sim_below(sim, sim_one_in(sim, 6) ? 8 : 3);
@@ -188,6 +193,10 @@ static void choose_put(struct sim *sim, struct sim_request *request)
     if (sim_one_in(sim, sim->shape.budget_in)) {
         request->budget_ms = 1 + (uint32_t)sim_below(sim, 5);
     }
+    if (client->version >= KVF_WIRE_VERSION_UNSUMMED && sim_one_in(sim, 3)) {
+        request->flags |= KVF_SQE_UNSUMMED;
+        sim_cover(sim, SIM_COVER_put_unsummed);
+    }
     request->n_keys = (uint16_t)n;
     for (uint32_t i = 0; i < n; i++) {
         struct sim_key *key = &request->keys[i];
@@ -197,7 +206,7 @@ static void choose_put(struct sim *sim, struct sim_request *request)
         if (sim_one_in(sim, sim->shape.version_in)) {
             key->version = (uint8_t)(1 + sim_below(sim, SIM_VERSIONS - 1));
         }
-        key->is_corrupt = sim_one_in(sim, 150);
+        key->is_corrupt = sim_one_in(sim, 150) && (request->flags & KVF_SQE_UNSUMMED) == 0;
     }
     if (is_tail && sim_one_in(sim, 2) && first + 1 < SIM_CHUNKS) {
         request->keys[0].supersedes = (int16_t)(first + 1); /* a longer tail takes its place */
@@ -246,7 +255,7 @@ void sim_request_put(struct sim *sim, struct sim_client *client)
         return;
     }
     request->chain = choose_chain(sim);
-    choose_put(sim, request);
+    choose_put(sim, client, request);
     if (!sim_request_has_room(sim, client, request->n_keys + 2u, request->n_keys + 1u)) {
         return;
     }
@@ -282,7 +291,8 @@ void sim_request_scribble(struct sim *sim, struct sim_client *client)
     struct sim_request *request = &client->requests[sim_below(sim, SIM_REQUESTS)];
     struct sim_key *key;
 
-    if (request->id == 0 || request->opcode != KVF_OP_PUT) {
+    if (request->id == 0 || request->opcode != KVF_OP_PUT ||
+        (request->flags & KVF_SQE_UNSUMMED) != 0) { /* nothing was promised */
         return;
     }
     key = &request->keys[sim_below(sim, request->n_keys)];
