@@ -535,7 +535,7 @@ void kvf_gpu_pages_unmark(struct kvf_gpu_region *region, const uint32_t *pages, 
 static bool options_ok(const struct kvf_client *client, const struct kvf_gpu_options *options)
 {
     return client != NULL && options != NULL && options->struct_bytes == sizeof(*options) &&
-           options->flags == 0 && options->pinning <= KVF_GPU_PIN_EAGER && client->has_geometry &&
+           options->flags == 0 && options->pinning <= KVF_GPU_PIN_WINDOW && client->has_geometry &&
            client->hello.shard != KVF_SHARD_NONE;
 }
 

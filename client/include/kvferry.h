@@ -559,10 +559,11 @@ struct kvf_gpu_region;
 
 /* How the GPU reads hits. */
 enum kvf_gpu_pinning {
-    KVF_GPU_PIN_WINDOW = 0, /* pin load_window_bytes; the calling thread copies hits into it, at the
-                               rate of one core */
-    KVF_GPU_PIN_LAZY = 1,   /* pin a piece of the arena (at most 1 GiB) when it has the first hit */
-    KVF_GPU_PIN_EAGER = 2,  /* pin every piece, at open and when it comes */
+    KVF_GPU_PIN_LAZY = 0,   /* pin a piece of the arena (at most 1 GiB) when it has the first hit:
+                               that one takes some 50 to 100 ms longer */
+    KVF_GPU_PIN_EAGER = 1,  /* pin every piece, at open and when it comes */
+    KVF_GPU_PIN_WINDOW = 2, /* pin load_window_bytes; the calling thread copies hits into it, at the
+                               rate of one core: for hosts that limit pinned memory */
 };
 
 struct kvf_gpu_options {

@@ -210,11 +210,11 @@ static void test_some_blocks_of_a_burst_are_redone(void **state)
     calls_fake.fake_cuda_redo_every(0);
 }
 
-/* Hits straight out of the arena. */
+/* Hits straight out of the arena, and by way of a window. */
 static void test_pinning_modes_round_trip(void **state)
 {
     (void)state;
-    for (uint32_t pinning = KVF_GPU_PIN_LAZY; pinning <= KVF_GPU_PIN_EAGER; pinning++) {
+    for (uint32_t pinning = KVF_GPU_PIN_LAZY; pinning <= KVF_GPU_PIN_WINDOW; pinning++) {
         struct chain chain;
 
         calls.options.pinning = pinning;
