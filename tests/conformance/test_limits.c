@@ -197,6 +197,25 @@ static void test_full_index(void **state)
     kvf_close(client);
 }
 
+/* A new block may get the entry that is the next to be taken: it is spared once. */
+static void test_full_index_spares_the_new(void **state)
+{
+    struct kvf_client *client;
+
+    (void)state;
+    begin(small_index);
+    client = kvf_test_client_open(&the_daemon, NULL);
+    /* one more than there are: no old one is new any longer, and block 0 has left its place */
+    room_put_all(client, 0, INDEX_ENTRIES + 1, 100, KVF_PUT_NO_WRITE);
+    assert_int_equal(kvf_test_block_get(client, 0, 100, NULL), KVF_MISS);
+    assert_int_equal(kvf_evict(client, room_keys(1, 1), 1, NULL), KVF_OK);
+    room_put_all(client, 1000, 1, 100, KVF_PUT_NO_WRITE); /* in the place of 1 */
+    room_put_all(client, 1001, 1, 100, KVF_PUT_NO_WRITE);
+    assert_int_equal(kvf_test_block_get(client, 2, 100, NULL), KVF_MISS);
+    assert_int_equal(room_count(client, 1000, 2, 100), 2);
+    kvf_close(client);
+}
+
 /* Entries whose blocks are on the drive only are given up as well: the drive has room for all of
  * these, memory and index do not. */
 static void test_full_index_of_a_drive(void **state)
@@ -298,6 +317,7 @@ int main(void)
         cmocka_unit_test_teardown(test_supersedes_waits_for_the_set, end),
         cmocka_unit_test_teardown(test_commands_look_at_whole_sets, end),
         cmocka_unit_test_teardown(test_full_index, end),
+        cmocka_unit_test_teardown(test_full_index_spares_the_new, end),
         cmocka_unit_test_teardown(test_full_index_of_a_drive, end),
         cmocka_unit_test_teardown(test_full_index_of_sets, end),
         cmocka_unit_test_teardown(test_ttl, end),
