@@ -798,8 +798,11 @@ void kvf_session_end(struct kvf_session *session, const char *why)
     }
     kvf_loop_remove(agent, session->fd);
     kvf_request_drop_all(session);
-    if (session->state == KVF_SESSION_READY) {
+    if (session->state == KVF_SESSION_READY || session->state == KVF_SESSION_SEALING) {
+        /* the client has it, too: closing ours would not end the watch */
         kvf_loop_remove(agent, session->eventfd);
+    }
+    if (session->state == KVF_SESSION_READY) {
         kvf_lease_lose_all(session); /* it may still read: a broken client is not a dead one */
         kvf_lease_end_all(session);
     }

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -248,6 +249,63 @@ static void test_unexpected_fds(void **state)
         close(fds[i]);
     }
     assert_true(kvf_test_wait_until(has_fds, &before, 60000));
+    assert_nobody_noticed();
+}
+
+/* What the daemon watches. */
+static uint32_t daemon_watches(void)
+{
+    uint32_t n = 0;
+
+    for (int fd = 0; fd < 1024; fd++) {
+        char path[64], line[200];
+        FILE *file;
+
+        snprintf(path, sizeof(path), "/proc/%d/fdinfo/%d", (int)the_daemon.process.pid, fd);
+        file = fopen(path, "r");
+        while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
+            n += strncmp(line, "tfd:", 4) == 0;
+        }
+        if (file != NULL) {
+            fclose(file);
+        }
+    }
+    return n;
+}
+
+static bool has_watches(void *arg)
+{
+    return daemon_watches() <= *(uint32_t *)arg;
+}
+
+/* READY cannot be sent. The client keeps its end of what the daemon watched. */
+static void test_ready_is_not_wanted(void **state)
+{
+    enum {
+        N = 20
+    };
+    struct raw_client raws[N];
+    struct kvf_wire_note note = {0};
+    struct kvf_wire_hello hello;
+    uint32_t before;
+
+    (void)state;
+    assert_true(kvf_test_daemon_wait_number(&the_daemon, "clients", 1, 60000));
+    before = daemon_watches() + 1; /* whoever asked last */
+    raw_hello(&hello);
+    kvf_proto_head_init(&note.head, KVF_WIRE_MAPPED);
+    for (uint32_t i = 0; i < N; i++) {
+        raw_connect(&raws[i], the_daemon.socket_path);
+        assert_true(raw_begin(&raws[i], &hello));
+        assert_int_equal(shutdown(raws[i].fd, SHUT_RD), 0);
+        note.connection_id = raws[i].welcome.connection_id;
+        raw_send(&raws[i], &note, sizeof(note), NULL, 0);
+    }
+    assert_true(kvf_test_daemon_wait_number(&the_daemon, "clients", 1, 60000));
+    assert_true(kvf_test_wait_until(has_watches, &before, 5000));
+    for (uint32_t i = 0; i < N; i++) {
+        raw_close(&raws[i]);
+    }
     assert_nobody_noticed();
 }
 
@@ -661,6 +719,7 @@ int main(void)
         cmocka_unit_test(test_hello_at_random),
         cmocka_unit_test(test_handshake_out_of_order),
         cmocka_unit_test(test_unexpected_fds),
+        cmocka_unit_test(test_ready_is_not_wanted),
         cmocka_unit_test(test_namespaces_without_end),
         cmocka_unit_test(test_handshake_stalls),
         cmocka_unit_test(test_sqe_wild),
