@@ -54,10 +54,10 @@ How the two sides are kept alike:
   encode and decode run on the loop's stream. Its bar is for the upper end of the interval; the
   control is the same difference with nothing moved.
 - hostile: one client puts and gets blocks of 64 KiB, one request each 0.4 ms, timed from when it
-  was due, every byte compared. Its neighbour has two threads, takes half a CPU in bursts, and is either
-  a well-behaved client or one that, in turn, scribbles over its rings, keys and staging while it
-  puts, submits wild entries, opens namespaces without end and sends descriptors, punches holes into
-  96 MiB before MAPPED, fills a blocking eventfd, floods lookups, and connects in storms.
+  was due, every byte compared. Its neighbour has two threads, takes half a CPU in bursts, and is
+  either a well-behaved client or one that, in turn, scribbles over its rings, keys and staging
+  while it puts, submits wild entries, opens namespaces without end and sends descriptors, punches
+  holes into 96 MiB before MAPPED, fills a blocking eventfd, floods lookups, and connects in storms.
 """
 
 TITLES = {

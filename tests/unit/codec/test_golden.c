@@ -55,8 +55,8 @@ struct golden {
         .decoded_crc32c = crc                                                                      \
     }
 
-/* saw at each width for each dim, each type, centred, planes that end within a byte, MLA; lossless for each type that it
- * recodes. */
+/* saw at each width for each dim, each type, centred, planes that end within a byte, MLA; lossless
+ * for each type that it recodes. */
 static const struct golden goldens[] = {
 #include "tests/data/codec/golden.inc"
 };
