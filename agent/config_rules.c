@@ -336,8 +336,7 @@ static int check_numbers(const struct kvf_config *config, struct kvf_config_erro
         return FAIL(config, error, dram_area_bytes,
                     "it is larger than dram.piece_bytes; lower it or raise the piece");
     }
-    if (config->dram_area_bytes > config->dram_bytes &&
-        config->lines[KVF_CONFIG_ID_dram_area_bytes] != KVF_CONFIG_LINE_DEFAULT) {
+    if (config->dram_area_bytes > config->dram_bytes) {
         return FAIL(config, error, dram_area_bytes,
                     "it is larger than dram.bytes; lower it or raise the arena");
     }
@@ -360,8 +359,19 @@ static int check_numbers(const struct kvf_config *config, struct kvf_config_erro
     return KVF_OK;
 }
 
+/* Areas of the default size are halved until a small arena holds one, here rather than in the tier,
+ * so that what is printed as in force can be given back. */
+static void fit_areas(struct kvf_config *config)
+{
+    while (config->lines[KVF_CONFIG_ID_dram_area_bytes] == KVF_CONFIG_LINE_DEFAULT &&
+           config->dram_area_bytes > config->dram_bytes) {
+        config->dram_area_bytes /= 2;
+    }
+}
+
 int kvf_config_finish(struct kvf_config *config, struct kvf_config_error *error)
 {
+    fit_areas(config);
     if (config->n_sockets == 0) {
         kvf_config_list_append(config, kvf_config_list_find("sockets"), KVF_CONFIG_LINE_DEFAULT);
     }
