@@ -447,11 +447,14 @@ void sim_judge_suspect(struct sim *sim)
 }
 
 /* What a budget may be exceeded by: the copies that a put waits for, and the turns until it is
- * taken. */
+ * taken. A client that has not taken all its completions may have the answer. */
 void sim_judge_deadlines(struct sim *sim, struct sim_client *client)
 {
     uint64_t slack_ns = 4 * sim->shape.work_max_ns + 200 * sim->shape.tick_ns + 2 * KVF_NS_PER_MS;
 
+    if (kvf_ring_client_ready(&client->ring)) {
+        return;
+    }
     for (uint32_t i = 0; client->n_requests > 0 && i < SIM_REQUESTS; i++) {
         const struct sim_request *request = &client->requests[i];
         uint64_t limit_ns = request->budget_ms == 0 ? SIM_FOREVER_NS
