@@ -102,6 +102,16 @@ static void engine_open(uint32_t pinning)
     delay = calls_alloc(delay_bytes);
 }
 
+static void engine_close(void)
+{
+    calls_check(calls_device->driver.cuEventDestroy(written));
+    calls_check(calls_device->driver.cuEventDestroy(read_done));
+    calls_check(calls_device->driver.cuStreamDestroy(writer));
+    calls_check(calls_device->driver.cuStreamDestroy(reader));
+    calls_check(calls_device->driver.cuStreamDestroy(other));
+    calls_close(&calls);
+}
+
 static void delay_queue(void *stream, uint32_t times)
 {
     for (uint32_t i = 0; i < times; i++) {
@@ -287,7 +297,7 @@ static void rounds_are_right(uint32_t pinning)
             fail_msg("round %u of %u, pinning %u", i, n, pinning);
         }
     }
-    calls_close(&calls);
+    engine_close();
 }
 
 static void test_a_thousand_rounds(void **state)
