@@ -159,13 +159,15 @@ static void visit_clients(struct sim *sim)
 
         if (client->state == SIM_READY && !client->is_hostile) {
             sim_judge(sim, client);
-            if (sim->turn % 8 == 0 && client->state == SIM_READY) {
-                sim_judge_deadlines(sim, client);
-            }
         }
         if (client->state != SIM_DETACHED && !is_stalled &&
             (client->state != SIM_READY || client->is_sleeping || sim->turn % 8 == i % 8)) {
             sim_client_poll(sim, client);
+        }
+        /* once it knows whether it is connected still */
+        if (client->state == SIM_READY && !client->is_hostile && !is_stalled &&
+            sim->turn % 8 == i % 8) {
+            sim_judge_deadlines(sim, client);
         }
     }
 }
