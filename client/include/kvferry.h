@@ -560,7 +560,7 @@ struct kvf_gpu_region;
 /* How the GPU reads hits. */
 enum kvf_gpu_pinning {
     KVF_GPU_PIN_LAZY = 0,   /* pin a piece of the arena (at most 1 GiB) when it has the first hit:
-                               that one takes some 50 to 100 ms longer */
+                               that one waits for it, 30 to 80 ms a GiB */
     KVF_GPU_PIN_EAGER = 1,  /* pin every piece, at open and when it comes */
     KVF_GPU_PIN_WINDOW = 2, /* pin load_window_bytes; the calling thread copies hits into it, at the
                                rate of one core: for hosts that limit pinned memory */
