@@ -38,9 +38,13 @@
  * flipped):
  *   1. A vector with a NaN or an element of 2^64 or more, and every vector of a sink token, is an
  *      escape.
- *   2. mu_i, if centred: over the vectors that are no escapes by rule 1, 8 partial sums over token
- *      mod 8 in ascending order, added as (0+4, 1+5, 2+6, 3+7), (0+2, 1+3), (0+1), divided by their
- *      number, rounded to fp16; 0 if there is none or if it overflows.
+ *   2. mu_i, if centred: tokens are cut into tiles of 8, and with m = ceil(ceil(T / 8) / 8) every
+ *      m-th tile from the first on is a sample: at most 8 tiles, 64 tokens of 256. A partial sum
+ *      over each tile's vectors that are no escapes by rule 1, from 0, in ascending order; 8 sums,
+ *      0 for tiles that do not exist, added as (0+4, 1+5, 2+6, 3+7), (0+2, 1+3), (0+1), divided by
+ *      the number of vectors, rounded to fp16; 0 if there is none or if it overflows. (All tokens
+ *      instead would lower the squared error by about 1 % on real K and make an encoder read a row
+ *      before it can begin.)
  *   3. bf16 input: elements below 2^(E-12) become +0, E the exponent of the largest |x| of the
  *      vector (no element is dropped if E <= -115, where 2^(E-12) is not normal).
  *   4. y = H (g x), by rotate.h; if centred, y = y - H (g mu).
@@ -66,7 +70,8 @@
 
 enum kvf_saw_layout {
     KVF_SAW_META_BYTES = 4,
-    KVF_SAW_PARTIAL_SUMS = 8,
+    KVF_SAW_PARTIAL_SUMS = 8, /* sampled tiles, at most */
+    KVF_SAW_TILE_TOKENS = 8,
     KVF_SAW_DROP_BINADES = 12,
     KVF_SAW_ESCAPE_SCALE = 0x7e00,
     KVF_SAW_ESCAPE_EXPONENT = 127 + 64, /* of fp32: 2^64 */

@@ -32,6 +32,13 @@ static constexpr __device__ uint32_t saw_low_bits(uint32_t bits)
     return bits == 6 ? 2 : bits == 5 || bits == 3 ? 1 : 0;
 }
 
+/* (2) of codec_saw.h: of each how many tiles the first one is a sample. */
+static __device__ __forceinline__ uint32_t saw_tile_step(uint32_t n_tokens)
+{
+    uint32_t n_tiles = ceil_div(n_tokens, KVF_SAW_TILE_TOKENS);
+    return ceil_div(n_tiles, KVF_SAW_PARTIAL_SUMS);
+}
+
 /* Parts of one tensor of one layer. */
 struct saw_parts {
     uint8_t *mean; /* NULL: not centred */

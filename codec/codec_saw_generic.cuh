@@ -37,7 +37,6 @@ struct generic_shared {
     float mean[group_max]; /* encode: rotated; decode: as stored */
     uint8_t codes[generic_warps][group_max];
     uint8_t is_escape[256]; /* tokens, by rule 1; KVF_CHUNK_TOKENS_MAX */
-    uint32_t n_escapes;
 };
 
 struct generic_row {
@@ -214,32 +213,31 @@ static __device__ void make_mean(const generic_row &at)
     generic_shared *shared = at.shared;
     uint32_t n_tokens = at.part.n_tokens;
     uint32_t n = at.tensor.group;
-    if (threadIdx.x == 0) {
-        shared->n_escapes = 0;
-    }
-    __syncthreads();
     for (uint32_t token = warp_id(); token < n_tokens; token += generic_warps) {
         bool escape = is_escape(at, token, peak_of(at, at.pages.vector(token)));
         if (lane_id() == 0) {
             shared->is_escape[token] = escape;
-            atomicAdd(&shared->n_escapes, escape ? 1u : 0u);
         }
     }
     __syncthreads();
     uint16_t *mean = reinterpret_cast<uint16_t *>(at.parts.mean) + at.row * n;
     for (uint32_t i = threadIdx.x; i < n; i += SAW_GENERIC_THREADS) {
         float sum[KVF_SAW_PARTIAL_SUMS] = {0.0f};
-        for (uint32_t first = 0; first < n_tokens; first += KVF_SAW_PARTIAL_SUMS) {
+        uint32_t count = 0;
 #pragma unroll
-            for (uint32_t s = 0; s < KVF_SAW_PARTIAL_SUMS; s++) {
-                if (first + s < n_tokens && shared->is_escape[first + s] == 0) {
-                    sum[s] += load_element(at.tensor.dtype, at.pages.vector(first + s), i);
+        for (uint32_t s = 0; s < KVF_SAW_PARTIAL_SUMS; s++) {
+            uint32_t first = s * saw_tile_step(n_tokens) * KVF_SAW_TILE_TOKENS;
+            for (uint32_t token = first; token < min(first + KVF_SAW_TILE_TOKENS, n_tokens);
+                 token++) {
+                if (shared->is_escape[token] == 0) {
+                    sum[s] += load_element(at.tensor.dtype, at.pages.vector(token), i);
+                    count++;
                 }
             }
         }
         float all = ((sum[0] + sum[4]) + (sum[2] + sum[6])) +
                     ((sum[1] + sum[5]) + (sum[3] + sum[7]));
-        uint32_t half = mean_half_bits(all, n_tokens - shared->n_escapes);
+        uint32_t half = mean_half_bits(all, count);
         mean[i] = (uint16_t)half;
         float value = f32_of_half_bits(half);
         shared->floats[0].now[i] = is_flipped(at.tensor, at.row, i) ? -value : value;

@@ -41,6 +41,15 @@ static inline bool kvf_saw_is_flipped(const struct kvf_saw_row *row, uint32_t i)
     return (tensor->sign_bits[channel / 8] >> (channel % 8) & 1) != 0;
 }
 
+/* (2) of codec_saw.h: token i of the tile that partial sum s is over. There is no such token if it
+ * is not below n_tokens. */
+static inline uint32_t kvf_saw_sampled_token(uint32_t n_tokens, uint32_t s, uint32_t i)
+{
+    uint32_t n_tiles = (n_tokens + KVF_SAW_TILE_TOKENS - 1) / KVF_SAW_TILE_TOKENS;
+    uint32_t step = (n_tiles + KVF_SAW_PARTIAL_SUMS - 1) / KVF_SAW_PARTIAL_SUMS;
+    return s * step * KVF_SAW_TILE_TOKENS + i;
+}
+
 static inline bool kvf_saw_escape(const struct kvf_saw_row *row, uint32_t token,
                                   struct kvf_codec_escapes *escapes)
 {

@@ -131,10 +131,12 @@ static void make_mean(const struct saw_row *row, uint8_t *mean_out)
     uint32_t n = row->tensor->group;
     uint32_t count = 0;
     memset(work->partial, 0, sizeof(work->partial));
-    for (uint32_t token = 0; token < row->job->n_tokens; token++) {
+    for (uint32_t at = 0; at < KVF_SAW_PARTIAL_SUMS * KVF_SAW_TILE_TOKENS; at++) {
+        uint32_t s = at / KVF_SAW_TILE_TOKENS;
+        uint32_t token = kvf_saw_sampled_token(row->job->n_tokens, s, at % KVF_SAW_TILE_TOKENS);
         uint32_t peak;
-        if (load_vector(row, token, &peak)) {
-            float *restrict sum = work->partial[token % KVF_SAW_PARTIAL_SUMS];
+        if (token < row->job->n_tokens && load_vector(row, token, &peak)) {
+            float *restrict sum = work->partial[s];
             for (uint32_t i = 0; i < n; i++) {
                 sum[i] += work->vector[i];
             }

@@ -34,6 +34,7 @@ enum {
     DWORD = sizeof(uint32_t),
     COEFFICIENTS_A_K = 16, /* values of k above */
     CACHE_LINE = 64,
+    SUMMED_MAX = KVF_SAW_PARTIAL_SUMS * KVF_SAW_TILE_TOKENS,
 };
 
 struct tile_work {
@@ -46,8 +47,8 @@ struct tile_work {
     uint32_t sign_pairs[GROUP_MAX / 2];     /* the same for two bf16 or fp16 in a dword */
     _Alignas(64) float partial[GROUP_MAX][KVF_SAW_PARTIAL_SUMS];
     uint8_t *rows[TOKENS_MAX + LANES]; /* vectors of the row; the last one repeated */
-    const uint8_t *summed[TOKENS_MAX + KVF_SAW_PARTIAL_SUMS]; /* for sums: zeros for what is left
-                                                                 out */
+    const uint8_t *summed[SUMMED_MAX]; /* vectors for the mean, sum after sum side by side: s has
+                                          those at s, s + 8, ...; zeros for what is left out */
 };
 
 /* A row, as kvf_saw_row has it, and what is known about it here. */

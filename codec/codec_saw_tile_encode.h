@@ -445,18 +445,24 @@ static void pack_tile(const struct tile_row *row, float (*y)[LANES], const struc
     }
 }
 
+/* (1) */
+static lanes_m find_too_large(const struct tile_row *row, lanes_i peak)
+{
+    uint32_t limit = row->tensor->dtype == KVF_DTYPE_F16 ? 0x7c000000
+                                                         : (uint32_t)KVF_SAW_ESCAPE_EXPONENT << 23;
+    return m_greater_i(peak, i_set1(limit - 1));
+}
+
 /* (1) Lanes from n_lanes on and sinks count as escapes. */
 static lanes_m find_escapes(const struct tile_row *row, lanes_i peak, uint32_t token,
                             uint32_t n_lanes)
 {
-    uint32_t limit = row->tensor->dtype == KVF_DTYPE_F16 ? 0x7c000000
-                                                         : (uint32_t)KVF_SAW_ESCAPE_EXPONENT << 23;
     uint32_t n_sinks = row->at->job->n_sinks;
     uint32_t n_left_out = n_sinks <= token            ? 0
                           : n_sinks - token < n_lanes ? n_sinks - token
                                                       : n_lanes;
     uint32_t bits = ~((1u << n_lanes) - 1u) | ((1u << n_left_out) - 1u);
-    return m_or(m_lanes(bits), m_greater_i(peak, i_set1(limit - 1)));
+    return m_or(m_lanes(bits), find_too_large(row, peak));
 }
 
 static uint32_t lanes_from(const struct tile_row *row, uint32_t token)
@@ -548,50 +554,47 @@ static void finish_means(float (*partial)[KVF_SAW_PARTIAL_SUMS], uint32_t n, uin
     }
 }
 
-/* (2) The mean of each channel to mean_out, from tiles. Lane l of a tile is token l mod 8. */
-static void make_mean(const struct tile_row *row, uint8_t *mean_out)
-{
-    struct tile_work *work = row->work;
-    uint32_t n_tokens = row->at->job->n_tokens;
-    uint32_t count = 0;
-    memset(work->partial, 0, row->n * sizeof(work->partial[0]));
-    for (uint32_t token = 0; token < n_tokens; token += LANES) {
-        uint32_t n_lanes = n_tokens - token < LANES ? n_tokens - token : LANES;
-        lanes_i peak = load_dwords(work->raw, (const uint8_t *const *)(work->rows + token),
-                                   row->bytes);
-        widen_tile(row);
-        lanes_m coded = m_not(find_escapes(row, find_peak(row, peak), token, n_lanes));
-        count += (uint32_t)__builtin_popcount(m_bits(coded));
-        for (uint32_t i = 0; i < row->n; i++) {
-            /* a sum that began as +0 is never -0, so adding +0 leaves it as it is */
-            f_add_eights(work->partial[i], f_bits(i_keep(coded, i_load(work->x[i]))));
-        }
-    }
-    finish_means(work->partial, row->n, count, mean_out);
-}
+static const uint8_t no_vector[GROUP_MAX * sizeof(float)];
 
-/* Let sums see zeros instead of sinks, of tokens beyond the last, and, if escapes, of vectors that
- * are escapes by rule 1. Returns how many are left. */
+/* Let sums see zeros instead of sinks, of tokens that do not exist and, if escapes, of vectors of
+ * bf16 that are escapes by rule 1. Returns how many are left. */
 static uint32_t choose_summed(const struct tile_row *row, bool escapes)
 {
-    static const uint8_t zeros[GROUP_MAX * sizeof(uint16_t)];
     struct tile_work *work = row->work;
     const struct kvf_codec_job *job = row->at->job;
     uint32_t count = 0;
-    for (uint32_t token = 0; token < job->n_tokens; token++) {
-        bool escaped = token < job->n_sinks;
-        for (uint32_t at = 0; escapes && at < row->bytes; at += sizeof(uint16_t)) {
+    for (uint32_t i = 0; i < SUMMED_MAX; i++) {
+        uint32_t token = kvf_saw_sampled_token(job->n_tokens, i % KVF_SAW_PARTIAL_SUMS,
+                                               i / KVF_SAW_PARTIAL_SUMS);
+        bool left_out = token < job->n_sinks || token >= job->n_tokens;
+        for (uint32_t at = 0; escapes && !left_out && at < row->bytes; at += sizeof(uint16_t)) {
             uint16_t half;
             memcpy(&half, work->rows[token] + at, sizeof(half));
-            escaped = escaped || (half & 0x7fff) >= KVF_SAW_ESCAPE_EXPONENT << 7;
+            left_out = (half & 0x7fff) >= KVF_SAW_ESCAPE_EXPONENT << 7;
         }
-        work->summed[token] = escaped ? zeros : work->rows[token];
-        count += !escaped;
-    }
-    for (uint32_t i = 0; i < KVF_SAW_PARTIAL_SUMS; i++) {
-        work->summed[job->n_tokens + i] = zeros;
+        work->summed[i] = left_out ? no_vector : work->rows[token];
+        count += !left_out;
     }
     return count;
+}
+
+/* (2) The mean of each channel to mean_out, from tiles. */
+static void make_mean(const struct tile_row *row, uint8_t *mean_out)
+{
+    struct tile_work *work = row->work;
+    uint32_t count = choose_summed(row, false);
+    memset(work->partial, 0, row->n * sizeof(work->partial[0]));
+    for (uint32_t first = 0; first < SUMMED_MAX; first += LANES) {
+        lanes_i peak = load_dwords(work->raw, work->summed + first, row->bytes);
+        widen_tile(row);
+        lanes_m too_large = find_too_large(row, find_peak(row, peak));
+        count -= (uint32_t)__builtin_popcount(m_bits(too_large));
+        for (uint32_t i = 0; i < row->n; i++) {
+            /* a sum that began as +0 is never -0, so adding +0 leaves it as it is */
+            f_add_eights(work->partial[i], f_bits(i_keep(m_not(too_large), i_load(work->x[i]))));
+        }
+    }
+    finish_means(work->partial, row->n, count, mean_out);
 }
 
 /* Partial sums of 2 LANES channels of bf16, from the byte at on; even channels and odd ones apart.
@@ -613,11 +616,10 @@ KVF_LANES_INLINE lanes_i sum_channels(const struct tile_row *row, uint32_t at,
         for (uint32_t s = 0; s < 2 * AT_ONCE; s++) {
             sum[s] = f_set1(0.0f);
         }
-        for (uint32_t token = first; token < row->at->job->n_tokens + first;
-             token += KVF_SAW_PARTIAL_SUMS) {
+        for (uint32_t i = first; i < SUMMED_MAX; i += KVF_SAW_PARTIAL_SUMS) {
             KVF_UNROLL
             for (uint32_t s = 0; s < AT_ONCE; s++) {
-                lanes_i words = i_loadu(row->work->summed[token + s] + at);
+                lanes_i words = i_loadu(row->work->summed[i + s] + at);
                 peak = i_max_16(peak, words & i_set1(0x7fff7fff));
                 sum[2 * s] = sum[2 * s] + f_bits(i_left(words, 16));
                 sum[2 * s + 1] = f_fma(f_bits(words & i_set1(0xffff0000)), one, sum[2 * s + 1]);
