@@ -145,6 +145,19 @@ static inline uint16_t kvf_f16_from_f32_directed(float value, int up)
     return (uint16_t)(away ? half + 1 : half - 1);
 }
 
+/* The smallest fp16 scale with levels * scale >= range, levels being an integer. The estimate may be one step off on either
+ * side; the products that decide are exact. */
+static inline uint16_t kvf_f16_smallest_scale(float range, float levels)
+{
+    uint16_t scale = kvf_f16_from_f32_directed(range * (1.0f / levels), 1);
+    if (scale > 0 && levels * kvf_f32_from_f16((uint16_t)(scale - 1)) >= range) {
+        scale--;
+    } else if (levels * kvf_f32_from_f16(scale) < range) {
+        scale++;
+    }
+    return scale;
+}
+
 /* The fused operation, one rounding, also where the machine has no instruction for it: the product
  * is exact in double, the sum is rounded to odd, and rounding that to fp32 is then right. */
 static inline float kvf_fma_f32(float a, float b, float c)

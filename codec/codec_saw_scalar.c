@@ -210,19 +210,6 @@ static void transform_tile(const struct saw_row *row)
     }
 }
 
-/* The smallest fp16 scale with levels * scale >= range. The estimate may be one step off on either
- * side; the products that decide are exact. */
-static uint16_t smallest_scale(float range, float levels)
-{
-    uint16_t scale = kvf_f16_from_f32_directed(range * (1.0f / levels), 1);
-    if (scale > 0 && levels * kvf_f32_from_f16((uint16_t)(scale - 1)) >= range) {
-        scale--;
-    } else if (levels * kvf_f32_from_f16(scale) < range) {
-        scale++;
-    }
-    return scale;
-}
-
 /* (6) */
 static void choose_scale(const struct kvf_codec_tensor *tensor, float min, float max, uint32_t lane,
                          struct saw_lanes *lanes)
@@ -231,7 +218,7 @@ static void choose_scale(const struct kvf_codec_tensor *tensor, float min, float
     uint16_t lo = kvf_f16_from_f32_directed(min * tensor->rsqrt_order + 0.0f, 0);
     uint16_t hi = kvf_f16_from_f32_directed(max * tensor->rsqrt_order + 0.0f, 1);
     float lo_value = kvf_f32_from_f16(lo);
-    uint16_t scale = smallest_scale(kvf_f32_from_f16(hi) - lo_value, levels);
+    uint16_t scale = kvf_f16_smallest_scale(kvf_f32_from_f16(hi) - lo_value, levels);
     float scale_value = kvf_f32_from_f16(scale);
     bool finite = (lo & 0x7c00) != 0x7c00 && (hi & 0x7c00) != 0x7c00;
     if (lanes->escaped[lane] || !finite || (scale != 0 && scale_value < KVF_SAW_SCALE_MIN)) {

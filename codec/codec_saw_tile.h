@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * codec_saw_tile.h: the saw codec on tiles of LANES vectors, for AVX2 and AVX-512: tiles and their
- * rotation; codec_saw_tile_encode.h and codec_saw_tile_decode.h are the rest. Included by a file
- * for each of the two, empty elsewhere. The bytes are those of
- * codec_saw_scalar.c; numbers in comments are steps of codec_saw.h.
+ * rotation. codec_saw_tile_load.h, _planes.h and _unpack.h are what codec_tq_tile.h needs as well,
+ * codec_saw_tile_encode.h and codec_saw_tile_decode.h the rest. Included by a file for each of the
+ * two, empty elsewhere. The bytes are those of codec_saw_scalar.c; numbers in comments are steps of
+ * codec_saw.h.
  *
  * A tile has a vector a lane: x[i] holds element i of LANES vectors. So butterflies, minima and
  * packing need no shuffles, and the choice of a scale is done for LANES vectors at once; only the
@@ -19,7 +20,7 @@
 #ifndef KVF_CODEC_CODEC_SAW_TILE_H
 #define KVF_CODEC_CODEC_SAW_TILE_H
 
-#include "codec/simd_lanes.h"
+#include "codec/simd_convert.h"
 
 #if defined(KVF_LANES)
 
@@ -199,18 +200,15 @@ KVF_LANES_INLINE void store_dwords(lanes_i r[LANES], uint8_t *const *rows, uint3
 KVF_LANES_INLINE lanes_f widen(lanes_i dword, uint8_t dtype, uint32_t e)
 {
     lanes_i element = i_right(dword, e * (dtype == KVF_DTYPE_F16 ? 16 : 8));
-    lanes_i rest = i_left(element & i_set1(0x7f), 20);
-    lanes_i sign = i_left(element & i_set1(0x80), 24);
     switch (dtype) {
     case KVF_DTYPE_BF16:
         return f_bits(i_left(dword, e == 0 ? 16 : 0) & i_set1(0xffff0000));
     case KVF_DTYPE_F16:
         return f_from_half(element);
-    case KVF_DTYPE_F8E4M3: /* as kvf_f32_from_f8e4m3 */
-        return f_bits(sign | i_bits(f_bits(rest) * f_set1(0x1p120f)) |
-                      i_keep(m_equal_i(rest, i_set1(0x07f00000)), i_set1(0x7fc00000)));
+    case KVF_DTYPE_F8E4M3:
+        return f_from_f8e4m3(element);
     case KVF_DTYPE_F8E5M2:
-        return f_from_half(i_left(element, 8));
+        return f_from_f8e5m2(element);
     default:
         return f_bits(dword);
     }
@@ -516,33 +514,33 @@ static void rotate_stages(float (*x)[LANES], uint32_t n, uint32_t power)
 
 /* Any order, in place. The stages are their own inverse, and over integers that floats hold exactly
  * their order does not matter. */
-static void rotate_any(const struct tile_row *row, float (*x)[LANES], bool inverse)
+static void rotate_any(float (*x)[LANES], uint32_t n, uint32_t order, bool inverse)
 {
-    uint32_t m = kvf_rotate_factor_order(row->tensor->rot_order);
-    uint32_t power = row->tensor->rot_order / m;
+    uint32_t m = kvf_rotate_factor_order(order);
+    uint32_t power = order / m;
     switch (power) {
     case 4:
-        rotate_low(x, row->n, 2);
+        rotate_low(x, n, 2);
         break;
     case 8:
-        rotate_low(x, row->n, 3);
+        rotate_low(x, n, 3);
         break;
     case 16:
-        rotate_low(x, row->n, 4);
+        rotate_low(x, n, 4);
         break;
     default:
-        rotate_stages(x, row->n, power);
+        rotate_stages(x, n, power);
         break;
     }
     switch (m) {
     case 12:
-        factor_steps_12(x, row->n, power, inverse);
+        factor_steps_12(x, n, power, inverse);
         break;
     case 20:
-        factor_steps_20(x, row->n, power, inverse);
+        factor_steps_20(x, n, power, inverse);
         break;
     case 28:
-        factor_steps_28(x, row->n, power, inverse);
+        factor_steps_28(x, n, power, inverse);
         break;
     default:
         break;
