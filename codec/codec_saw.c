@@ -13,20 +13,19 @@
 /* -------------------------------------------------------------------------------------------------
  * Shape
  */
-static bool has_mean(const struct kvf_codec_tensor *tensor, uint32_t n_tokens)
+bool kvf_saw_has_mean(const struct kvf_codec_tensor *tensor, uint32_t n_tokens)
 {
     return (tensor->descriptor.flags & KVF_TENSOR_CENTER) != 0 &&
            n_tokens >= KVF_CODEC_CENTER_TOKENS_MIN;
 }
 
-/* Stored position -> coefficient, piece by piece. */
-static void fill_order(struct kvf_codec_tensor *tensor)
+void kvf_saw_fill_order(uint8_t *order, uint32_t n)
 {
     static const uint8_t position_bits[8] = KVF_SAW_POSITION_BITS;
     uint32_t base = 0;
-    while (base < tensor->group) {
+    while (base < n) {
         uint32_t width = 0;
-        while ((2u << width) <= tensor->group - base) {
+        while ((2u << width) <= n - base) {
             width++;
         }
         for (uint32_t position = 0; position < 1u << width; position++) {
@@ -38,26 +37,33 @@ static void fill_order(struct kvf_codec_tensor *tensor)
                     coefficient |= (position >> left & 1) << position_bits[i];
                 }
             }
-            tensor->order[base + position] = (uint8_t)(base + coefficient);
+            order[base + position] = (uint8_t)(base + coefficient);
         }
         base += 1u << width;
     }
 }
 
-/* sign_bits: the seeded generator's output, bit i for channel i. */
-static void fill_signs(struct kvf_codec_tensor *tensor, uint32_t seed)
+void kvf_saw_fill_signs(struct kvf_codec_tensor *tensor, uint32_t seed)
 {
     struct kvf_random_seeded random;
     kvf_random_seeded_init(&random, seed);
     kvf_random_seeded_ops.fill(&random, tensor->sign_bits, sizeof(tensor->sign_bits));
 }
 
-static int saw_group(uint16_t dim)
+uint16_t kvf_saw_group(uint16_t dim)
 {
     if (dim <= KVF_CODEC_GROUP_MAX) {
         return dim;
     }
     return dim % 128 == 0 ? 128 : dim % 64 == 0 ? 64 : 0;
+}
+
+uint8_t kvf_saw_rot_kind(uint32_t order, uint32_t n)
+{
+    return order == 1                       ? KVF_ROT_NONE
+           : order != n                     ? KVF_ROT_BLOCKS
+           : kvf_rotate_is_kronecker(order) ? KVF_ROT_KRONECKER
+                                            : KVF_ROT_SYLVESTER;
 }
 
 static uint16_t saw_clip_q15(const struct kvf_profile_tensor *settings, uint16_t group)
@@ -83,7 +89,7 @@ static bool has_width(uint8_t bits)
 
 static int saw_resolve(struct kvf_codec_tensor *tensor, const struct kvf_profile_tensor *settings)
 {
-    tensor->group = (uint16_t)saw_group(tensor->dim);
+    tensor->group = kvf_saw_group(tensor->dim);
     if (tensor->group == 0 || tensor->dtype == KVF_DTYPE_U8 || !has_width(settings->bits)) {
         return KVF_ERR_UNSUPPORTED;
     }
@@ -92,23 +98,19 @@ static int saw_resolve(struct kvf_codec_tensor *tensor, const struct kvf_profile
     tensor->rot_order = settings->rotate ? kvf_rotate_order(tensor->group) : 1;
     tensor->sqrt_order = kvf_rotate_sqrt(tensor->rot_order);
     tensor->rsqrt_order = kvf_rotate_rsqrt(tensor->rot_order);
-    fill_order(tensor);
+    kvf_saw_fill_order(tensor->order, tensor->group);
     uint8_t flags = settings->flags;
     if (tensor->rot_order == 1) {
         flags &= (uint8_t)~KVF_TENSOR_SIGNS; /* without a rotation they would do nothing */
     }
     if ((flags & KVF_TENSOR_SIGNS) != 0) {
-        fill_signs(tensor, settings->rot_seed);
+        kvf_saw_fill_signs(tensor, settings->rot_seed);
     }
-    uint8_t rot_kind = tensor->rot_order == 1                       ? KVF_ROT_NONE
-                       : tensor->rot_order != tensor->group         ? KVF_ROT_BLOCKS
-                       : kvf_rotate_is_kronecker(tensor->rot_order) ? KVF_ROT_KRONECKER
-                                                                    : KVF_ROT_SYLVESTER;
     tensor->descriptor = (struct kvf_block_tensor){
         .codec = KVF_CODEC_SAW,
         .bits = settings->bits,
         .flags = flags,
-        .rot_kind = rot_kind,
+        .rot_kind = kvf_saw_rot_kind(tensor->rot_order, tensor->group),
         .rot_order = tensor->rot_order,
         .clip_q15 = saw_clip_q15(settings, tensor->group),
         .rot_seed = (flags & KVF_TENSOR_SIGNS) != 0 ? settings->rot_seed : 0,
@@ -127,7 +129,7 @@ static void saw_sizes(const struct kvf_codec_tensor *tensor, uint32_t n_tokens,
     size_t n_vectors = (size_t)tensor->n_rows * n_tokens;
     size_t mean_bytes = (size_t)tensor->n_heads * tensor->dim * sizeof(uint16_t);
     *sizes_out = (struct kvf_codec_sizes){
-        .mean_bytes = has_mean(tensor, n_tokens) ? kvf_part_bytes(mean_bytes) : 0,
+        .mean_bytes = kvf_saw_has_mean(tensor, n_tokens) ? kvf_part_bytes(mean_bytes) : 0,
         .meta_bytes = kvf_part_bytes(n_vectors * KVF_SAW_META_BYTES),
         .codes_bytes = kvf_part_bytes(n_vectors * tensor->code_bytes),
     };
@@ -180,7 +182,7 @@ static int saw_encode(const struct kvf_codec_tensor *tensor, const struct kvf_co
 {
     saw_sizes(tensor, job->n_tokens, sizes_out);
     const struct kvf_saw_kernels *use = kernels[kvf_codec_simd_level()];
-    uint8_t *mean = has_mean(tensor, job->n_tokens) ? strip : NULL;
+    uint8_t *mean = kvf_saw_has_mean(tensor, job->n_tokens) ? strip : NULL;
     uint8_t *meta = strip + sizes_out->mean_bytes;
     uint8_t *codes = meta + sizes_out->meta_bytes;
     struct kvf_saw_row row = {.tensor = tensor, .job = job, .work = workspace};
@@ -203,7 +205,7 @@ static int saw_decode(const struct kvf_codec_tensor *tensor, const struct kvf_co
                       const uint8_t *strip, const struct kvf_codec_sizes *sizes, void *workspace)
 {
     const struct kvf_saw_kernels *use = kernels[kvf_codec_simd_level()];
-    const uint8_t *mean = has_mean(tensor, job->n_tokens) ? strip : NULL;
+    const uint8_t *mean = kvf_saw_has_mean(tensor, job->n_tokens) ? strip : NULL;
     const uint8_t *meta = strip + sizes->mean_bytes;
     const uint8_t *codes = meta + sizes->meta_bytes;
     struct kvf_saw_row row = {.tensor = tensor, .job = job, .work = workspace};

@@ -115,6 +115,15 @@ static inline uint32_t kvf_saw_code_bytes(uint32_t n, uint32_t bits)
     return kvf_saw_plane_bytes(n, bits - low) + kvf_saw_plane_bytes(n, low);
 }
 
+/* What tq does alike. The group of heads of dim elements, 0 if there is none; how a rotation of n
+ * elements by order is called; stored position -> coefficient, piece by piece; sign_bits: the seeded
+ * generator's output, bit i for channel i; is there a mean part? */
+uint16_t kvf_saw_group(uint16_t dim);
+uint8_t kvf_saw_rot_kind(uint32_t order, uint32_t n);
+void kvf_saw_fill_order(uint8_t *order, uint32_t n);
+void kvf_saw_fill_signs(struct kvf_codec_tensor *tensor, uint32_t seed);
+bool kvf_saw_has_mean(const struct kvf_codec_tensor *tensor, uint32_t n_tokens);
+
 extern const struct kvf_codec_ops kvf_codec_saw;
 
 #endif /* KVF_CODEC_CODEC_SAW_H */

@@ -7,35 +7,12 @@
  * tile[i][l]. All arithmetic then runs along the lanes, so that compilers vectorize it on every
  * machine.
  */
+#include "codec/codec_saw_scalar.h"
+
 #include "codec/codec_fp.h"
-#include "codec/codec_saw_row.h"
-#include "codec/rotate.h"
 
 enum {
-    LANES = KVF_ROTATE_LANES,
-    GROUP_MAX = KVF_CODEC_GROUP_MAX
-};
-
-struct saw_workspace {
-    _Alignas(64) float tile[GROUP_MAX][LANES];
-    int32_t sums[GROUP_MAX][LANES];
-    uint8_t codes[GROUP_MAX][LANES];
-    uint8_t packed[GROUP_MAX][LANES];
-    float mean_tile[GROUP_MAX][LANES]; /* lane 0 only */
-    float partial[KVF_SAW_PARTIAL_SUMS][GROUP_MAX];
-    float vector[GROUP_MAX];
-    float mean[GROUP_MAX];  /* of the row, as stored */
-    float signs[GROUP_MAX]; /* of the row: g, -1 where a channel is flipped */
-    uint8_t input[GROUP_MAX * sizeof(float)];
-};
-
-/* A row, as kvf_saw_row has it, and what is known about it here. */
-struct saw_row {
-    struct kvf_saw_row at;
-    const struct kvf_codec_tensor *tensor;
-    const struct kvf_codec_job *job;
-    struct saw_workspace *work;
-    bool centred;
+    LANES = KVF_ROTATE_LANES
 };
 
 /* What a tile's vectors are coded with, by lane. Escapes have offset and factor 0. */
@@ -47,16 +24,16 @@ struct saw_lanes {
 };
 
 /* g of each channel of the row. */
-static void fill_row_signs(const struct saw_row *row)
+static void fill_row_signs(const struct kvf_saw_tile_row *row)
 {
     for (uint32_t i = 0; i < row->tensor->group; i++) {
         row->work->signs[i] = kvf_saw_is_flipped(&row->at, i) ? -1.0f : 1.0f;
     }
 }
 
-static struct saw_row row_of(const struct kvf_saw_row *at, const uint8_t *mean)
+struct kvf_saw_tile_row kvf_saw_row_of(const struct kvf_saw_row *at, const uint8_t *mean)
 {
-    struct saw_row row = {
+    struct kvf_saw_tile_row row = {
         .at = *at,
         .tensor = at->tensor,
         .job = at->job,
@@ -103,9 +80,7 @@ static void widen(uint8_t dtype, const uint8_t *from, uint32_t n, uint8_t *align
     }
 }
 
-/* Load one vector as fp32 into work->vector. False if it is an escape (1). peak_out: bits of the
- * largest magnitude. */
-static bool load_vector(const struct saw_row *row, uint32_t token, uint32_t *peak_out)
+bool kvf_saw_load_vector(const struct kvf_saw_tile_row *row, uint32_t token, uint32_t *peak_out)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
     float *vector = row->work->vector;
@@ -123,11 +98,9 @@ static bool load_vector(const struct saw_row *row, uint32_t token, uint32_t *pea
     return peak < (uint32_t)KVF_SAW_ESCAPE_EXPONENT << 23;
 }
 
-/* (2) The mean of each channel: fp16 to mean_out, the same as fp32 to work->mean, and rotated to
- * lane 0 of work->mean_tile. */
-static void make_mean(const struct saw_row *row, uint8_t *mean_out)
+void kvf_saw_make_mean(const struct kvf_saw_tile_row *row, uint8_t *mean_out)
 {
-    struct saw_workspace *work = row->work;
+    struct kvf_saw_tile_work *work = row->work;
     uint32_t n = row->tensor->group;
     uint32_t count = 0;
     memset(work->partial, 0, sizeof(work->partial));
@@ -135,7 +108,7 @@ static void make_mean(const struct saw_row *row, uint8_t *mean_out)
         uint32_t s = at / KVF_SAW_TILE_TOKENS;
         uint32_t token = kvf_saw_sampled_token(row->job->n_tokens, s, at % KVF_SAW_TILE_TOKENS);
         uint32_t peak;
-        if (token < row->job->n_tokens && load_vector(row, token, &peak)) {
+        if (token < row->job->n_tokens && kvf_saw_load_vector(row, token, &peak)) {
             float *restrict sum = work->partial[s];
             for (uint32_t i = 0; i < n; i++) {
                 sum[i] += work->vector[i];
@@ -150,28 +123,44 @@ static void make_mean(const struct saw_row *row, uint8_t *mean_out)
             }
         }
     }
-    memset(work->mean_tile, 0, sizeof(work->mean_tile));
     for (uint32_t i = 0; i < n; i++) {
         float mean = count != 0 ? work->partial[0][i] / (float)count : 0.0f;
         bool fits = mean > -65520.0f && mean < 65520.0f; /* what rounds to a finite fp16 */
         uint16_t half = fits ? kvf_f16_from_f32(mean) : 0;
         memcpy(mean_out + i * sizeof(half), &half, sizeof(half));
         work->mean[i] = kvf_f32_from_f16(half);
-        work->mean_tile[i][0] = work->mean[i] * work->signs[i];
     }
-    kvf_rotate_forward(work->mean_tile, n, row->tensor->rot_order);
 }
 
-/* (1, 3) Flipped input of up to LANES vectors, side by side; zero where there is none to code. */
-static void load_tile(const struct saw_row *row, uint32_t token_first, uint32_t n_lanes,
-                      struct saw_lanes *lanes)
+void kvf_saw_load_mean(const struct kvf_saw_tile_row *row, const uint8_t *mean)
 {
-    struct saw_workspace *work = row->work;
+    for (uint32_t i = 0; i < row->tensor->group; i++) {
+        uint16_t half;
+        memcpy(&half, mean + i * sizeof(half), sizeof(half));
+        row->work->mean[i] = kvf_f32_from_f16(half);
+    }
+}
+
+/* The mean, rotated, to lane 0 of work->mean_tile. */
+static void rotate_mean(const struct kvf_saw_tile_row *row)
+{
+    struct kvf_saw_tile_work *work = row->work;
+    memset(work->mean_tile, 0, sizeof(work->mean_tile));
+    for (uint32_t i = 0; i < row->tensor->group; i++) {
+        work->mean_tile[i][0] = work->mean[i] * work->signs[i];
+    }
+    kvf_rotate_forward(work->mean_tile, row->tensor->group, row->tensor->rot_order);
+}
+
+void kvf_saw_load_tile(const struct kvf_saw_tile_row *row, uint32_t token_first, uint32_t n_lanes,
+                       bool escaped_out[LANES])
+{
+    struct kvf_saw_tile_work *work = row->work;
     uint32_t n = row->tensor->group;
     for (uint32_t lane = 0; lane < LANES; lane++) {
         uint32_t peak = 0;
-        lanes->escaped[lane] = lane >= n_lanes || !load_vector(row, token_first + lane, &peak);
-        if (lanes->escaped[lane]) {
+        escaped_out[lane] = lane >= n_lanes || !kvf_saw_load_vector(row, token_first + lane, &peak);
+        if (escaped_out[lane]) {
             for (uint32_t i = 0; i < n; i++) {
                 work->tile[i][lane] = 0.0f;
             }
@@ -194,9 +183,9 @@ static void load_tile(const struct saw_row *row, uint32_t token_first, uint32_t 
 }
 
 /* (4) */
-static void transform_tile(const struct saw_row *row)
+static void transform_tile(const struct kvf_saw_tile_row *row)
 {
-    struct saw_workspace *work = row->work;
+    struct kvf_saw_tile_work *work = row->work;
     uint32_t n = row->tensor->group;
     kvf_rotate_forward(work->tile, n, row->tensor->rot_order);
     if (!row->centred) {
@@ -234,7 +223,7 @@ static void choose_scale(const struct kvf_codec_tensor *tensor, float min, float
 }
 
 /* (5) */
-static void measure_tile(const struct saw_row *row, struct saw_lanes *lanes)
+static void measure_tile(const struct kvf_saw_tile_row *row, struct saw_lanes *lanes)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
     float min[LANES];
@@ -264,9 +253,9 @@ static void measure_tile(const struct saw_row *row, struct saw_lanes *lanes)
 
 /* (7) In double the product of two floats is exact, and adding 1.5 2^52 rounds it to an integer in
  * the low bits, ties to even. */
-static void quantize_tile(const struct saw_row *row, const struct saw_lanes *lanes)
+static void quantize_tile(const struct kvf_saw_tile_row *row, const struct saw_lanes *lanes)
 {
-    struct saw_workspace *work = row->work;
+    struct kvf_saw_tile_work *work = row->work;
     double top = (double)((1 << row->tensor->descriptor.bits) - 1);
     for (uint32_t i = 0; i < row->tensor->group; i++) {
         const float *y = work->tile[i];
@@ -283,55 +272,63 @@ static void quantize_tile(const struct saw_row *row, const struct saw_lanes *lan
     }
 }
 
-/* One plane of the codes: their plane_bits bits from bit shift on. */
-static void pack_plane(const struct saw_row *row, uint32_t plane_bits, uint32_t shift,
-                       uint8_t (*packed)[LANES])
+void kvf_saw_pack_plane(uint8_t (*codes)[LANES], const uint8_t *order, uint32_t n,
+                        uint32_t plane_bits, uint32_t shift, uint8_t (*packed)[LANES])
 {
-    const uint8_t *order = row->tensor->order;
-    uint32_t n = row->tensor->group;
     uint32_t a_byte = 8 / plane_bits;
     uint32_t mask = (1u << plane_bits) - 1;
     for (uint32_t first = 0; first < n; first += a_byte, packed++) {
         memset(*packed, 0, LANES);
         for (uint32_t i = 0; i < a_byte && first + i < n; i++) {
-            const uint8_t *codes = row->work->codes[order[first + i]];
+            const uint8_t *from = codes[order[first + i]];
             for (uint32_t lane = 0; lane < LANES; lane++) {
-                uint32_t part = codes[lane] >> shift & mask;
+                uint32_t part = from[lane] >> shift & mask;
                 (*packed)[lane] = (uint8_t)((*packed)[lane] | part << i * plane_bits);
             }
         }
     }
 }
 
-/* Codes of n_lanes vectors to the strip, code_bytes each. */
-static void pack_tile(const struct saw_row *row, uint32_t n_lanes, uint8_t *to)
+void kvf_saw_pack_codes(uint8_t (*codes)[LANES], const uint8_t *order, uint32_t n, uint32_t bits,
+                        uint8_t (*packed)[LANES])
 {
-    const struct kvf_codec_tensor *tensor = row->tensor;
-    uint32_t bits = tensor->descriptor.bits;
     uint32_t low_bits = kvf_saw_low_bits(bits);
-    uint8_t(*packed)[LANES] = row->work->packed;
-    pack_plane(row, bits - low_bits, low_bits, packed);
+    kvf_saw_pack_plane(codes, order, n, bits - low_bits, low_bits, packed);
     if (low_bits != 0) {
-        packed += kvf_saw_plane_bytes(tensor->group, bits - low_bits);
-        pack_plane(row, low_bits, 0, packed);
-    }
-    for (uint32_t lane = 0; lane < n_lanes; lane++) {
-        for (uint32_t byte = 0; byte < tensor->code_bytes; byte++) {
-            to[byte] = row->work->packed[byte][lane];
-        }
-        to += tensor->code_bytes;
+        packed += kvf_saw_plane_bytes(n, bits - low_bits);
+        kvf_saw_pack_plane(codes, order, n, low_bits, 0, packed);
     }
 }
 
+void kvf_saw_write_packed(const struct kvf_saw_tile_row *row, uint32_t n_lanes, uint8_t *to)
+{
+    uint32_t code_bytes = row->tensor->code_bytes;
+    for (uint32_t lane = 0; lane < n_lanes; lane++) {
+        for (uint32_t byte = 0; byte < code_bytes; byte++) {
+            to[byte] = row->work->packed[byte][lane];
+        }
+        to += code_bytes;
+    }
+}
+
+/* Codes of n_lanes vectors to the strip, code_bytes each. */
+static void pack_tile(const struct kvf_saw_tile_row *row, uint32_t n_lanes, uint8_t *to)
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    kvf_saw_pack_codes(row->work->codes, tensor->order, tensor->group, tensor->descriptor.bits,
+                       row->work->packed);
+    kvf_saw_write_packed(row, n_lanes, to);
+}
+
 /* One row; meta and codes are those of the row. */
-static int encode_tiles(const struct saw_row *row, uint8_t *meta, uint8_t *codes,
+static int encode_tiles(const struct kvf_saw_tile_row *row, uint8_t *meta, uint8_t *codes,
                         struct kvf_codec_escapes *escapes)
 {
     uint32_t n_tokens = row->job->n_tokens;
     for (uint32_t token = 0; token < n_tokens; token += LANES) {
         uint32_t n_lanes = n_tokens - token < LANES ? n_tokens - token : LANES;
         struct saw_lanes lanes;
-        load_tile(row, token, n_lanes, &lanes);
+        kvf_saw_load_tile(row, token, n_lanes, lanes.escaped);
         transform_tile(row);
         measure_tile(row, &lanes);
         quantize_tile(row, &lanes);
@@ -349,9 +346,10 @@ static int encode_tiles(const struct saw_row *row, uint8_t *meta, uint8_t *codes
 static int scalar_encode_row(const struct kvf_saw_row *at, uint8_t *mean, uint8_t *meta,
                              uint8_t *codes, struct kvf_codec_escapes *escapes)
 {
-    struct saw_row row = row_of(at, mean);
+    struct kvf_saw_tile_row row = kvf_saw_row_of(at, mean);
     if (mean != NULL) {
-        make_mean(&row, mean);
+        kvf_saw_make_mean(&row, mean);
+        rotate_mean(&row);
     }
     return encode_tiles(&row, meta, codes, escapes);
 }
@@ -361,48 +359,57 @@ static int scalar_encode_row(const struct kvf_saw_row *at, uint8_t *mean, uint8_
  */
 
 /* One plane, times 2^shift, to the codes in coefficient order. */
-static void add_plane(const struct saw_row *row, uint32_t plane_bits, uint32_t shift,
-                      uint8_t (*packed)[LANES])
+static void add_plane(uint8_t (*packed)[LANES], const uint8_t *order, uint32_t n,
+                      uint32_t plane_bits, uint32_t shift, int32_t (*sums)[LANES])
 {
-    const struct kvf_codec_tensor *tensor = row->tensor;
     uint32_t a_byte = 8 / plane_bits;
     int32_t mask = (1 << plane_bits) - 1;
-    for (uint32_t position = 0; position < tensor->group; position++) {
-        int32_t *sums = row->work->sums[tensor->order[position]];
+    for (uint32_t position = 0; position < n; position++) {
+        int32_t *to = sums[order[position]];
         const uint8_t *bytes = packed[position / a_byte];
         uint32_t at = position % a_byte * plane_bits;
         for (uint32_t lane = 0; lane < LANES; lane++) {
-            sums[lane] += (bytes[lane] >> at & mask) << shift;
+            to[lane] += (bytes[lane] >> at & mask) << shift;
         }
+    }
+}
+
+void kvf_saw_read_packed(const struct kvf_saw_tile_row *row, uint32_t n_lanes, const uint8_t *from)
+{
+    uint32_t code_bytes = row->tensor->code_bytes;
+    for (uint32_t lane = 0; lane < n_lanes; lane++) {
+        for (uint32_t byte = 0; byte < code_bytes; byte++) {
+            row->work->packed[byte][lane] = from[byte];
+        }
+        from += code_bytes;
+    }
+}
+
+void kvf_saw_unpack_codes(uint8_t (*packed)[LANES], const uint8_t *order, uint32_t n, uint32_t bits,
+                          int32_t (*sums)[LANES])
+{
+    uint32_t low_bits = kvf_saw_low_bits(bits);
+    memset(sums, 0, n * sizeof(sums[0]));
+    add_plane(packed, order, n, bits - low_bits, low_bits, sums);
+    if (low_bits != 0) {
+        add_plane(packed + kvf_saw_plane_bytes(n, bits - low_bits), order, n, low_bits, 0, sums);
     }
 }
 
 /* Codes of n_lanes vectors, as integers in coefficient order. */
-static void unpack_tile(const struct saw_row *row, uint32_t n_lanes, const uint8_t *from)
+static void unpack_tile(const struct kvf_saw_tile_row *row, uint32_t n_lanes, const uint8_t *from)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
-    struct saw_workspace *work = row->work;
-    uint32_t n = tensor->group;
-    for (uint32_t lane = 0; lane < n_lanes; lane++) {
-        for (uint32_t byte = 0; byte < tensor->code_bytes; byte++) {
-            work->packed[byte][lane] = from[byte];
-        }
-        from += tensor->code_bytes;
-    }
-    uint32_t bits = tensor->descriptor.bits;
-    uint32_t low_bits = kvf_saw_low_bits(bits);
-    memset(work->sums, 0, n * sizeof(work->sums[0]));
-    add_plane(row, bits - low_bits, low_bits, work->packed);
-    if (low_bits != 0) {
-        add_plane(row, low_bits, 0, work->packed + kvf_saw_plane_bytes(n, bits - low_bits));
-    }
+    kvf_saw_read_packed(row, n_lanes, from);
+    kvf_saw_unpack_codes(row->work->packed, tensor->order, tensor->group, tensor->descriptor.bits,
+                         row->work->sums);
 }
 
 /* The values of a tile, not yet rounded. Where nothing is added the product alone is the fused
  * result: it cannot underflow, and adding 0 turns -0 into +0 as the fused operation does. */
-static void value_tile(const struct saw_row *row, const struct saw_lanes *lanes)
+static void value_tile(const struct kvf_saw_tile_row *row, const struct saw_lanes *lanes)
 {
-    struct saw_workspace *work = row->work;
+    struct kvf_saw_tile_work *work = row->work;
     const struct kvf_codec_tensor *tensor = row->tensor;
     for (uint32_t i = 0; i < tensor->group; i++) {
         const int32_t *sums = work->sums[i];
@@ -458,10 +465,10 @@ static void narrow(uint8_t dtype, const float *from, uint32_t n, uint8_t *aligne
     memcpy(to, aligned, n * kvf_dtype_bytes(dtype));
 }
 
-static void store_tile(const struct saw_row *row, uint32_t token_first, uint32_t n_lanes)
+void kvf_saw_store_tile(const struct kvf_saw_tile_row *row, uint32_t token_first, uint32_t n_lanes)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
-    struct saw_workspace *work = row->work;
+    struct kvf_saw_tile_work *work = row->work;
     for (uint32_t lane = 0; lane < n_lanes; lane++) {
         for (uint32_t i = 0; i < tensor->group; i++) {
             work->vector[i] = work->tile[i][lane];
@@ -472,7 +479,8 @@ static void store_tile(const struct saw_row *row, uint32_t token_first, uint32_t
 }
 
 /* The wanted tokens of one row; meta and codes are those of the first of them. */
-static void decode_tiles(const struct saw_row *row, const uint8_t *meta, const uint8_t *codes)
+static void decode_tiles(const struct kvf_saw_tile_row *row, const uint8_t *meta,
+                         const uint8_t *codes)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
     uint32_t n_tokens = row->job->n_wanted;
@@ -487,27 +495,23 @@ static void decode_tiles(const struct saw_row *row, const uint8_t *meta, const u
         unpack_tile(row, n_lanes, codes + (size_t)token * tensor->code_bytes);
         kvf_rotate_inverse(row->work->sums, tensor->group, tensor->rot_order);
         value_tile(row, &lanes);
-        store_tile(row, token, n_lanes);
+        kvf_saw_store_tile(row, token, n_lanes);
     }
 }
 
 static void scalar_decode_row(const struct kvf_saw_row *at, const uint8_t *mean,
                               const uint8_t *meta, const uint8_t *codes)
 {
-    struct saw_row row = row_of(at, mean);
+    struct kvf_saw_tile_row row = kvf_saw_row_of(at, mean);
     if (mean != NULL) {
-        for (uint32_t i = 0; i < row.tensor->group; i++) {
-            uint16_t half;
-            memcpy(&half, mean + i * sizeof(half), sizeof(half));
-            row.work->mean[i] = kvf_f32_from_f16(half);
-        }
+        kvf_saw_load_mean(&row, mean);
     }
     memset(row.work->packed, 0, sizeof(row.work->packed)); /* lanes without a vector */
     decode_tiles(&row, meta, codes);
 }
 
 const struct kvf_saw_kernels kvf_saw_kernels_scalar = {
-    .workspace_bytes = sizeof(struct saw_workspace),
+    .workspace_bytes = sizeof(struct kvf_saw_tile_work),
     .encode_row = scalar_encode_row,
     .decode_row = scalar_decode_row,
 };
