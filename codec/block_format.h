@@ -38,6 +38,7 @@ enum kvf_block_codec {
     KVF_CODEC_RAW = 1,
     KVF_CODEC_EXACT = 2,
     KVF_CODEC_SAW = 3,
+    KVF_CODEC_KIVI = 5,
 };
 
 /* A nibble of layer_bits: how one tensor of one layer is stored. K in bits 0-3, V in bits 4-7. */
@@ -68,7 +69,8 @@ enum kvf_block_zero {
 };
 enum kvf_block_axis {
     KVF_AXIS_NONE = 0,
-    KVF_AXIS_TOKEN = 1, /* a scale a token and group of channels */
+    KVF_AXIS_TOKEN = 1,   /* a scale a token and group of channels */
+    KVF_AXIS_CHANNEL = 2, /* a scale a channel and group of tokens */
 };
 enum kvf_block_layout {
     KVF_LAYOUT_NATURAL = 0, /* elements in channel order */
@@ -90,7 +92,7 @@ struct kvf_block_tensor {
     uint8_t scale_dtype;      /* enum kvf_dtype; 0: no scale */
     uint8_t zero_kind;        /* enum kvf_block_zero */
     uint8_t group_axis;       /* enum kvf_block_axis */
-    uint16_t group_size;      /* elements that share a scale */
+    uint16_t group_size;      /* elements that share a scale, at most */
     uint8_t layout;           /* enum kvf_block_layout */
     uint8_t reserved;
 };

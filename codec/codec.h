@@ -50,6 +50,8 @@ struct kvf_profile_tensor {
     uint8_t rotate; /* 0: as it is, 1: rotate by the largest order that fits */
     uint8_t clip; /* 0: keep the whole range, 1: the ratio that codec_saw.h has for bits and dim */
     uint32_t rot_seed;
+    uint16_t group_size; /* kivi: elements that share a scale */
+    uint8_t group_axis;  /* kivi: enum kvf_block_axis */
 };
 
 struct kvf_profile {
@@ -89,7 +91,7 @@ struct kvf_codec_tensor {
     uint16_t n_rows;        /* n_heads * dim / group */
     uint8_t dtype;          /* enum kvf_dtype */
     uint8_t element_bytes;  /* of dtype */
-    uint16_t code_bytes;    /* saw: bytes of one vector's codes */
+    uint16_t code_bytes;    /* saw, kivi: bytes of one vector's codes */
     uint16_t rot_order;     /* saw: 1 is no rotation */
     float sqrt_order;       /* saw: sqrt(rot_order), correctly rounded */
     float rsqrt_order;      /* saw: 1 / sqrt(rot_order), correctly rounded */

@@ -145,8 +145,8 @@ static inline uint16_t kvf_f16_from_f32_directed(float value, int up)
     return (uint16_t)(away ? half + 1 : half - 1);
 }
 
-/* The smallest fp16 scale with levels * scale >= range, levels being an integer. The estimate may be
- * one step off on either side; the products that decide are exact. */
+/* The smallest fp16 scale with levels * scale >= range, levels being an integer. The estimate may
+ * be one step off on either side; the products that decide are exact. */
 static inline uint16_t kvf_f16_smallest_scale(float range, float levels)
 {
     uint16_t scale = kvf_f16_from_f32_directed(range * (1.0f / levels), 1);

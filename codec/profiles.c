@@ -26,6 +26,19 @@
         .codec = KVF_CODEC_SAW, .bits = (width), .flags = KVF_TENSOR_SIGNS | (more_flags),         \
         .rotate = 1, .clip = (clip_on), .rot_seed = ROTATION_SEED                                  \
     }
+/* K and V of one width in groups of one size. */
+#define KIVI(width, size, profile_name, profile_use)                                               \
+    {                                                                                              \
+        .name = (profile_name), .use = (profile_use),                                              \
+        .k = {.codec = KVF_CODEC_KIVI,                                                             \
+              .bits = (width),                                                                     \
+              .group_size = (size),                                                                \
+              .group_axis = KVF_AXIS_CHANNEL},                                                     \
+        .v = {.codec = KVF_CODEC_KIVI,                                                             \
+              .bits = (width),                                                                     \
+              .group_size = (size),                                                                \
+              .group_axis = KVF_AXIS_TOKEN},                                                       \
+    }
 
 const struct kvf_profile kvf_profiles[] = {
     {
@@ -101,6 +114,13 @@ const struct kvf_profile kvf_profiles[] = {
         .k = {.codec = KVF_CODEC_SAW, .bits = 4, .rotate = 1},
         .v = {.codec = KVF_CODEC_SAW, .bits = 4, .rotate = 1},
     },
+    /* KIVI: K by channel, V by token, not rotated. */
+    KIVI(4, 32, "kivi4-g32", "4 bits, groups of 32: 5 bits a value"),
+    KIVI(4, 64, "kivi4-g64", "4 bits, groups of 64: 4.5 bits a value"),
+    KIVI(4, 128, "kivi4-g128", "4 bits, groups of 128: 4.25 bits a value"),
+    KIVI(2, 32, "kivi2-g32", "2 bits, groups of 32: 3 bits a value"),
+    KIVI(2, 64, "kivi2-g64", "2 bits, groups of 64: 2.5 bits a value"),
+    KIVI(2, 128, "kivi2-g128", "2 bits, groups of 128: 2.25 bits a value"),
     {.name = NULL},
 };
 

@@ -128,6 +128,20 @@ LANES_OP(lanes_i, i_order_unpacked, (lanes_i a),
 /* a bit for each byte that is 0 */
 LANES_OP(uint64_t, i_zero_bytes, (lanes_i a), _mm512_testn_epi8_mask(a, a))
 
+/* LANES words or bytes as integers, and the low words or bytes of integers to memory */
+LANES_OP(lanes_i, i_load_words, (const void *from),
+         _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)))
+LANES_OP(lanes_i, i_load_bytes, (const void *from),
+         _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)))
+LANES_OP(void, i_store_words, (void *to, lanes_i a),
+         _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(a)))
+LANES_OP(void, i_store_bytes, (void *to, lanes_i a),
+         _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(a)))
+/* over all lanes */
+LANES_OP(uint32_t, i_reduce_max_u32, (lanes_i a), _mm512_reduce_max_epu32(a))
+LANES_OP(float, f_reduce_min, (lanes_f a), _mm512_reduce_min_ps(a))
+LANES_OP(float, f_reduce_max, (lanes_f a), _mm512_reduce_max_ps(a))
+
 /* the first n bytes, zero behind them; and to memory */
 LANES_OP(lanes_i, i_load_part, (const void *from, uint32_t n),
          _mm512_maskz_loadu_epi8(((uint64_t)1 << n) - 1, from))
@@ -284,6 +298,36 @@ LANES_OP(lanes_i, i_order_unpacked, (lanes_i a), _mm256_permute4x64_epi64(a, 0xd
 /* a bit for each byte that is 0 */
 LANES_OP(uint64_t, i_zero_bytes, (lanes_i a),
          (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, _mm256_setzero_si256())))
+
+LANES_OP(lanes_i, i_load_words, (const void *from),
+         _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)))
+LANES_OP(lanes_i, i_load_bytes, (const void *from),
+         _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)))
+LANES_OP(void, i_store_words, (void *to, lanes_i a), _mm_storeu_si128((__m128i *)to, words(a)))
+LANES_OP(__m128i, bytes, (lanes_i a), _mm_and_si128(words(a), _mm_set1_epi16(0xff)))
+LANES_OP(void, i_store_bytes, (void *to, lanes_i a),
+         _mm_storel_epi64((__m128i *)to, _mm_packus_epi16(bytes(a), bytes(a))))
+
+KVF_LANES_INLINE uint32_t i_reduce_max_u32(lanes_i a)
+{
+    __m128i four = _mm_max_epu32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    __m128i two = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+
+KVF_LANES_INLINE float f_reduce_min(lanes_f a)
+{
+    __m128 four = _mm_min_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    __m128 two = _mm_min_ps(four, _mm_shuffle_ps(four, four, 0x4e));
+    return _mm_cvtss_f32(_mm_min_ps(two, _mm_shuffle_ps(two, two, 0xb1)));
+}
+
+KVF_LANES_INLINE float f_reduce_max(lanes_f a)
+{
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    __m128 two = _mm_max_ps(four, _mm_shuffle_ps(four, four, 0x4e));
+    return _mm_cvtss_f32(_mm_max_ps(two, _mm_shuffle_ps(two, two, 0xb1)));
+}
 
 KVF_LANES_INLINE lanes_i i_load_part(const void *from, uint32_t n)
 {

@@ -17,7 +17,7 @@
 enum {
     LAYERS = 2,
     TOKENS = 9,
-    N_PLANS = 10,
+    N_PLANS = 13,
     PACKED_BYTES = KVF_BLOCK_HEADER_BYTES + 5 * LAYERS
 };
 
@@ -44,6 +44,8 @@ static const struct {
     {"raw", KVF_DTYPE_BF16, 64, 32, TOKENS},      {"balanced", KVF_DTYPE_BF16, 128, 64, 130},
     {"saw6", KVF_DTYPE_BF16, 80, 80, TOKENS},     {"saw5", KVF_DTYPE_BF16, 128, 128, TOKENS},
     {"saw3", KVF_DTYPE_BF16, 64, 12, 130},        {"saw2", KVF_DTYPE_F32, 128, 7, TOKENS},
+    {"kivi4-g32", KVF_DTYPE_BF16, 64, 64, 20},    {"kivi2-g128", KVF_DTYPE_F32, 128, 33, 20},
+    {"kivi4-g64", KVF_DTYPE_BF16, 80, 80, 130},
 };
 
 static void target_init(struct target *target, int which)

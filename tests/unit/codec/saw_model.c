@@ -23,7 +23,7 @@ static void f16_values_init(void)
     }
 }
 
-static double f16_value(uint16_t half)
+double saw_model_f16_value(uint16_t half)
 {
     f16_values_init();
     double value = f16_values[half & 0x7fff];
@@ -47,7 +47,7 @@ static uint16_t f16_magnitude_up(double value)
     return (uint16_t)low;
 }
 
-static uint16_t f16_up(double value)
+uint16_t saw_model_f16_up(double value)
 {
     if (value >= 0) {
         return f16_magnitude_up(value);
@@ -59,9 +59,9 @@ static uint16_t f16_up(double value)
     return (uint16_t)(0x8000 | magnitude);
 }
 
-static uint16_t f16_down(double value)
+uint16_t saw_model_f16_down(double value)
 {
-    uint16_t up = f16_up(-value);
+    uint16_t up = saw_model_f16_up(-value);
     return value == 0 ? 0 : up ^ 0x8000;
 }
 
@@ -138,22 +138,23 @@ static bool model_range(const struct saw_model *model, const float *y, float c,
     }
     min *= c;
     max *= c;
-    out->lo = f16_down((double)min);
-    uint16_t hi = f16_up((double)max);
+    out->lo = saw_model_f16_down((double)min);
+    uint16_t hi = saw_model_f16_up((double)max);
     if ((out->lo & 0x7fff) == 0x7c00 || (hi & 0x7fff) == 0x7c00) {
         return false;
     }
-    float range = (float)(f16_value(hi) - f16_value(out->lo));
+    float range = (float)(saw_model_f16_value(hi) - saw_model_f16_value(out->lo));
     double levels = (double)((1u << model->bits) - 1);
     out->scale = f16_magnitude_up((double)range / levels);
     /* the quotient was rounded: let exact products decide */
-    while (out->scale > 0 && levels * f16_value((uint16_t)(out->scale - 1)) >= (double)range) {
+    while (out->scale > 0 &&
+           levels * saw_model_f16_value((uint16_t)(out->scale - 1)) >= (double)range) {
         out->scale--;
     }
-    while (levels * f16_value(out->scale) < (double)range) {
+    while (levels * saw_model_f16_value(out->scale) < (double)range) {
         out->scale++;
     }
-    return out->scale == 0 || f16_value(out->scale) >= 0x1p-20;
+    return out->scale == 0 || saw_model_f16_value(out->scale) >= 0x1p-20;
 }
 
 void saw_model_encode(const struct saw_model *model, const float *input, const float *mean,
@@ -188,8 +189,8 @@ void saw_model_encode(const struct saw_model *model, const float *input, const f
         return;
     }
     *out = coded;
-    float offset = (float)f16_value(out->lo) * d;
-    float reciprocal = 1.0f / (float)f16_value(out->scale);
+    float offset = (float)saw_model_f16_value(out->lo) * d;
+    float reciprocal = 1.0f / (float)saw_model_f16_value(out->scale);
     float factor = c * reciprocal;
     double top = (double)((1u << model->bits) - 1);
     for (uint32_t i = 0; i < model->n && out->scale != 0; i++) {
@@ -206,8 +207,8 @@ void saw_model_decode(const struct saw_model *model, const struct saw_model_vect
     uint32_t power = model->order / m;
     float c = (float)(1.0 / sqrt((double)model->order));
     float d = (float)sqrt((double)model->order);
-    float factor = (float)f16_value(vector->scale) * c;
-    float offset = (float)f16_value(vector->lo) * d;
+    float factor = (float)saw_model_f16_value(vector->scale) * c;
+    float offset = (float)saw_model_f16_value(vector->lo) * d;
     for (uint32_t i = 0; i < model->n; i++) {
         /* row i of H^T: a product of signs */
         uint32_t base = i / model->order * model->order;

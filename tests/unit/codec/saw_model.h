@@ -31,6 +31,12 @@ struct saw_model_vector {
     uint8_t codes[MODEL_DIM_MAX]; /* by coefficient */
 };
 
+/* fp16 as a number, and the fp16 that is next above or below one (or equal); 0x7c00 or 0xfc00 beyond
+ * the largest. By searching a table of all values. */
+double saw_model_f16_value(uint16_t half);
+uint16_t saw_model_f16_up(double value);
+uint16_t saw_model_f16_down(double value);
+
 /* y = H x, unscaled, in the model's order of additions. */
 void saw_model_rotate(const struct saw_model *model, float *vector);
 

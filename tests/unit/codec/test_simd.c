@@ -55,8 +55,9 @@ static void compare_levels(const struct fixture_kv *kv, const char *profile)
     fixture_codec_fini(&have);
 }
 
-static const char *const profiles[] = {"balanced", "safe", "saw8", "saw4-paper", "exact",
-                                       "saw6",     "saw5", "saw3", "saw2"};
+static const char *const profiles[] = {"balanced", "safe",      "saw8",      "saw4-paper",
+                                       "exact",    "saw6",      "saw5",      "saw3",
+                                       "saw2",     "kivi4-g32", "kivi2-g128"};
 enum {
     N_PROFILES = sizeof(profiles) / sizeof(profiles[0])
 };
