@@ -31,8 +31,8 @@ struct saw_model_vector {
     uint8_t codes[MODEL_DIM_MAX]; /* by coefficient */
 };
 
-/* fp16 as a number, and the fp16 that is next above or below one (or equal); 0x7c00 or 0xfc00 beyond
- * the largest. By searching a table of all values. */
+/* fp16 as a number, and the fp16 that is next above or below one (or equal); 0x7c00 or 0xfc00
+ * beyond the largest. By searching a table of all values. */
 double saw_model_f16_value(uint16_t half);
 uint16_t saw_model_f16_up(double value);
 uint16_t saw_model_f16_down(double value);
