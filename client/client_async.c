@@ -665,16 +665,23 @@ bool kvf_lookup_sqe(uint32_t n, const struct kvf_lookup_options *options, struct
     return true;
 }
 
+void kvf_request_cancel(struct kvf_client *client, uint64_t id)
+{
+    struct kvf_client_request *request = request_find(client, id);
+
+    if (request != NULL && !request->is_canceled) {
+        request->is_canceled = true;
+        kvf_lease_send(client->session, KVF_OP_CANCEL, id);
+    }
+}
+
 void kvf_request_abandon(struct kvf_client *client, uint64_t id)
 {
     struct kvf_client_request *request = request_find(client, id);
 
     if (request != NULL) {
         request->is_orphan = true;
-        if (!request->is_canceled) {
-            request->is_canceled = true;
-            kvf_lease_send(client->session, KVF_OP_CANCEL, id);
-        }
+        kvf_request_cancel(client, id);
     }
 }
 
@@ -822,10 +829,7 @@ int kvf_cancel(struct kvf_client *client, uint64_t request)
     kvf_client_enter(client);
     found = request_find(client, request);
     if (found != NULL && found->sink == NULL && !found->is_orphan) {
-        if (!found->is_canceled) {
-            found->is_canceled = true;
-            kvf_lease_send(client->session, KVF_OP_CANCEL, request);
-        }
+        kvf_request_cancel(client, request);
         status = KVF_OK;
     }
     kvf_client_leave(client);

@@ -321,6 +321,9 @@ KVF_PRIVATE bool kvf_get_sqe(const struct kvf_client *client, const struct kvf_g
                              struct kvf_shm_sqe *sqe);
 bool kvf_lookup_sqe(uint32_t n, const struct kvf_lookup_options *options, struct kvf_shm_sqe *sqe);
 
+/* Ask the daemon to end a request early, once; its completions still come. */
+KVF_PRIVATE void kvf_request_cancel(struct kvf_client *client, uint64_t request);
+
 /* The caller of a blocking call stops waiting: cancel, drop what still comes. */
 KVF_PRIVATE void kvf_request_abandon(struct kvf_client *client, uint64_t request);
 

@@ -192,6 +192,18 @@ static void pages_free(struct kvf_gpu_burst *burst, int32_t status)
     }
 }
 
+/* The burst cannot or must not go on; what is being copied for it has to end first. */
+static void give_up(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst, int status)
+{
+    burst->status = burst->status == KVF_OK ? status : burst->status;
+    pages_free(burst, status);
+    if (gpu->redo_burst == burst) {
+        gpu->redo_burst = NULL;
+    }
+    burst->state = burst->state == KVF_GPU_BURST_READY ? KVF_GPU_BURST_READY
+                                                       : KVF_GPU_BURST_COPYING;
+}
+
 static int step_encoding(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
 {
     int status = kvf_gpu_event_query(gpu->device, burst->encoded);
@@ -199,6 +211,10 @@ static int step_encoding(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
 
     if (status != KVF_OK) {
         return status;
+    }
+    if (burst->status != KVF_OK) {
+        give_up(gpu, burst, burst->status);
+        return KVF_OK;
     }
     for (uint32_t i = 0; i < burst->n; i++) {
         const struct kvf_gpu_result *result = &burst->results[i];
@@ -226,6 +242,11 @@ static int step_redo(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
 {
     int status = KVF_OK;
 
+    if (burst->status != KVF_OK) {
+        /* pages, lists and the memory of one block are used until then */
+        status = burst->is_redo_queued ? kvf_gpu_event_query(gpu->device, burst->encoded) : KVF_OK;
+        return status == KVF_OK ? burst->status : status;
+    }
     while (burst->n_redone < burst->n && !burst->blocks[burst->n_redone].is_redo) {
         burst->n_redone++;
     }
@@ -263,7 +284,7 @@ static int step_redo(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
 static int step_settle(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
 {
     bool is_queued = false;
-    int status = KVF_OK;
+    int status = burst->status;
 
     for (uint32_t i = 0; i < burst->n && status == KVF_OK; i++) {
         struct kvf_gpu_out *block = &burst->blocks[i];
@@ -475,14 +496,7 @@ static int burst_step(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst, bool is_
         return KVF_EMPTY;
     }
     if (status < KVF_OK && status != KVF_ERR_IO) {
-        /* this burst cannot go on; what is being copied for it has to end first */
-        burst->status = burst->status == KVF_OK ? status : burst->status;
-        pages_free(burst, status);
-        if (gpu->redo_burst == burst) {
-            gpu->redo_burst = NULL;
-        }
-        burst->state = burst->state == KVF_GPU_BURST_READY ? KVF_GPU_BURST_READY
-                                                           : KVF_GPU_BURST_COPYING;
+        give_up(gpu, burst, status);
         return KVF_OK;
     }
     return status;
@@ -516,6 +530,24 @@ void kvf_gpu_put_fail(struct kvf_gpu *gpu, int status)
     for (uint32_t i = 0; i < gpu->n_bursts; i++) {
         if (kvf_gpu_burst_at(gpu, i)->state < KVF_GPU_BURST_SUBMITTED) {
             burst_end(gpu, kvf_gpu_burst_at(gpu, i), status);
+        }
+    }
+}
+
+void kvf_gpu_put_cancel(struct kvf_gpu *gpu, struct kvf_gpu_request *request)
+{
+    for (uint32_t i = 0; i < gpu->n_bursts; i++) {
+        struct kvf_gpu_burst *burst = kvf_gpu_burst_at(gpu, i);
+
+        if (burst->request != request) {
+            continue;
+        }
+        if (burst->state < KVF_GPU_BURST_SUBMITTED) {
+            burst->status = burst->status == KVF_OK ? KVF_ERR_CANCELED : burst->status;
+        } else if (burst->state == KVF_GPU_BURST_SUBMITTED && burst->sink.is_used) {
+            kvf_client_enter(gpu->client);
+            kvf_request_cancel(gpu->client, burst->daemon_request);
+            kvf_client_leave(gpu->client);
         }
     }
 }

@@ -299,6 +299,29 @@ int kvf_gpu_poll(struct kvf_gpu *gpu, struct kvf_gpu_event *events_out, uint32_t
     return status;
 }
 
+int kvf_gpu_cancel(struct kvf_gpu *gpu, uint64_t request)
+{
+    struct kvf_gpu_request *found;
+
+    if (gpu == NULL) {
+        return KVF_ERR_UNSUPPORTED;
+    }
+    for (found = gpu->requests; found != NULL && found->id != request; found = found->next) {
+    }
+    if (found == NULL) {
+        return KVF_ERR_INVALID;
+    }
+    if (!found->is_canceled) {
+        found->is_canceled = true;
+        if (found->is_put) {
+            kvf_gpu_put_cancel(gpu, found);
+        } else {
+            kvf_gpu_get_cancel(gpu, found);
+        }
+    }
+    return KVF_OK;
+}
+
 /* ----------------------------------------------------------------------------------------------
  * Sleep and wake
  */

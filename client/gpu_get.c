@@ -199,15 +199,37 @@ static void on_block(struct kvf_client_sink *sink, const struct kvf_event *event
 
     (void)value;
     item->hit = event->hit;
-    item->status = event->hit.status;
     if (event->hit.status != KVF_OK) {
         kvf_gpu_item_done(gpu, item, event->hit.status, event->hit.tier);
         return;
     }
     item->is_leased = true;
+    gpu->has_canceled_hits = gpu->has_canceled_hits || request->is_canceled;
     item->next = NULL;
     *gpu->hits_tail = item;
     gpu->hits_tail = &item->next;
+}
+
+/* End the hits of which nothing is queued and nobody wants anything any longer. */
+static void canceled_hits_end(struct kvf_gpu *gpu)
+{
+    struct kvf_gpu_item **link = &gpu->hits;
+
+    if (!gpu->has_canceled_hits) {
+        return;
+    }
+    gpu->has_canceled_hits = false;
+    while (*link != NULL) {
+        struct kvf_gpu_item *item = *link;
+
+        if (item->status == KVF_ERR_CANCELED) {
+            *link = item->next;
+            item_end(gpu, item);
+        } else {
+            link = &item->next;
+        }
+    }
+    gpu->hits_tail = link;
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -574,6 +596,7 @@ int kvf_gpu_get_advance(struct kvf_gpu *gpu)
 {
     int status = groups_end(gpu);
 
+    canceled_hits_end(gpu);
     for (uint32_t n = 0;
          status == KVF_OK && n < KVF_GPU_GROUPS_A_CALL && gpu->groups_in_flight < gpu->n_groups;
          n++) {
@@ -619,6 +642,21 @@ void kvf_gpu_get_fail(struct kvf_gpu *gpu, int status)
     gpu->hits_tail = &gpu->hits;
     gpu->cut.item = NULL;
     gpu->groups_in_flight = 0;
+}
+
+void kvf_gpu_get_cancel(struct kvf_gpu *gpu, struct kvf_gpu_request *request)
+{
+    if (request->sink.is_used) {
+        kvf_client_enter(gpu->client);
+        kvf_request_cancel(gpu->client, request->daemon_request);
+        kvf_client_leave(gpu->client);
+    }
+    /* A block that groups hold parts of ends with the last of these, or with the next one if it is
+     * being cut: what is queued for it writes its pages. */
+    for (uint32_t i = 0; i < request->n; i++) {
+        request->items[i].status = KVF_ERR_CANCELED;
+    }
+    gpu->has_canceled_hits = true;
 }
 
 /* ----------------------------------------------------------------------------------------------

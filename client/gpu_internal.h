@@ -104,6 +104,7 @@ struct kvf_gpu_request {
     uint64_t user;
     bool is_put;
     bool is_freed; /* put: PAGES_FREE has been said */
+    bool is_canceled;
     uint32_t n;
     uint32_t n_done;
     uint32_t n_good;
@@ -265,6 +266,7 @@ struct kvf_gpu {
     uint32_t groups_in_flight;
     struct kvf_gpu_item *hits;
     struct kvf_gpu_item **hits_tail;
+    bool has_canceled_hits; /* among hits */
     struct kvf_gpu_cut cut;
     struct kvf_gpu_part *cut_parts[KVF_GPU_LISTS];
     uint32_t *cut_page_ids;
@@ -384,10 +386,16 @@ int kvf_gpu_put_advance(struct kvf_gpu *gpu);
 /* End all bursts that the daemon does not have. */
 void kvf_gpu_put_fail(struct kvf_gpu *gpu, int status);
 
+/* End the request's bursts as early as what is queued for them allows. */
+void kvf_gpu_put_cancel(struct kvf_gpu *gpu, struct kvf_gpu_request *request);
+
 /* --- gpu_get.c -------------------------------------------------------------------------------- */
 int kvf_gpu_get_wake(struct kvf_gpu *gpu);
 void kvf_gpu_get_sleep(struct kvf_gpu *gpu);
 int kvf_gpu_get_advance(struct kvf_gpu *gpu);
 void kvf_gpu_get_fail(struct kvf_gpu *gpu, int status);
+
+/* End the request's blocks as early as what is queued for them allows. */
+void kvf_gpu_get_cancel(struct kvf_gpu *gpu, struct kvf_gpu_request *request);
 
 #endif /* KVF_CLIENT_GPU_INTERNAL_H */

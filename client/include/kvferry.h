@@ -672,6 +672,20 @@ struct kvf_gpu_event {
 KVF_API int kvf_gpu_poll(struct kvf_gpu *gpu, struct kvf_gpu_event *events_out, uint32_t max,
                          uint32_t timeout_ms, uint32_t *n_out);
 
+/* Ask to end a request early. Its events still come, and each of them once, the last one last: the
+ * request keeps pages, stream and region until then.
+ *
+ *   put  What is queued on the stream runs: PAGES_FREE comes behind it as ever, and the pages are
+ *        free whether it says KVF_OK or KVF_ERR_CANCELED. Nothing more is handed to the daemon.
+ *        What it has it stores or does not: each block's event says KVF_OK or KVF_EXISTS, or
+ *        KVF_ERR_CANCELED, which promises nothing about it.
+ *   get  No more blocks are read. One whose copy or decode is queued ends behind that, with
+ *        KVF_ERR_CANCELED, and its pages hold nothing; one that has said KVF_OK keeps its pages.
+ *        No page is written once its block's event has come.
+ *
+ * KVF_OK, also the second time; KVF_ERR_INVALID: no such request in flight. Does not block. */
+KVF_API int kvf_gpu_cancel(struct kvf_gpu *gpu, uint64_t request);
+
 /* Give device memory and pinned memory back, before the engine sleeps; regions stay registered.
  * KVF_OK; KVF_ERR_BUSY: requests are in flight, poll. */
 KVF_API int kvf_gpu_sleep(struct kvf_gpu *gpu);

@@ -357,37 +357,159 @@ struct kvf_key calls_key(uint64_t number, char text[24])
     return (struct kvf_key){text, 23};
 }
 
+static void outcome_note(struct calls_outcome *outcome, const struct kvf_gpu_event *event)
+{
+    assert_false(outcome->is_over);
+    switch (event->kind) {
+    case KVF_GPU_EVENT_PAGES_FREE:
+        assert_false(outcome->pages_free);
+        outcome->pages_free = true;
+        outcome->free_status = event->status;
+        break;
+    case KVF_GPU_EVENT_BLOCK:
+        assert_false(outcome->has_block[event->index]);
+        outcome->has_block[event->index] = true;
+        outcome->blocks[event->index] = event->status;
+        break;
+    default:
+        outcome->is_over = true;
+        outcome->status = event->status;
+        outcome->n_good = event->index;
+        break;
+    }
+}
+
+uint32_t calls_take(struct calls *calls, const uint64_t *requests, struct calls_outcome *outcomes,
+                    uint32_t n, uint32_t timeout_ms)
+{
+    struct kvf_gpu_event events[8];
+    uint32_t n_events = 0;
+    int status = kvf_gpu_poll(calls->gpu, events, 8, timeout_ms, &n_events);
+
+    assert_true(status == KVF_OK || status == KVF_EMPTY || status == KVF_ERR_IO);
+    for (uint32_t i = 0; i < n_events; i++) {
+        uint32_t at = 0;
+
+        while (at < n && requests[at] != events[i].request) {
+            at++;
+        }
+        assert_true(at < n);
+        outcome_note(&outcomes[at], &events[i]);
+    }
+    return n_events;
+}
+
 void calls_wait(struct calls *calls, uint64_t request, struct calls_outcome *outcome)
 {
     uint64_t deadline_ns = kvf_now_ns() + 20 * KVF_NS_PER_S;
 
     while (!outcome->is_over) {
-        struct kvf_gpu_event events[8];
-        uint32_t n = 0;
-        int status = kvf_gpu_poll(calls->gpu, events, 8, 100, &n);
-
-        assert_true(status == KVF_OK || status == KVF_EMPTY || status == KVF_ERR_IO);
-        for (uint32_t i = 0; i < n; i++) {
-            const struct kvf_gpu_event *event = &events[i];
-
-            assert_int_equal(event->request, request);
-            assert_false(outcome->is_over);
-            switch (event->kind) {
-            case KVF_GPU_EVENT_PAGES_FREE:
-                assert_false(outcome->pages_free);
-                outcome->pages_free = true;
-                outcome->free_status = event->status;
-                break;
-            case KVF_GPU_EVENT_BLOCK:
-                outcome->blocks[event->index] = event->status;
-                break;
-            default:
-                outcome->is_over = true;
-                outcome->status = event->status;
-                outcome->n_good = event->index;
-                break;
-            }
-        }
+        (void)calls_take(calls, &request, outcome, 1, 100);
         assert_true(kvf_now_ns() < deadline_ns);
     }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Chains
+ */
+static uint64_t next_key = 1;
+
+void calls_chain_ids(uint32_t i, uint32_t ids[CALLS_CHUNK_PAGES])
+{
+    for (uint32_t p = 0; p < CALLS_CHUNK_PAGES; p++) {
+        ids[p] = (i * CALLS_CHUNK_PAGES + p) * 37 % CALLS_PAGES;
+    }
+}
+
+void calls_chain_rename(struct calls_chain *chain, uint32_t i)
+{
+    (void)calls_key(next_key++, chain->keys[i]);
+}
+
+void calls_chain_init(struct calls_chain *chain, uint32_t n, uint32_t n_tail)
+{
+    chain->n = n;
+    for (uint32_t i = 0; i < n; i++) {
+        struct kvf_key key = calls_key(next_key++, chain->keys[i]);
+
+        calls_chain_ids(i, chain->ids[i]);
+        chain->puts[i] = (struct kvf_gpu_put_item){
+            .struct_bytes = sizeof(chain->puts[i]),
+            .n_pages = CALLS_CHUNK_PAGES,
+            .key = key,
+            .token_start = i * CALLS_CHUNK_TOKENS,
+            .n_tokens = i + 1 == n ? n_tail : 0,
+            .pages = chain->ids[i],
+        };
+        chain->gets[i] = (struct kvf_gpu_get_item){
+            .struct_bytes = sizeof(chain->gets[i]),
+            .n_pages = CALLS_CHUNK_PAGES,
+            .key = key,
+            .n_tokens = i + 1 == n ? n_tail : 0,
+            .pages = chain->ids[i],
+        };
+    }
+}
+
+static uint32_t chain_tokens(const struct calls_chain *chain, uint32_t i)
+{
+    return chain->puts[i].n_tokens != 0 ? chain->puts[i].n_tokens : CALLS_CHUNK_TOKENS;
+}
+
+void calls_chain_put(struct calls *calls, const struct calls_chain *chain,
+                     struct calls_outcome *outcome)
+{
+    uint64_t request;
+
+    assert_int_equal(kvf_gpu_put(calls->gpu, calls->pages.region, chain->puts, chain->n, NULL, NULL,
+                                 NULL, 7, NULL, &request),
+                     KVF_OK);
+    calls_wait(calls, request, outcome);
+}
+
+void calls_chain_get(struct calls *calls, const struct calls_chain *chain,
+                     struct calls_outcome *outcome)
+{
+    uint64_t request;
+
+    assert_int_equal(kvf_gpu_get(calls->gpu, calls->pages.region, chain->gets, chain->n, NULL, NULL,
+                                 NULL, 8, &request),
+                     KVF_OK);
+    calls_wait(calls, request, outcome);
+}
+
+void calls_chain_put_and_check(struct calls *calls, const struct calls_chain *chain)
+{
+    struct calls_outcome outcome = {0};
+
+    calls_chain_put(calls, chain, &outcome);
+    assert_int_equal(outcome.status, KVF_OK);
+    assert_int_equal(outcome.n_good, chain->n);
+    assert_true(outcome.pages_free);
+    assert_int_equal(outcome.free_status, KVF_OK);
+    for (uint32_t i = 0; i < chain->n; i++) {
+        calls_encode(calls, chain->ids[i], chain->puts[i].token_start, chain_tokens(chain, i));
+        calls_assert_stored(calls, &chain->puts[i].key);
+    }
+}
+
+void calls_chain_get_and_check(struct calls *calls, const struct calls_chain *chain)
+{
+    struct calls_outcome outcome = {0};
+
+    for (uint32_t i = 0; i < chain->n; i++) {
+        struct kvf_hit hit;
+
+        if (i == 0) {
+            calls_fill(calls);
+        }
+        assert_int_equal(kvf_get(calls->client, &chain->gets[i].key, 1, NULL, &hit), KVF_OK);
+        calls_decode(calls, hit.record, hit.record_bytes, chain->gets[i].token_first, 0,
+                     chain->gets[i].pages);
+        assert_int_equal(kvf_lease_release(calls->client, hit.lease), KVF_OK);
+    }
+    calls_chain_get(calls, chain, &outcome);
+    assert_int_equal(outcome.status, KVF_OK);
+    assert_int_equal(outcome.n_good, chain->n);
+    calls_assert_pages_equal(calls);
 }

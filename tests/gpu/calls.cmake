@@ -25,6 +25,9 @@ if(TARGET kvf_test_daemon)
 
     kvf_add_calls_test(NAME calls CLIENT kvf_client_gpu SOURCES test_calls.c)
 
+    kvf_add_calls_test(NAME cancel CLIENT kvf_client_gpu SOURCES test_cancel.c
+                       OPTIONS -Wl,--wrap=kvf_request_cancel)
+
     kvf_add_calls_test(NAME end_to_end CLIENT kvf_client_gpu SOURCES test_end_to_end.c)
 
     # A second build of the library, whose waits can be taken out.

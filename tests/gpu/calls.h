@@ -108,17 +108,54 @@ bool calls_pages_are_equal(struct calls_pages *pages);
 /* Keys by number. */
 struct kvf_key calls_key(uint64_t number, char text[24]);
 
-/* What became of a request. */
+/* What became of a request: each event comes once. */
 struct calls_outcome {
     bool pages_free;
     bool is_over;
+    bool has_block[64];
     int32_t free_status;
     int32_t status;
     uint32_t n_good;
     int32_t blocks[64];
 };
 
+/* Take what events there are, waiting up to timeout_ms for the first; events of other requests end
+ * the test. Returns how many. */
+uint32_t calls_take(struct calls *calls, const uint64_t *requests, struct calls_outcome *outcomes,
+                    uint32_t n, uint32_t timeout_ms);
+
 /* Poll until a request is over; events of others end the test. */
 void calls_wait(struct calls *calls, uint64_t request, struct calls_outcome *outcome);
+
+/* A chain of blocks in pages of the region, which a put and a get name. */
+struct calls_chain {
+    uint32_t n;
+    char keys[16][24];
+    uint32_t ids[16][CALLS_CHUNK_PAGES];
+    struct kvf_gpu_put_item puts[16];
+    struct kvf_gpu_get_item gets[16];
+};
+
+/* n blocks of new names in the first pages, the last with n_tail tokens (0: a full chunk). */
+void calls_chain_init(struct calls_chain *chain, uint32_t n, uint32_t n_tail);
+
+/* Pages of chunk i: its own, in no order. */
+void calls_chain_ids(uint32_t i, uint32_t ids[CALLS_CHUNK_PAGES]);
+
+/* Give block i a name that nothing has. */
+void calls_chain_rename(struct calls_chain *chain, uint32_t i);
+
+/* Put or get all of it, and wait. */
+void calls_chain_put(struct calls *calls, const struct calls_chain *chain,
+                     struct calls_outcome *outcome);
+void calls_chain_get(struct calls *calls, const struct calls_chain *chain,
+                     struct calls_outcome *outcome);
+
+/* The same; the daemon must hold what the C codecs make of it. */
+void calls_chain_put_and_check(struct calls *calls, const struct calls_chain *chain);
+
+/* The same, into pages with other content: what was put is there afterwards, as the C codecs decode
+ * it, and all other bytes are untouched. */
+void calls_chain_get_and_check(struct calls *calls, const struct calls_chain *chain);
 
 #endif /* KVF_TESTS_GPU_CALLS_H */

@@ -19,119 +19,8 @@
 
 static struct calls calls;
 static uint64_t seed;
-static uint64_t next_key = 1;
 
 static const char *const profiles[] = {"raw", "exact", "safe", "balanced", "saw8"};
-
-/* ----------------------------------------------------------------------------------------------
- * Blocks
- */
-
-/* Chunk i of a sequence in pages of their own, in no order. */
-static void ids_of(uint32_t i, uint32_t ids[CALLS_CHUNK_PAGES])
-{
-    for (uint32_t p = 0; p < CALLS_CHUNK_PAGES; p++) {
-        ids[p] = (i * CALLS_CHUNK_PAGES + p) * 37 % CALLS_PAGES;
-    }
-}
-
-struct chain {
-    uint32_t n;
-    char keys[16][24];
-    uint32_t ids[16][CALLS_CHUNK_PAGES];
-    struct kvf_gpu_put_item puts[16];
-    struct kvf_gpu_get_item gets[16];
-};
-
-/* A chain of n blocks in the first pages, the last with n_tail tokens (0: a full chunk). */
-static void chain_init(struct chain *chain, uint32_t n, uint32_t n_tail)
-{
-    chain->n = n;
-    for (uint32_t i = 0; i < n; i++) {
-        struct kvf_key key = calls_key(next_key++, chain->keys[i]);
-
-        ids_of(i, chain->ids[i]);
-        chain->puts[i] = (struct kvf_gpu_put_item){
-            .struct_bytes = sizeof(chain->puts[i]),
-            .n_pages = CALLS_CHUNK_PAGES,
-            .key = key,
-            .token_start = i * CALLS_CHUNK_TOKENS,
-            .n_tokens = i + 1 == n ? n_tail : 0,
-            .pages = chain->ids[i],
-        };
-        chain->gets[i] = (struct kvf_gpu_get_item){
-            .struct_bytes = sizeof(chain->gets[i]),
-            .n_pages = CALLS_CHUNK_PAGES,
-            .key = key,
-            .n_tokens = i + 1 == n ? n_tail : 0,
-            .pages = chain->ids[i],
-        };
-    }
-}
-
-static uint32_t tokens_of(const struct chain *chain, uint32_t i)
-{
-    return chain->puts[i].n_tokens != 0 ? chain->puts[i].n_tokens : CALLS_CHUNK_TOKENS;
-}
-
-static void put_all(const struct chain *chain, struct calls_outcome *outcome)
-{
-    uint64_t request;
-
-    assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain->puts, chain->n, NULL, NULL,
-                                 NULL, 7, NULL, &request),
-                     KVF_OK);
-    calls_wait(&calls, request, outcome);
-}
-
-static void get_all(const struct chain *chain, struct calls_outcome *outcome)
-{
-    uint64_t request;
-
-    assert_int_equal(kvf_gpu_get(calls.gpu, calls.pages.region, chain->gets, chain->n, NULL, NULL,
-                                 NULL, 8, &request),
-                     KVF_OK);
-    calls_wait(&calls, request, outcome);
-}
-
-/* Put a chain; the daemon must hold what the C codecs make of it. */
-static void put_and_check(const struct chain *chain)
-{
-    struct calls_outcome outcome = {0};
-
-    put_all(chain, &outcome);
-    assert_int_equal(outcome.status, KVF_OK);
-    assert_int_equal(outcome.n_good, chain->n);
-    assert_true(outcome.pages_free);
-    assert_int_equal(outcome.free_status, KVF_OK);
-    for (uint32_t i = 0; i < chain->n; i++) {
-        calls_encode(&calls, chain->ids[i], chain->puts[i].token_start, tokens_of(chain, i));
-        calls_assert_stored(&calls, &chain->puts[i].key);
-    }
-}
-
-/* Get a chain into pages with other content: what was put is there afterwards, as the C codecs
- * decode it, and all other bytes are untouched. */
-static void get_and_check(const struct chain *chain)
-{
-    struct calls_outcome outcome = {0};
-
-    for (uint32_t i = 0; i < chain->n; i++) {
-        struct kvf_hit hit;
-
-        if (i == 0) {
-            calls_fill(&calls);
-        }
-        assert_int_equal(kvf_get(calls.client, &chain->gets[i].key, 1, NULL, &hit), KVF_OK);
-        calls_decode(&calls, hit.record, hit.record_bytes, chain->gets[i].token_first, 0,
-                     chain->gets[i].pages);
-        assert_int_equal(kvf_lease_release(calls.client, hit.lease), KVF_OK);
-    }
-    get_all(chain, &outcome);
-    assert_int_equal(outcome.status, KVF_OK);
-    assert_int_equal(outcome.n_good, chain->n);
-    calls_assert_pages_equal(&calls);
-}
 
 /* ----------------------------------------------------------------------------------------------
  * Round trips
@@ -140,12 +29,12 @@ static void test_profiles_round_trip(void **state)
 {
     (void)state;
     for (uint32_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
-        struct chain chain;
+        struct calls_chain chain;
 
         calls_open(&calls, profiles[p], seed + p);
-        chain_init(&chain, 5, 13); /* 13 tokens: two pages, the second not full */
-        put_and_check(&chain);
-        get_and_check(&chain);
+        calls_chain_init(&chain, 5, 13); /* 13 tokens: two pages, the second not full */
+        calls_chain_put_and_check(&calls, &chain);
+        calls_chain_get_and_check(&calls, &chain);
         calls_close(&calls);
     }
 }
@@ -155,7 +44,7 @@ static void test_escapes_round_trip(void **state)
 {
     (void)state;
     for (uint32_t p = 1; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
-        struct chain chain;
+        struct calls_chain chain;
         uint16_t *values;
 
         calls_open(&calls, profiles[p], seed + p);
@@ -164,9 +53,9 @@ static void test_escapes_round_trip(void **state)
             values[i] = 0x7f80; /* infinity */
         }
         calls_write(calls.pages.address, calls.pages.host, calls.pages.bytes);
-        chain_init(&chain, 4, 0);
-        put_and_check(&chain);
-        get_and_check(&chain);
+        calls_chain_init(&chain, 4, 0);
+        calls_chain_put_and_check(&calls, &chain);
+        calls_chain_get_and_check(&calls, &chain);
         calls_close(&calls);
     }
 }
@@ -174,7 +63,7 @@ static void test_escapes_round_trip(void **state)
 /* Too many of them: the processor encodes the block, and its pages are free only then. */
 static void test_blocks_that_kernels_leave_are_redone(void **state)
 {
-    struct chain chain;
+    struct calls_chain chain;
     uint16_t *values;
 
     (void)state;
@@ -184,9 +73,9 @@ static void test_blocks_that_kernels_leave_are_redone(void **state)
         values[i] = 0x7fc0; /* NaN in most vectors */
     }
     calls_write(calls.pages.address, calls.pages.host, calls.pages.bytes);
-    chain_init(&chain, 4, 0);
-    put_and_check(&chain);
-    get_and_check(&chain);
+    calls_chain_init(&chain, 4, 0);
+    calls_chain_put_and_check(&calls, &chain);
+    calls_chain_get_and_check(&calls, &chain);
     calls_close(&calls);
 }
 
@@ -199,12 +88,12 @@ static void test_some_blocks_of_a_burst_are_redone(void **state)
     }
     calls_fake.fake_cuda_redo_every(3);
     for (uint32_t p = 1; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
-        struct chain chain;
+        struct calls_chain chain;
 
         calls_open(&calls, profiles[p], seed + p);
-        chain_init(&chain, 8, 0);
-        put_and_check(&chain);
-        get_and_check(&chain);
+        calls_chain_init(&chain, 8, 0);
+        calls_chain_put_and_check(&calls, &chain);
+        calls_chain_get_and_check(&calls, &chain);
         calls_close(&calls);
     }
     calls_fake.fake_cuda_redo_every(0);
@@ -215,13 +104,13 @@ static void test_pinning_modes_round_trip(void **state)
 {
     (void)state;
     for (uint32_t pinning = KVF_GPU_PIN_LAZY; pinning <= KVF_GPU_PIN_WINDOW; pinning++) {
-        struct chain chain;
+        struct calls_chain chain;
 
         calls.options.pinning = pinning;
         calls_open(&calls, "balanced", seed + pinning);
-        chain_init(&chain, 6, 0);
-        put_and_check(&chain);
-        get_and_check(&chain);
+        calls_chain_init(&chain, 6, 0);
+        calls_chain_put_and_check(&calls, &chain);
+        calls_chain_get_and_check(&calls, &chain);
         if (calls_fake.fake_cuda_counts != NULL) {
             struct fake_cuda_counts counts;
 
@@ -235,7 +124,7 @@ static void test_pinning_modes_round_trip(void **state)
 /* A driver that pins nothing (a limit on locked memory) costs speed and one line. */
 static void test_pins_that_are_refused(void **state)
 {
-    struct chain chain;
+    struct calls_chain chain;
 
     (void)state;
     if (calls_fake.fake_cuda_refuse_pins == NULL) {
@@ -245,9 +134,9 @@ static void test_pins_that_are_refused(void **state)
     calls_open(&calls, "balanced", seed);
     calls_fake.fake_cuda_refuse_pins(true);
     calls.n_log_errors = 0;
-    chain_init(&chain, 4, 0);
-    put_and_check(&chain);
-    get_and_check(&chain);
+    calls_chain_init(&chain, 4, 0);
+    calls_chain_put_and_check(&calls, &chain);
+    calls_chain_get_and_check(&calls, &chain);
     assert_int_equal(calls.n_log_errors, 1);
     calls_fake.fake_cuda_refuse_pins(false);
     calls_close(&calls);
@@ -256,29 +145,29 @@ static void test_pins_that_are_refused(void **state)
 /* An engine that has the first tokens of a chunk wants the others. */
 static void test_first_tokens_are_left_alone(void **state)
 {
-    struct chain chain;
+    struct calls_chain chain;
 
     (void)state;
     calls_open(&calls, "balanced", seed);
-    chain_init(&chain, 2, 0);
-    put_and_check(&chain);
+    calls_chain_init(&chain, 2, 0);
+    calls_chain_put_and_check(&calls, &chain);
     chain.gets[0].token_first = 2 * CALLS_PAGE_TOKENS;
     chain.gets[0].n_pages = CALLS_CHUNK_PAGES - 2;
     chain.gets[0].pages += 2;
-    get_and_check(&chain);
+    calls_chain_get_and_check(&calls, &chain);
     calls_close(&calls);
 }
 
 static void test_one_page_of_a_block(void **state)
 {
     struct calls_outcome outcome = {0};
-    struct chain chain;
+    struct calls_chain chain;
     struct kvf_hit hit;
 
     (void)state;
     calls_open(&calls, "balanced", seed);
-    chain_init(&chain, 1, 0);
-    put_and_check(&chain);
+    calls_chain_init(&chain, 1, 0);
+    calls_chain_put_and_check(&calls, &chain);
     chain.gets[0].token_first = CALLS_PAGE_TOKENS;
     chain.gets[0].n_tokens = CALLS_PAGE_TOKENS;
     chain.gets[0].n_pages = 1;
@@ -287,7 +176,7 @@ static void test_one_page_of_a_block(void **state)
     calls_decode(&calls, hit.record, hit.record_bytes, CALLS_PAGE_TOKENS, CALLS_PAGE_TOKENS,
                  chain.ids[0]);
     assert_int_equal(kvf_lease_release(calls.client, hit.lease), KVF_OK);
-    get_all(&chain, &outcome);
+    calls_chain_get(&calls, &chain, &outcome);
     assert_int_equal(outcome.status, KVF_OK);
     calls_assert_pages_equal(&calls);
     calls_close(&calls);
@@ -299,15 +188,15 @@ static void test_one_page_of_a_block(void **state)
 static void test_misses_and_mismatches(void **state)
 {
     struct calls_outcome outcome = {0};
-    struct chain chain;
+    struct calls_chain chain;
 
     (void)state;
     calls_open(&calls, "balanced", seed);
-    chain_init(&chain, 3, 20);
-    put_and_check(&chain);
+    calls_chain_init(&chain, 3, 20);
+    calls_chain_put_and_check(&calls, &chain);
     chain.gets[2].n_tokens = 24; /* of 20 */
-    (void)calls_key(next_key++, chain.keys[1]);
-    get_all(&chain, &outcome);
+    calls_chain_rename(&chain, 1);
+    calls_chain_get(&calls, &chain, &outcome);
     assert_int_equal(outcome.status, KVF_PARTIAL);
     assert_int_equal(outcome.blocks[0], KVF_OK);
     assert_int_equal(outcome.blocks[1], KVF_MISS);
@@ -316,7 +205,7 @@ static void test_misses_and_mismatches(void **state)
     memset(&outcome, 0, sizeof(outcome));
     chain.gets[0] = chain.gets[2];
     chain.n = 1;
-    get_all(&chain, &outcome);
+    calls_chain_get(&calls, &chain, &outcome);
     assert_int_equal(outcome.blocks[0], KVF_ERR_MISMATCH);
     assert_int_equal(outcome.status, KVF_ERR_MISMATCH);
     calls_close(&calls);
@@ -325,13 +214,13 @@ static void test_misses_and_mismatches(void **state)
 static void test_present_keys_exist(void **state)
 {
     struct calls_outcome outcome = {0};
-    struct chain chain;
+    struct calls_chain chain;
 
     (void)state;
     calls_open(&calls, "balanced", seed);
-    chain_init(&chain, 3, 0);
-    put_and_check(&chain);
-    put_all(&chain, &outcome);
+    calls_chain_init(&chain, 3, 0);
+    calls_chain_put_and_check(&calls, &chain);
+    calls_chain_put(&calls, &chain, &outcome);
     assert_int_equal(outcome.status, KVF_OK);
     for (uint32_t i = 0; i < 3; i++) {
         assert_int_equal(outcome.blocks[i], KVF_EXISTS);
@@ -351,13 +240,13 @@ static void test_wrong_arguments_are_refused(void **state)
     struct kvf_gpu_region *region;
     struct kvf_gpu_put_item put;
     struct kvf_gpu_get_item get;
-    struct chain chain;
+    struct calls_chain chain;
     uint64_t request;
 
     (void)state;
     calls_open(&calls, "balanced", seed);
     region = calls.pages.region;
-    chain_init(&chain, 2, 0);
+    calls_chain_init(&chain, 2, 0);
 
     chain.ids[0][3] = CALLS_PAGES; /* out of range */
     assert_int_equal(put_one(&chain.puts[0], region), KVF_ERR_INVALID);
@@ -371,7 +260,7 @@ static void test_wrong_arguments_are_refused(void **state)
         KVF_ERR_INVALID);
     assert_int_equal(kvf_gpu_get(calls.gpu, region, chain.gets, 2, NULL, NULL, NULL, 0, &request),
                      KVF_ERR_INVALID);
-    ids_of(0, chain.ids[0]); /* and right again: nothing was kept */
+    calls_chain_ids(0, chain.ids[0]); /* and right again: nothing was kept */
 
     put = chain.puts[0];
     put.n_pages = CALLS_CHUNK_PAGES - 1;
@@ -390,7 +279,7 @@ static void test_wrong_arguments_are_refused(void **state)
     get.token_first = CALLS_CHUNK_TOKENS;
     assert_int_equal(kvf_gpu_get(calls.gpu, region, &get, 1, NULL, NULL, NULL, 0, &request),
                      KVF_ERR_INVALID);
-    put_and_check(&chain);
+    calls_chain_put_and_check(&calls, &chain);
     calls_close(&calls);
 }
 
@@ -400,7 +289,7 @@ static void test_wrong_arguments_are_refused(void **state)
 static void test_a_full_ring_is_busy(void **state)
 {
     struct calls_outcome outcomes[2] = {{0}};
-    struct chain chain;
+    struct calls_chain chain;
     uint64_t requests[2];
     uint32_t taken = 0;
 
@@ -408,7 +297,7 @@ static void test_a_full_ring_is_busy(void **state)
     calls.options.burst_bytes = 1 << 17; /* two blocks */
     calls.options.ring_bytes = 200 << 10;
     calls_open(&calls, "raw", seed);
-    chain_init(&chain, 16, 0);
+    calls_chain_init(&chain, 16, 0);
     assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain.puts, 16, NULL, NULL, NULL, 0,
                                  NULL, &requests[0]),
                      KVF_ERR_TOO_LARGE);
@@ -434,21 +323,21 @@ static void test_a_full_ring_is_busy(void **state)
         calls_wait(&calls, requests[1], &outcomes[1]);
         assert_int_equal(outcomes[1].status, KVF_OK);
     }
-    get_and_check(&chain);
+    calls_chain_get_and_check(&calls, &chain);
     calls_close(&calls);
 }
 
 static void test_full_staging_is_busy(void **state)
 {
     struct calls_outcome outcome = {0};
-    struct chain chain;
+    struct calls_chain chain;
     uint64_t request;
     uint32_t taken = 0;
 
     (void)state;
     calls.staging_bytes = 256 << 10;
     calls_open(&calls, "raw", seed);
-    chain_init(&chain, 16, 0);
+    calls_chain_init(&chain, 16, 0);
     assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain.puts, 16, NULL, NULL, NULL, 0,
                                  &taken, &request),
                      KVF_OK);
@@ -463,13 +352,13 @@ static void test_small_windows(void **state)
 {
     (void)state;
     for (uint32_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
-        struct chain chain;
+        struct calls_chain chain;
 
         calls.options.load_window_bytes = 1;
         calls_open(&calls, profiles[p], seed + p);
-        chain_init(&chain, 12, 9);
-        put_and_check(&chain);
-        get_and_check(&chain);
+        calls_chain_init(&chain, 12, 9);
+        calls_chain_put_and_check(&calls, &chain);
+        calls_chain_get_and_check(&calls, &chain);
         calls_close(&calls);
     }
 }
@@ -482,7 +371,7 @@ static void test_sleep_gives_memory_back(void **state)
     struct fake_cuda_counts before = {0};
     struct fake_cuda_counts counts = {0};
     struct calls_outcome outcome = {0};
-    struct chain chain;
+    struct calls_chain chain;
     uint64_t request;
 
     (void)state;
@@ -490,7 +379,7 @@ static void test_sleep_gives_memory_back(void **state)
         calls_fake.fake_cuda_counts(&before);
     }
     calls_open(&calls, "balanced", seed);
-    chain_init(&chain, 4, 0);
+    calls_chain_init(&chain, 4, 0);
     assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain.puts, 4, NULL, NULL, NULL, 0,
                                  NULL, &request),
                      KVF_OK);
@@ -507,7 +396,7 @@ static void test_sleep_gives_memory_back(void **state)
     }
     assert_int_equal(put_one(&chain.puts[0], calls.pages.region), KVF_ERR_BUSY);
     assert_int_equal(kvf_gpu_wake(calls.gpu), KVF_OK);
-    get_and_check(&chain);
+    calls_chain_get_and_check(&calls, &chain);
     assert_int_equal(kvf_gpu_unregister(calls.gpu, calls.pages.region), KVF_OK);
     assert_int_equal(kvf_gpu_unregister(calls.gpu, calls.pages.region), KVF_ERR_INVALID);
     calls_close(&calls);
@@ -524,15 +413,15 @@ static void test_close_with_work_in_flight(void **state)
         calls_fake.fake_cuda_counts(&before);
     }
     for (uint32_t i = 0; i < 20; i++) {
-        struct chain chain;
-        struct chain more;
+        struct calls_chain chain;
+        struct calls_chain more;
         uint64_t request;
 
         calls.options.pinning = i % 3;
         calls_open(&calls, i % 2 != 0 ? "exact" : "balanced", seed + i);
-        chain_init(&chain, 6, 0);
-        put_and_check(&chain);
-        chain_init(&more, 6, 0);
+        calls_chain_init(&chain, 6, 0);
+        calls_chain_put_and_check(&calls, &chain);
+        calls_chain_init(&more, 6, 0);
         assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, more.puts, 6, NULL, NULL, NULL,
                                      0, NULL, &request),
                          KVF_OK);
@@ -562,16 +451,16 @@ static void test_the_daemon_dies(void **state)
     (void)state;
     for (uint32_t i = 0; i < 6; i++) {
         struct calls_outcome outcome = {0};
-        struct chain chain;
-        struct chain more;
+        struct calls_chain chain;
+        struct calls_chain more;
         uint64_t request;
         uint64_t ns;
 
         calls.options.pinning = i % 3;
         calls_open(&calls, "balanced", seed + i);
-        chain_init(&chain, 8, 0);
-        put_and_check(&chain);
-        chain_init(&more, 8, 0);
+        calls_chain_init(&chain, 8, 0);
+        calls_chain_put_and_check(&calls, &chain);
+        calls_chain_init(&more, 8, 0);
         if (i % 2 == 0) {
             assert_int_equal(kvf_gpu_get(calls.gpu, calls.pages.region, chain.gets, 8, NULL, NULL,
                                          NULL, 0, &request),
@@ -590,10 +479,10 @@ static void test_the_daemon_dies(void **state)
         assert_true(i % 2 == 0 || outcome.pages_free);
         kvf_test_daemon_start(&calls.daemon);
         assert_int_equal(kvf_ping(calls.client, 10000, &ns), KVF_OK);
-        chain_init(&more, 4, 0);
+        calls_chain_init(&more, 4, 0);
         calls_fill(&calls);
-        put_and_check(&more);
-        get_and_check(&more);
+        calls_chain_put_and_check(&calls, &more);
+        calls_chain_get_and_check(&calls, &more);
         calls_close(&calls);
     }
 }
@@ -607,7 +496,7 @@ static void test_a_lost_lease_is_a_failed_load(void **state)
     struct kvf_stat stat = {.struct_bytes = sizeof(stat)};
     struct calls old = {.daemon = calls.daemon};
     struct kvf_gpu_event event;
-    struct chain chain;
+    struct calls_chain chain;
     uint64_t request;
     uint32_t n;
 
@@ -618,8 +507,8 @@ static void test_a_lost_lease_is_a_failed_load(void **state)
     calls_daemon_start(&calls, sets);
     calls.options.pinning = KVF_GPU_PIN_LAZY;
     calls_open(&calls, "balanced", seed);
-    chain_init(&chain, 3, 0);
-    put_and_check(&chain);
+    calls_chain_init(&chain, 3, 0);
+    calls_chain_put_and_check(&calls, &chain);
     calls_fake.fake_cuda_hold(true);
     assert_int_equal(
         kvf_gpu_get(calls.gpu, calls.pages.region, chain.gets, 3, NULL, NULL, NULL, 0, &request),
@@ -649,16 +538,16 @@ static void test_the_gpu_fails(void **state)
     }
     for (uint32_t i = 0; i < 40; i += 3) {
         struct calls_outcome outcome = {0};
-        struct chain chain;
-        struct chain more;
+        struct calls_chain chain;
+        struct calls_chain more;
         uint64_t request;
         int status;
 
         calls.options.pinning = i % 3;
         calls_open(&calls, "balanced", seed + i);
-        chain_init(&chain, 4, 0);
-        put_and_check(&chain);
-        chain_init(&more, 4, 0);
+        calls_chain_init(&chain, 4, 0);
+        calls_chain_put_and_check(&calls, &chain);
+        calls_chain_init(&more, 4, 0);
         calls_fake.fake_cuda_fail_after(i);
         if (i % 2 == 0) {
             status = kvf_gpu_put(calls.gpu, calls.pages.region, more.puts, 4, NULL, NULL, NULL, 0,
