@@ -1,9 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_cancel.c: kvf_gpu_cancel at any moment of a put or get. Every event comes once, nothing is
- * test_cancel.c: kvf_gpu_cancel at any moment of a put or get. Every event comes once, nothing is
  * kept, what is stored or loaded is whole, and no page and no slot is written behind the last
  * event.
+ */
+#include "client/gpu_internal.h"
+#include "tests/gpu/calls.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum {
+    BLOCKS = 6,
+    BURST_BYTES = 160 << 10, /* two blocks */
+    ROUNDS = 12,             /* of one profile or way of pinning: cancel behind so many polls */
+};
+
+static struct calls calls;
+static uint64_t seed;
+
+/* ----------------------------------------------------------------------------------------------
+ * Helpers
  */
 static uint64_t put_begin(const struct calls_chain *chain)
 {
