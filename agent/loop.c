@@ -30,8 +30,9 @@
 #define MODEST_NS_MIN  (250 * KVF_NS_PER_US)
 #define MODEST_NS_MAX  (16 * KVF_NS_PER_MS)
 #define CHECK_NS       (5 * KVF_NS_PER_US)   /* below, nobody else had the CPU in between */
+#define ASK_NS         (100 * KVF_NS_PER_US) /* the kernel counts losses, and asking it costs */
 #define POLL_NS        (50 * KVF_NS_PER_US)  /* descriptors need no more while rings are busy */
-#define SLEEP_NS_MAX   (100 * KVF_NS_PER_MS) /* timers need no more than this */
+#define SLEEP_NS_MAX   (KVF_SHM_LOOK_MS * KVF_NS_PER_MS) /* timers need no more than this */
 #define DRAIN_GRACE_NS (200 * KVF_NS_PER_MS)
 
 /* ----------------------------------------------------------------------------------------------
@@ -344,6 +345,7 @@ bool kvf_agent_turn(struct kvf_agent *agent, int *status_out)
 /* Who else wants the CPU of kvf_agent_run. */
 struct rivals {
     long losses_count; /* how often the thread has lost its CPU */
+    uint64_t asked_ns;
     uint64_t modest_until_ns;
     uint64_t modest_ns; /* how long the last time was */
 };
@@ -352,9 +354,10 @@ static void look_for_rivals(struct rivals *rivals, uint64_t now_ns)
 {
     struct rusage usage;
 
-    if (getrusage(RUSAGE_THREAD, &usage) != 0) {
+    if (now_ns - rivals->asked_ns < ASK_NS || getrusage(RUSAGE_THREAD, &usage) != 0) {
         return;
     }
+    rivals->asked_ns = now_ns;
     if (usage.ru_nivcsw != rivals->losses_count) {
         rivals->losses_count = usage.ru_nivcsw;
         rivals->modest_ns = 2 * rivals->modest_ns + MODEST_NS_MIN;

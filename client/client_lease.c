@@ -80,7 +80,9 @@ static bool send_now(struct kvf_session *session, uint8_t opcode, uint64_t arg)
         return false; /* full; an impossible index is found by the next request */
     }
     kvf_ring_client_push(&session->ring, &sqe);
-    if (kvf_ring_client_publish(&session->ring)) {
+    /* nobody waits for a release to be seen */
+    if (opcode == KVF_OP_RELEASE ? kvf_ring_client_publish_calmly(&session->ring)
+                                 : kvf_ring_client_publish(&session->ring)) {
         kvf_session_wake_daemon(session);
     }
     return true;

@@ -725,12 +725,19 @@ void kvf_session_sleep(struct kvf_client *client, uint64_t deadline_ns)
 {
     struct kvf_session *session = client->session;
     bool is_spinning = (client->flags & KVF_ATTACH_SPIN) != 0;
-    uint64_t look_ns = kvf_now_ns() + KVF_CLIENT_LOOK_MS * KVF_NS_PER_MS;
+    bool is_live = kvf_session_is_live(client);
+    uint64_t look_ns;
 
-    if (deadline_ns > look_ns) {
-        deadline_ns = look_ns;
+    if (is_live && spin(session, is_spinning)) {
+        return;
     }
-    if (!kvf_session_is_live(client)) {
+    if (is_live && is_spinning) {
+        kvf_session_tend(client, false);
+        return;
+    }
+    look_ns = kvf_now_ns() + KVF_CLIENT_LOOK_MS * KVF_NS_PER_MS;
+    deadline_ns = deadline_ns < look_ns ? deadline_ns : look_ns;
+    if (!is_live) {
         uint64_t retry_ns = session == NULL ? client->attach_next_ns
                                             : kvf_now_ns() + 2 * KVF_CLIENT_TEND_MS * KVF_NS_PER_MS;
         bool is_attaching = session != NULL && session->state != KVF_SESSION_CONNECT;
@@ -740,13 +747,6 @@ void kvf_session_sleep(struct kvf_client *client, uint64_t deadline_ns)
         }
         sleep_on(is_attaching ? session->socket_fd : -1, deadline_ns);
         kvf_session_tend(client, true);
-        return;
-    }
-    if (spin(session, is_spinning)) {
-        return;
-    }
-    if (is_spinning) {
-        kvf_session_tend(client, false);
         return;
     }
     if (kvf_ring_client_sleep(&session->ring)) {

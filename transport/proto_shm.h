@@ -44,6 +44,7 @@
 
 #define KVF_SHM_MAGIC   0x31474e495246564bULL /* "KVFRING1" */
 #define KVF_SHM_VERSION 1
+#define KVF_SHM_LOOK_MS 100 /* a daemon that nobody wakes looks at its rings this often */
 
 struct kvf_shm_header {
     uint64_t magic;

@@ -75,14 +75,18 @@ static inline void kvf_lease_fence(int order)
 #endif
 }
 
-/* Daemon: publish a word. Release order, so that whatever the daemon does to the block's memory
- * afterwards cannot be seen by a client that still reads (generation, LIVE). A store alone does not
- * keep later stores behind it: the full fence does. */
+/* Daemon: publish a word. Release order: who reads it sees what the daemon did before. After LOST
+ * the daemon may do anything to the block's memory, and none of that may be seen by a client that
+ * still reads (generation, LIVE). A store alone does not keep later stores behind it, the full
+ * fence does. Nothing of the kind follows LIVE and FREE: a client learns of a lease from its
+ * completion, and has given up one that becomes FREE. */
 static inline void kvf_lease_word_store(uint64_t *word, uint64_t generation,
                                         enum kvf_shm_lease_state state)
 {
     __atomic_store_n(word, kvf_lease_word_pack(generation, state), __ATOMIC_RELEASE);
-    kvf_lease_fence(__ATOMIC_SEQ_CST);
+    if (state == KVF_LEASE_LOST) {
+        kvf_lease_fence(__ATOMIC_SEQ_CST);
+    }
 }
 
 /* Client: are all bytes that this thread has read so far under the lease the block's? The acquire

@@ -47,6 +47,7 @@ struct kvf_ring_client {
     uint32_t sq_tail;       /* ours, published by kvf_ring_client_publish */
     uint32_t key_tail;      /* ours; the daemon learns it from the submissions */
     uint32_t cq_head;       /* ours, published by kvf_ring_client_take */
+    uint32_t cq_tail_seen;  /* daemon's, as last loaded */
     uint32_t sq_head_seen;  /* daemon's, as last loaded */
     uint32_t key_head_seen; /* daemon's, as last loaded */
 };
@@ -69,6 +70,11 @@ void kvf_ring_client_push(struct kvf_ring_client *ring, struct kvf_shm_sqe *sqe)
 
 /* Let the daemon see all that was pushed. True: the daemon sleeps, wake it through the eventfd. */
 bool kvf_ring_client_publish(struct kvf_ring_client *ring);
+
+/* The same for what nobody waits for: without the fence between the index and the look at the
+ * sleeping word, which costs a cache line's way to the daemon and back. A daemon that falls asleep
+ * at this very moment may overlook it until it wakes up, after KVF_SHM_LOOK_MS at the latest. */
+bool kvf_ring_client_publish_calmly(struct kvf_ring_client *ring);
 
 /* Copy the next completion. KVF_OK; KVF_EMPTY; KVF_ERR_PROTOCOL: impossible index. */
 int kvf_ring_client_take(struct kvf_ring_client *ring, struct kvf_shm_cqe *cqe_out);
@@ -100,6 +106,7 @@ struct kvf_ring_daemon {
     uint32_t sq_head;      /* ours, published by kvf_ring_daemon_release */
     uint32_t key_head;     /* ours, published by kvf_ring_daemon_release */
     uint32_t cq_tail;      /* ours, published by kvf_ring_daemon_complete */
+    uint32_t sq_tail_seen; /* client's, as last loaded and found possible */
     uint32_t cq_head_seen; /* client's, as last loaded */
     uint32_t reserved;     /* credits of requests in work */
 };

@@ -53,7 +53,8 @@ static void pair_age(struct pair *pair)
 
     pair->client.sq_tail = pair->client.sq_head_seen = pair->daemon.sq_head = old;
     pair->client.key_tail = pair->client.key_head_seen = pair->daemon.key_head = old;
-    pair->client.cq_head = pair->daemon.cq_tail = pair->daemon.cq_head_seen = old;
+    pair->client.cq_head = pair->client.cq_tail_seen = old;
+    pair->daemon.cq_tail = pair->daemon.cq_head_seen = pair->daemon.sq_tail_seen = old;
     pair->client.indices->sq_tail.value = pair->client.indices->sq_head.value = old;
     pair->client.indices->cq_tail.value = pair->client.indices->cq_head.value = old;
     pair->client.indices->key_head.value = old;
@@ -178,6 +179,35 @@ static void impossible_indices_are_refused(void **state)
     pair_fini(&pair);
 }
 
+/* What has been found possible is taken as it was found; what comes next is judged again. */
+static void an_index_is_judged_when_it_is_loaded(void **state)
+{
+    static struct pair pair;
+    struct kvf_shm_cqe cqe = {.request = 1, .kind = KVF_CQE_REQUEST};
+    struct kvf_shm_sqe sqe;
+
+    (void)state;
+    pair_init(&pair, 4, 8);
+    push_get(&pair, 1, 1);
+    push_get(&pair, 2, 1);
+    assert_int_equal(take(&pair, &sqe), KVF_OK);
+    pair.client.indices->sq_tail.value = 7;
+    assert_int_equal(take(&pair, &sqe), KVF_OK);
+    assert_int_equal(sqe.request, 2);
+    assert_int_equal(take(&pair, &sqe), KVF_ERR_PROTOCOL);
+    assert_int_equal(take(&pair, &sqe), KVF_ERR_PROTOCOL);
+    for (uint32_t i = 0; i < 2; i++) {
+        kvf_ring_daemon_complete(&pair.daemon, &cqe);
+    }
+    kvf_ring_daemon_publish(&pair.daemon);
+    assert_int_equal(kvf_ring_client_take(&pair.client, &cqe), KVF_OK);
+    pair.daemon.indices->cq_tail.value = 11;
+    assert_int_equal(kvf_ring_client_take(&pair.client, &cqe), KVF_OK);
+    assert_int_equal(kvf_ring_client_take(&pair.client, &cqe), KVF_ERR_PROTOCOL);
+    assert_int_equal(kvf_ring_client_take(&pair.client, &cqe), KVF_ERR_PROTOCOL);
+    pair_fini(&pair);
+}
+
 static void credits_are_enforced(void **state)
 {
     static struct pair pair;
@@ -232,7 +262,7 @@ static void sleepers_are_woken_once(void **state)
     struct kvf_shm_sqe nop = {.request = 1, .opcode = KVF_OP_NOP};
 
     (void)state;
-    pair_init(&pair, 4, 8);
+    pair_init(&pair, 16, 32);
     kvf_ring_client_push(&pair.client, &nop);
     assert_false(kvf_ring_client_publish(&pair.client)); /* it is awake */
     assert_false(kvf_ring_daemon_sleep(&pair.daemon));   /* there is work */
@@ -242,6 +272,16 @@ static void sleepers_are_woken_once(void **state)
     assert_true(kvf_ring_client_publish(&pair.client));
     kvf_ring_client_push(&pair.client, &nop);
     assert_false(kvf_ring_client_publish(&pair.client)); /* a burst costs one wake-up */
+    assert_int_equal(take(&pair, &sqe), KVF_OK);
+    assert_int_equal(take(&pair, &sqe), KVF_OK);
+    kvf_ring_client_push(&pair.client, &nop);
+    assert_false(kvf_ring_client_publish_calmly(&pair.client)); /* it is awake */
+    assert_int_equal(take(&pair, &sqe), KVF_OK);
+    assert_true(kvf_ring_daemon_sleep(&pair.daemon));
+    kvf_ring_client_push(&pair.client, &nop);
+    assert_true(kvf_ring_client_publish_calmly(&pair.client));
+    kvf_ring_client_push(&pair.client, &nop);
+    assert_false(kvf_ring_client_publish_calmly(&pair.client));
     assert_true(kvf_ring_client_sleep(&pair.client));
     kvf_ring_client_awake(&pair.client);
     assert_false(kvf_ring_daemon_publish(&pair.daemon));
@@ -408,6 +448,7 @@ int main(void)
         cmocka_unit_test(full_and_empty_are_told_apart),
         cmocka_unit_test(the_key_area_bounds_requests),
         cmocka_unit_test(impossible_indices_are_refused),
+        cmocka_unit_test(an_index_is_judged_when_it_is_loaded),
         cmocka_unit_test(credits_are_enforced),
         cmocka_unit_test(breaches_are_not_consumed),
         cmocka_unit_test(sleepers_are_woken_once),
