@@ -99,7 +99,7 @@ void kvf_check_sum(const struct kvf_config *config, struct kvf_check *check_out)
     add(check_out, "slots of the agent", agent.slot_bytes, "by dram.bytes, for slots of 8 KiB");
     add(check_out, "index", agent.index_bytes, "%" PRIu64 " entries of 64 bytes (index.entries)",
         agent.index_entries);
-    add(check_out, "ghost list and sets", agent.ghost_bytes, "fixed");
+    add(check_out, "ghosts, sets and names", agent.ghost_bytes, "fixed");
     add(check_out, "requests", agent.request_bytes, "by clients.max %" PRIu64, config->clients_max);
     add(check_out, "sessions", agent.session_bytes, "by clients.max %" PRIu64, config->clients_max);
     if (config->n_nvme > 0) {

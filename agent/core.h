@@ -10,6 +10,7 @@
  *   admit.c      which chains go to the drives                /
  *   room.c       what is forgotten to make room              /
  *   namespace.c  names, tenants, quotas                      /
+ *   key_name.c   names of blocks                            /
  *   answer.c     the admin thread's questions               /
  *
  * A flight is one record on its way: from staging into a slot (FILL), from a drive into a slot
@@ -51,6 +52,7 @@ enum kvf_core_limits {
     KVF_TURN_KEYS = 64,          /* keys of one client a turn */
     KVF_TURN_BYTES = 4 << 20,    /* bytes put by one client a turn */
     KVF_GHOST_ENTRIES = 1 << 17, /* chain heads remembered for second sight */
+    KVF_KEY_NAMES = 1 << 12,     /* keys whose key_id is remembered */
     KVF_TENANTS_MAX = KVF_CONFIG_SOCKETS_MAX,
     KVF_DRIVES_MAX = KVF_CONFIG_NVME_MAX,
     KVF_CONTROLS_MAX = 64, /* admin questions waiting */
@@ -327,6 +329,15 @@ struct kvf_incomplete {
     uint32_t serial; /* as in the set entry's nvme_low */
 };
 
+/* A key that came lately, and its key_id. */
+struct kvf_key_name {
+    _Alignas(64) uint64_t namespace_id;
+    uint16_t tenant;
+    uint16_t key_bytes; /* 0: none */
+    uint8_t key_id[32];
+    _Alignas(64) uint8_t key[64];
+};
+
 struct kvf_verify; /* in answer.c */
 
 /* The running evict or purge of a namespace, one at a time. */
@@ -391,6 +402,7 @@ struct kvf_agent {
     uint64_t writeback_max_bytes;
 
     uint64_t *ghosts;                  /* KVF_GHOST_ENTRIES tags */
+    struct kvf_key_name *key_names;    /* KVF_KEY_NAMES places */
     struct kvf_incomplete *incomplete; /* ring */
     uint32_t incomplete_head, incomplete_tail;
     uint32_t watch_serial;
@@ -515,9 +527,11 @@ bool kvf_request_put_done(struct kvf_op *op, int status, struct kvf_entry *entry
 /* lookup: all keys have been started, or what it waited for has ended. */
 void kvf_request_settle_lookup(struct kvf_request *request);
 
-/* Helpers of request*.c */
+/* key_name.c */
 void kvf_request_key_id(const struct kvf_session *session, const struct kvf_shm_key *key,
                         uint8_t key_id_out[32]);
+
+/* Helpers of request*.c */
 /* Complete one block of a request. */
 void kvf_request_block(struct kvf_request *request, uint32_t index, int status, uint8_t tier);
 /* Complete one block with a leased record. */

@@ -57,7 +57,8 @@ void kvf_agent_memory(const struct kvf_config *config, struct kvf_agent_memory *
     memory_out->slot_bytes = config->dram_bytes / KVF_DRAM_SLOT_BYTES_MIN *
                              sizeof(struct kvf_slot_side);
     memory_out->ghost_bytes = KVF_GHOST_ENTRIES * sizeof(uint64_t) +
-                              KVF_INCOMPLETE_MAX * sizeof(struct kvf_incomplete);
+                              KVF_INCOMPLETE_MAX * sizeof(struct kvf_incomplete) +
+                              KVF_KEY_NAMES * sizeof(struct kvf_key_name);
 }
 
 static int open_tables(struct kvf_agent *agent)
@@ -86,13 +87,15 @@ static int open_tables(struct kvf_agent *agent)
     }
     agent->namespaces = calloc(KVF_INDEX_NAMESPACES_MAX, sizeof(*agent->namespaces));
     agent->ghosts = calloc(KVF_GHOST_ENTRIES, sizeof(*agent->ghosts));
+    agent->key_names = aligned_alloc(64, KVF_KEY_NAMES * sizeof(*agent->key_names));
     agent->incomplete = calloc(KVF_INCOMPLETE_MAX, sizeof(*agent->incomplete));
     agent->n_sides = config->dram_bytes / KVF_DRAM_SLOT_BYTES_MIN + 1;
     agent->sides = calloc(agent->n_sides, sizeof(*agent->sides));
     if (agent->namespaces == NULL || agent->ghosts == NULL || agent->incomplete == NULL ||
-        agent->sides == NULL) {
+        agent->sides == NULL || agent->key_names == NULL) {
         return KVF_ERR_NO_MEMORY;
     }
+    memset(agent->key_names, 0, KVF_KEY_NAMES * sizeof(*agent->key_names));
     return KVF_OK;
 }
 
@@ -374,6 +377,7 @@ void kvf_place_close(struct kvf_agent *agent)
     (void)kvf_pool_fini(&agent->flights, NULL);
     free(agent->namespaces);
     free(agent->ghosts);
+    free(agent->key_names);
     free(agent->incomplete);
     free(agent->sides);
 }

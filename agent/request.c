@@ -9,7 +9,6 @@
 
 #include <string.h>
 
-#include "base/hash.h"
 #include "base/mutant.h"
 
 /* ----------------------------------------------------------------------------------------------
@@ -353,16 +352,6 @@ void kvf_request_drop_all(struct kvf_session *session)
 /* ----------------------------------------------------------------------------------------------
  * Taking submissions
  */
-void kvf_request_key_id(const struct kvf_session *session, const struct kvf_shm_key *key,
-                        uint8_t key_id_out[32])
-{
-    const struct kvf_agent *agent = session->agent;
-
-    kvf_key_id_compute(agent->id_key, agent->tenants[session->tenant].id,
-                       agent->namespaces[session->namespace_index].id,
-                       (struct kvf_key){.data = key->key, .bytes = key->key_bytes}, key_id_out);
-}
-
 static void stat_values(struct kvf_request *request)
 {
     struct kvf_session *session = request->session;

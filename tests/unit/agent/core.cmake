@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Index, leases and admission.
+# Index, leases, admission and names.
 kvf_add_test(NAME index LABEL unit SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_index.c
              LIBS kvf_agent kvf_test_support)
-foreach(name lease admit)
+foreach(name lease admit key_name)
     kvf_add_test(NAME ${name} LABEL unit
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c ${CMAKE_CURRENT_LIST_DIR}/core_bed.c
-        LIBS kvf_agent)
+        LIBS kvf_agent kvf_test_support)
 endforeach()

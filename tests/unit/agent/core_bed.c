@@ -84,7 +84,10 @@ struct core_bed *core_bed_create(void)
     agent->sides = calloc(agent->n_sides, sizeof(*agent->sides));
     agent->namespaces = calloc(KVF_INDEX_NAMESPACES_MAX, sizeof(*agent->namespaces));
     agent->ghosts = calloc(KVF_GHOST_ENTRIES, sizeof(*agent->ghosts));
-    assert_true(agent->sides != NULL && agent->namespaces != NULL && agent->ghosts != NULL);
+    agent->key_names = aligned_alloc(64, KVF_KEY_NAMES * sizeof(*agent->key_names));
+    assert_true(agent->sides != NULL && agent->namespaces != NULL && agent->ghosts != NULL &&
+                agent->key_names != NULL);
+    memset(agent->key_names, 0, KVF_KEY_NAMES * sizeof(*agent->key_names));
     agent->namespaces[0].id = 1;
     agent->namespaces[0].shard_count = 1;
     agent->n_tenants = 1;
@@ -112,6 +115,7 @@ void core_bed_destroy(struct core_bed *bed)
     free(agent->sides);
     free(agent->namespaces);
     free(agent->ghosts);
+    free(agent->key_names);
     free(bed);
 }
 
