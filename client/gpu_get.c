@@ -3,15 +3,16 @@
  * gpu_get.c: hits to pages, in groups.
  *
  *   hits, in the order in which they came:   A (8 MiB)          B            C
- *   groups of about 4 MiB:                  |  1  |    2    |    3    |    4    |
+ *   groups of up to 8 MiB:                  |  1  |    2    |    3    |    4    |
  *   copy:    H2D of a group                    1       2         3         4
  *   decode:  behind that copy                          1         2         3 ...
  *
  * A group is a place in device memory, and a list of parts that are copied and decoded together:
- * layers of one large block, or several small ones. Copies run one behind the other on one stream,
- * decodes follow on another. A block is complete when the group that holds its end has been
- * decoded. In mode WINDOW its bytes leave the daemon's memory by this thread's hands, and the lease
- * ends there; else it ends behind the copy.
+ * layers of one large block, or several small ones. Each copy costs the link some microseconds in
+ * which nothing moves, so there are few: payloads run one behind the other on one stream, with
+ * nothing between them, lists on another one. Decodes follow on a third. A block is complete when
+ * the group that holds its end has been decoded. In mode WINDOW its bytes leave the daemon's memory
+ * by this thread's hands, and the lease ends there; else it ends behind the copy.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,12 +66,11 @@ static void groups_size(struct kvf_gpu *gpu)
     uint64_t window = gpu->options.load_window_bytes != 0 ? gpu->options.load_window_bytes
                                                           : KVF_GPU_WINDOW_BYTES;
     uint64_t unit = align_up(unit_bytes_max(&gpu->plan), KVF_GPU_ALIGN_BYTES);
+    uint64_t most = gpu->options.load_group_bytes != 0 ? gpu->options.load_group_bytes
+                                                       : KVF_GPU_GROUP_BYTES;
     uint64_t n;
 
-    gpu->group_bytes = align_up(window / 8, KVF_GPU_ALIGN_BYTES);
-    if (gpu->group_bytes > KVF_GPU_GROUP_BYTES) {
-        gpu->group_bytes = KVF_GPU_GROUP_BYTES;
-    }
+    gpu->group_bytes = align_up(window / 8 < most ? window / 8 : most, KVF_GPU_ALIGN_BYTES);
     if (gpu->group_bytes < unit) {
         gpu->group_bytes = unit;
     }
@@ -108,7 +108,10 @@ static int device_memory_take(struct kvf_gpu *gpu)
         if (gpu->group_window != NULL) {
             group->window = gpu->group_window + i * gpu->group_bytes;
         }
-        status = kvf_gpu_event_create(gpu->device, &group->copied);
+        status = kvf_gpu_event_create(gpu->device, &group->uploaded);
+        if (status == KVF_OK) {
+            status = kvf_gpu_event_create(gpu->device, &group->copied);
+        }
         if (status == KVF_OK) {
             status = kvf_gpu_event_create(gpu->device, &group->decoded);
         }
@@ -137,12 +140,9 @@ void kvf_gpu_get_sleep(struct kvf_gpu *gpu)
     const struct kvf_gpu_driver *driver = &gpu->device->driver;
 
     for (uint32_t i = 0; gpu->groups != NULL && i < gpu->n_groups; i++) {
-        if (gpu->groups[i].copied != NULL) {
-            (void)driver->cuEventDestroy(gpu->groups[i].copied);
-        }
-        if (gpu->groups[i].decoded != NULL) {
-            (void)driver->cuEventDestroy(gpu->groups[i].decoded);
-        }
+        kvf_gpu_event_drop(gpu, gpu->groups[i].uploaded);
+        kvf_gpu_event_drop(gpu, gpu->groups[i].copied);
+        kvf_gpu_event_drop(gpu, gpu->groups[i].decoded);
     }
     free(gpu->groups);
     gpu->groups = NULL;
@@ -456,18 +456,28 @@ static uint64_t lists_pack(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
     return (uint64_t)(to - group->lists);
 }
 
-static int copy_in(struct kvf_gpu *gpu, uint64_t to, const void *from, uint64_t bytes)
+static int copy_in(struct kvf_gpu *gpu, uint64_t to, const void *from, uint64_t bytes, void *stream)
 {
-    return kvf_gpu_device_result(
-        gpu->device, gpu->device->driver.cuMemcpyHtoDAsync(to, from, bytes, gpu->in_stream),
-        "cuMemcpyHtoDAsync");
+    return kvf_gpu_device_result(gpu->device,
+                                 gpu->device->driver.cuMemcpyHtoDAsync(to, from, bytes, stream),
+                                 "cuMemcpyHtoDAsync");
+}
+
+/* The group's parts and page ids to the device. */
+static int lists_copy(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
+{
+    uint64_t bytes = lists_pack(gpu, group);
+    int status = bytes != 0
+                     ? copy_in(gpu, group->lists_address, group->lists, bytes, gpu->up_stream)
+                     : KVF_OK;
+
+    return status == KVF_OK ? kvf_gpu_record(gpu, group->uploaded, gpu->up_stream) : status;
 }
 
 /* The group's bytes to the device. */
 static int group_copy(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
 {
-    uint64_t lists = lists_pack(gpu, group);
-    int status = lists != 0 ? copy_in(gpu, group->lists_address, group->lists, lists) : KVF_OK;
+    int status = KVF_OK;
 
     for (uint32_t i = 0; i < group->n_spans && status == KVF_OK; i++) {
         const struct kvf_gpu_span *span = &group->spans[i];
@@ -475,18 +485,19 @@ static int group_copy(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
         if (group->window != NULL) {
             memcpy(group->window + span->offset, span->from, span->bytes);
         } else {
-            status = copy_in(gpu, group->address + span->offset, span->from, span->bytes);
+            status = copy_in(gpu, group->address + span->offset, span->from, span->bytes,
+                             gpu->in_stream);
         }
     }
     if (group->window != NULL && status == KVF_OK && group->used_bytes > 0) {
-        status = copy_in(gpu, group->address, group->window, group->used_bytes);
+        status = copy_in(gpu, group->address, group->window, group->used_bytes, gpu->in_stream);
     }
     if (group->window != NULL || KVF_MUTANT(gpu_release_wait)) {
         for (uint32_t i = 0; i < group->n_ends; i++) {
             lease_end(gpu, group->ends[i]);
         }
     }
-    return status;
+    return status == KVF_OK ? kvf_gpu_record(gpu, group->copied, gpu->in_stream) : status;
 }
 
 static int group_decode(struct kvf_gpu *gpu, struct kvf_gpu_group *group, void *stream)
@@ -533,26 +544,22 @@ static int group_decode(struct kvf_gpu *gpu, struct kvf_gpu_group *group, void *
 
 static int group_queue(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
 {
-    const struct kvf_gpu_driver *driver = &gpu->device->driver;
     void *stream = group->request != NULL ? group->request->stream : gpu->get_stream;
-    int status = group_copy(gpu, group);
+    int status = lists_copy(gpu, group);
 
     if (status == KVF_OK) {
-        status = kvf_gpu_device_result(
-            gpu->device, driver->cuEventRecord(group->copied, gpu->in_stream), "cuEventRecord");
+        status = group_copy(gpu, group);
+    }
+    if (status == KVF_OK && !KVF_MUTANT(gpu_lists_wait)) {
+        status = kvf_gpu_wait(gpu, stream, group->uploaded);
     }
     if (status == KVF_OK && !KVF_MUTANT(gpu_copy_wait)) {
-        status = kvf_gpu_device_result(
-            gpu->device, driver->cuStreamWaitEvent(stream, group->copied, 0), "cuStreamWaitEvent");
+        status = kvf_gpu_wait(gpu, stream, group->copied);
     }
     if (status == KVF_OK && group->request != NULL) {
         status = group_decode(gpu, group, stream);
     }
-    if (status == KVF_OK) {
-        status = kvf_gpu_device_result(gpu->device, driver->cuEventRecord(group->decoded, stream),
-                                       "cuEventRecord");
-    }
-    return status;
+    return status == KVF_OK ? kvf_gpu_record(gpu, group->decoded, stream) : status;
 }
 
 /* Forget what a group held; memory and events stay. */

@@ -16,7 +16,7 @@
  *   descriptors -> encode -> D2H -> put, ring reuse  gpu_upload_wait, gpu_encode_wait,
  *                                                    gpu_submit_wait, gpu_ring_wait
  *   lease -> H2D -> decode -> completion, reuse      gpu_release_wait, gpu_copy_wait,
- *                                                    gpu_complete_wait
+ *   lists -> decode                                  gpu_complete_wait, gpu_lists_wait
  *   reader's event -> decode                         gpu_reader_wait
  *
  * Owner: the thread that uses the client handle.
@@ -36,8 +36,8 @@ enum kvf_gpu_bounds {
     KVF_GPU_BURSTS_MAX = 32,       /* on their way to the daemon */
     KVF_GPU_BURST_BLOCKS_MAX = 64, /* of one burst */
     KVF_GPU_GROUPS_MAX = 64,       /* on their way to pages */
-    KVF_GPU_GROUPS_MIN = 2,
-    KVF_GPU_GROUPS_A_CALL = 4, /* queued at once: in mode WINDOW this thread copies them */
+    KVF_GPU_GROUPS_MIN = 4,        /* copied, decoded, ended, filled */
+    KVF_GPU_GROUPS_A_CALL = 4,     /* queued at once: in mode WINDOW this thread copies them */
     KVF_GPU_GROUP_PARTS = 1024,
     KVF_GPU_GROUP_ITEMS = 64,
     KVF_GPU_GROUP_SPANS = 3 * KVF_GPU_GROUP_ITEMS,
@@ -52,7 +52,7 @@ enum kvf_gpu_bounds {
 
 #define KVF_GPU_BURST_BYTES       (UINT64_C(64) << 20)
 #define KVF_GPU_WINDOW_BYTES      (UINT64_C(64) << 20)
-#define KVF_GPU_GROUP_BYTES       (UINT64_C(4) << 20) /* a copy that reaches the link's rate */
+#define KVF_GPU_GROUP_BYTES       (UINT64_C(8) << 20) /* a copy that reaches the link's rate */
 #define KVF_GPU_FIRST_GROUP_BYTES (UINT64_C(1) << 20) /* so that the first layer is there early */
 
 struct kvf_gpu_region {
@@ -192,7 +192,8 @@ struct kvf_gpu_group {
     uint8_t *window; /* NULL: copied from where it lies */
     uint8_t *lists;  /* pinned: parts, page ids */
     uint64_t lists_address;
-    void *copied; /* events */
+    void *uploaded; /* events */
+    void *copied;
     void *decoded;
     struct kvf_gpu_request *request; /* of the first part: region and stream */
     uint64_t used_bytes;
@@ -232,7 +233,7 @@ struct kvf_gpu {
     bool is_break_unreported;
     bool is_pin_failure_said;
     void *put_stream;
-    void *up_stream;  /* lists for encoders: waits for nothing, so that who waits for it does not */
+    void *up_stream;  /* lists for kernels: waits for nothing, so that who waits for it does not */
     void *out_stream; /* copies out */
     void *in_stream;  /* copies in */
     void *get_stream;
@@ -377,6 +378,7 @@ int kvf_gpu_burst_copy(struct kvf_gpu *gpu, struct kvf_gpu_out *block, uint64_t 
 
 int kvf_gpu_wait(struct kvf_gpu *gpu, void *stream, void *event);
 int kvf_gpu_record(struct kvf_gpu *gpu, void *event, void *stream);
+void kvf_gpu_event_drop(struct kvf_gpu *gpu, void *event); /* NULL: nothing */
 
 /* --- gpu_burst.c ------------------------------------------------------------------------------ */
 

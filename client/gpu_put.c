@@ -143,7 +143,7 @@ int kvf_gpu_put_wake(struct kvf_gpu *gpu)
     return status;
 }
 
-static void event_destroy(struct kvf_gpu *gpu, void *event)
+void kvf_gpu_event_drop(struct kvf_gpu *gpu, void *event)
 {
     if (event != NULL) {
         (void)gpu->device->driver.cuEventDestroy(event);
@@ -153,9 +153,9 @@ static void event_destroy(struct kvf_gpu *gpu, void *event)
 void kvf_gpu_put_sleep(struct kvf_gpu *gpu)
 {
     for (uint32_t i = 0; gpu->bursts != NULL && i < KVF_GPU_BURSTS_MAX; i++) {
-        event_destroy(gpu, gpu->bursts[i].uploaded);
-        event_destroy(gpu, gpu->bursts[i].encoded);
-        event_destroy(gpu, gpu->bursts[i].copied);
+        kvf_gpu_event_drop(gpu, gpu->bursts[i].uploaded);
+        kvf_gpu_event_drop(gpu, gpu->bursts[i].encoded);
+        kvf_gpu_event_drop(gpu, gpu->bursts[i].copied);
     }
     for (uint32_t i = 0; i < gpu->n_bursts; i++) {
         struct kvf_gpu_burst *burst = &gpu->bursts[(gpu->burst_first + i) % KVF_GPU_BURSTS_MAX];

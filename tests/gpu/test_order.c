@@ -30,9 +30,9 @@
 const char *kvf_mutant_chosen;
 
 static const char *const mutants[] = {
-    "gpu_writer_wait", "gpu_upload_wait",   "gpu_free_wait", "gpu_encode_wait",
-    "gpu_submit_wait", "gpu_ring_wait",     "gpu_copy_wait", "gpu_release_wait",
-    "gpu_reader_wait", "gpu_complete_wait",
+    "gpu_writer_wait", "gpu_upload_wait",   "gpu_free_wait",  "gpu_encode_wait",
+    "gpu_submit_wait", "gpu_ring_wait",     "gpu_copy_wait",  "gpu_release_wait",
+    "gpu_reader_wait", "gpu_complete_wait", "gpu_lists_wait",
 };
 
 enum {
