@@ -159,8 +159,11 @@ def gpu_link_figures():
             result.append(Figure(f"{kind}_vs_ideal{suffix}", "GB/s", to, bar, note=pages))
             result.append(Figure(f"{kind}_vs_page_copies{suffix}", "GB/s", "a copy a page, uncoded",
                                  note=pages))
-        result.append(Figure(f"offload_vs_gather{suffix}", "GB/s",
-                             "a gather kernel that writes to host memory, uncoded", note=pages))
+            result.append(Figure(f"{kind}_vs_batch{suffix}", "GB/s",
+                                 "the same copies by one cuMemcpyBatchAsync", note=pages))
+            result.append(Figure(f"{kind}_vs_gather{suffix}", "GB/s",
+                                 "a kernel that moves pages to or from host memory, uncoded",
+                                 note=pages))
         result.append(Figure(f"onload_first_layer_us{suffix}", "us", better="lower",
                              note=f"{pages}: until the first layer of a chunk is in its pages"))
     return result
