@@ -6,6 +6,7 @@
 
 #include "base/crc32c.h"
 #include "tests/gpu/codec_device.h"
+#include "tests/support/support.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -55,6 +56,62 @@ struct run {
     uint32_t n_parts;
     struct kvf_gpu_work work;
 };
+
+/* -------------------------------------------------------------------------------------------------
+ * Cases
+ */
+bool codec_case_begin(struct kvf_random_seeded *random)
+{
+    const char *only = getenv("KVF_TEST_ONLY");
+
+    kvf_random_seeded_init(random, kvf_test_seed());
+    if (only != NULL) {
+        cmocka_set_test_filter(only);
+    }
+    return codec_device_open();
+}
+
+struct codec_case codec_case_of(const char *profile, int dtype, enum case_layout layout,
+                                enum case_fill fill)
+{
+    return (struct codec_case){
+        .profile = profile,
+        .dtype = dtype,
+        .n_layers = 2,
+        .n_heads = 3,
+        .dim_k = 128,
+        .dim_v = 128,
+        .n_tokens = 53,
+        .n_blocks = 2,
+        .layout = layout,
+        .fill = fill,
+    };
+}
+
+bool codec_case_shape(struct codec_case *c, size_t i)
+{
+    static const struct {
+        uint32_t n_heads;
+        uint32_t dim_k;
+        uint32_t dim_v;
+        uint32_t n_tokens;
+    } shapes[] = {
+        {1, 64, 64, 1},    {5, 96, 96, 17},   {3, 80, 80, 16},    {5, 80, 96, 17},
+        {2, 112, 112, 31}, {1, 192, 128, 33}, {1, 256, 256, 8},   {3, 128, 64, 256},
+        {1, 1024, 0, 5},   {2, 63, 1, 29},    {1, 7, 13, 150},    {1, 576, 0, 64},
+        {8, 128, 128, 16}, {8, 128, 64, 16},  {2, 1000, 514, 11}, {1, 1, 0, 256},
+        {1, 512, 64, 256}, {2, 63, 9, 29},    {1, 1024, 0, 40},   {3, 100, 12, 100},
+    };
+
+    if (i >= sizeof(shapes) / sizeof(shapes[0])) {
+        return false;
+    }
+    c->n_heads = shapes[i].n_heads;
+    c->dim_k = shapes[i].dim_k;
+    c->dim_v = shapes[i].dim_v;
+    c->n_tokens = shapes[i].n_tokens;
+    return true;
+}
 
 static uint32_t below(struct kvf_random_seeded *random, uint32_t n)
 {

@@ -8,6 +8,7 @@
 #include "tests/unit/codec/codec_fixture.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* Layouts that engines use: B pages, N tokens in one, H heads, D elements. */
@@ -51,6 +52,22 @@ struct codec_case {
     bool is_mla;
     bool is_wrong; /* the encoder is, on purpose: the test fails if its payload is right */
 };
+
+enum {
+    CASE_SKIPPED = 77, /* what a test program ends with where there is no GPU */
+};
+
+/* Open the device, print and take the seed; with $KVF_TEST_ONLY run only tests of such names (* and
+ * ? stand for anything). False: there is no GPU. */
+bool codec_case_begin(struct kvf_random_seeded *random);
+
+/* Two blocks of 53 tokens, two layers of three heads of 128. */
+struct codec_case codec_case_of(const char *profile, int dtype, enum case_layout layout,
+                                enum case_fill fill);
+
+/* The i-th of shapes that end codecs' chunks, pieces and rows everywhere: odd dims, one vector a
+ * chunk, no V. False: there are no more. */
+bool codec_case_shape(struct codec_case *c, size_t i);
 
 /* Encode and decode, whole and some ranges of tokens; fails the test at the first difference. True
  * if all blocks were encoded by kernels; false: the kernels asked for the host, rightly. */

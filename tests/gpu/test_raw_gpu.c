@@ -4,7 +4,6 @@
  */
 #include "tests/gpu/codec_case.h"
 #include "tests/gpu/codec_device.h"
-#include "tests/support/support.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,34 +12,14 @@
 
 #include <cmocka.h>
 
-enum {
-    SKIPPED = 77
-};
-
 static struct kvf_random_seeded random_bits;
-
-static struct codec_case raw_case(const char *profile, int dtype, enum case_layout layout)
-{
-    return (struct codec_case){
-        .profile = profile,
-        .dtype = dtype,
-        .n_layers = 2,
-        .n_heads = 3,
-        .dim_k = 128,
-        .dim_v = 128,
-        .n_tokens = 53,
-        .n_blocks = 2,
-        .layout = layout,
-        .fill = CASE_BITS,
-    };
-}
 
 static void every_layout(void **state)
 {
     (void)state;
     for (int layout = 0; layout < CASE_LAYOUTS; layout++) {
         for (int dtype = KVF_DTYPE_BF16; dtype <= KVF_DTYPE_U8; dtype++) {
-            struct codec_case c = raw_case("raw", dtype, (enum case_layout)layout);
+            struct codec_case c = codec_case_of("raw", dtype, (enum case_layout)layout, CASE_BITS);
             assert_true(codec_case_run(&c, &random_bits));
         }
     }
@@ -48,23 +27,11 @@ static void every_layout(void **state)
 
 static void every_shape(void **state)
 {
+    struct codec_case c = codec_case_of("raw", KVF_DTYPE_F16, CASE_NHD, CASE_BITS);
+
     (void)state;
-    static const struct {
-        uint32_t n_heads;
-        uint32_t dim_k;
-        uint32_t dim_v;
-        uint32_t n_tokens;
-    } shapes[] = {
-        {1, 64, 64, 1}, {5, 80, 96, 17},  {1, 512, 64, 256}, {1, 1, 0, 256},
-        {2, 63, 9, 29}, {8, 128, 64, 16}, {1, 1024, 0, 40},  {3, 100, 12, 100},
-    };
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
-        struct codec_case c = raw_case("raw", i % 3 == 2 ? KVF_DTYPE_F8E4M3 : KVF_DTYPE_F16,
-                                       CASE_NHD);
-        c.n_heads = shapes[i].n_heads;
-        c.dim_k = shapes[i].dim_k;
-        c.dim_v = shapes[i].dim_v;
-        c.n_tokens = shapes[i].n_tokens;
+    for (size_t i = 0; codec_case_shape(&c, i); i++) {
+        c.dtype = i % 3 == 2 ? KVF_DTYPE_F8E4M3 : KVF_DTYPE_F16;
         assert_true(codec_case_run(&c, &random_bits));
     }
 }
@@ -73,7 +40,7 @@ static void every_shape(void **state)
 static void exact_of_other_types(void **state)
 {
     (void)state;
-    struct codec_case c = raw_case("exact", KVF_DTYPE_F16, CASE_HND);
+    struct codec_case c = codec_case_of("exact", KVF_DTYPE_F16, CASE_HND, CASE_BITS);
     assert_true(codec_case_run(&c, &random_bits));
     c.dtype = KVF_DTYPE_F8E5M2;
     assert_true(codec_case_run(&c, &random_bits));
@@ -87,8 +54,9 @@ static void raw_areas(void **state)
     static const uint32_t sinks[] = {0, 4, 53, 1};
     for (int i = 0; i < 4; i++) {
         for (int j = 0; j < 4; j++) {
-            struct codec_case c = raw_case(profiles[i], KVF_DTYPE_BF16,
-                                           (enum case_layout)((4 * i + j) % CASE_ELEMENT));
+            struct codec_case c = codec_case_of(profiles[i], KVF_DTYPE_BF16,
+                                                (enum case_layout)((4 * i + j) % CASE_ELEMENT),
+                                                CASE_BITS);
             c.fill = j == 3 ? CASE_NORMAL : CASE_HARD;
             c.sink_tokens = sinks[j];
             assert_true(codec_case_run(&c, &random_bits));
@@ -103,7 +71,7 @@ static void raw_areas(void **state)
 static void raw_areas_of_mla(void **state)
 {
     (void)state;
-    struct codec_case c = raw_case("balanced", KVF_DTYPE_BF16, CASE_NHD);
+    struct codec_case c = codec_case_of("balanced", KVF_DTYPE_BF16, CASE_NHD, CASE_BITS);
     c.is_mla = true;
     c.n_layers = 3;
     c.n_heads = 1;
@@ -121,7 +89,7 @@ static void raw_areas_of_mla(void **state)
 static void too_many_escapes(void **state)
 {
     (void)state;
-    struct codec_case c = raw_case("balanced", KVF_DTYPE_BF16, CASE_NHD);
+    struct codec_case c = codec_case_of("balanced", KVF_DTYPE_BF16, CASE_NHD, CASE_BITS);
     c.fill = CASE_BROKEN;
     assert_false(codec_case_run(&c, &random_bits));
 }
@@ -133,9 +101,8 @@ int main(void)
         cmocka_unit_test(exact_of_other_types), cmocka_unit_test(raw_areas),
         cmocka_unit_test(raw_areas_of_mla),     cmocka_unit_test(too_many_escapes),
     };
-    kvf_random_seeded_init(&random_bits, kvf_test_seed());
-    if (!codec_device_open()) {
-        return SKIPPED;
+    if (!codec_case_begin(&random_bits)) {
+        return CASE_SKIPPED;
     }
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     codec_device_close();

@@ -5,7 +5,6 @@
 #include "codec/codec_gpu_image.h"
 #include "tests/gpu/codec_case.h"
 #include "tests/gpu/codec_device.h"
-#include "tests/support/support.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -14,10 +13,6 @@
 #include <stdio.h>
 
 #include <cmocka.h>
-
-enum {
-    SKIPPED = 77
-};
 
 extern const struct kvf_gpu_image kvf_test_images[];
 
@@ -206,9 +201,8 @@ int main(void)
         cmocka_unit_test(hostile_records), cmocka_unit_test(order_of_additions),
         cmocka_unit_test(swapped_stages),  cmocka_unit_test(reciprocal_is_rounded),
     };
-    kvf_random_seeded_init(&random_bits, kvf_test_seed());
-    if (!codec_device_open()) {
-        return SKIPPED;
+    if (!codec_case_begin(&random_bits)) {
+        return CASE_SKIPPED;
     }
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
     codec_device_close();
