@@ -4,7 +4,9 @@
  * pages of another process, in the geometry of Llama-3.1-8B. The first process is gone before the
  * second one starts. Prints times beside what the link allows.
  *
- *   test_end_to_end [put|get PROFILE SOCKET]     no arguments: the whole test, by itself
+ *   test_end_to_end [put|get PROFILE SOCKET PID]     no arguments: the whole test, by itself
+ *
+ * PID is the daemon's, whose time on processors is a part of what a put costs.
  */
 #include "tests/gpu/calls.h"
 
@@ -16,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -34,7 +37,12 @@ enum {
 
 #define LINK_BYTES_A_S 55.3e9 /* pinned copies over PCIe 5.0 x16 */
 
-static const char *const profiles[] = {"balanced", "exact", "raw"};
+/* How many workers the daemon copies with matters to puts alone. */
+static const struct {
+    const char *profile;
+    const char *workers;
+} cases[] = {{"balanced", "workers=1"}, {"balanced", "workers=2"}, {"balanced", "workers=4"},
+             {"balanced", "workers=8"}, {"exact", "workers=4"},    {"raw", "workers=4"}};
 
 struct engine {
     uint32_t n_chunks;
@@ -47,6 +55,7 @@ struct engine {
     uint32_t ids[CHUNKS_MAX][CHUNK_PAGES];
     char keys[CHUNKS_MAX][24];
     uint64_t encoded_bytes;
+    clockid_t daemon_clock; /* of its time on processors */
 };
 
 /* A driver without a GPU does less of it. */
@@ -184,6 +193,14 @@ static void say(const char *what, uint64_t bytes, uint64_t ns)
            (double)bytes / LINK_BYTES_A_S * 1e3);
 }
 
+static uint64_t clock_ns(clockid_t clock)
+{
+    struct timespec now = {0};
+
+    assert_int_equal(clock_gettime(clock, &now), 0);
+    return (uint64_t)now.tv_sec * KVF_NS_PER_S + (uint64_t)now.tv_nsec;
+}
+
 /* Take one event. Returns how many requests have ended by it. */
 static uint32_t take_event(struct engine *engine, uint64_t *free_ns_out)
 {
@@ -239,11 +256,30 @@ static void put_chunks(struct engine *engine, uint32_t n, uint64_t *free_ns_out)
     }
 }
 
-static void put_prompt(struct engine *engine)
+/* From the GPU to where a get finds it, and the processors that took. */
+static void put_measure(struct engine *engine, const char *what)
 {
     uint64_t bytes = (uint64_t)engine->n_chunks * CHUNK_BYTES;
-    uint64_t start_ns;
+    uint64_t client_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+    uint64_t daemon_ns = clock_ns(engine->daemon_clock);
+    uint64_t start_ns = kvf_now_ns();
     uint64_t free_ns = 0;
+    uint64_t ns;
+
+    put_chunks(engine, engine->n_chunks, &free_ns);
+    ns = kvf_now_ns() - start_ns;
+    client_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - client_ns;
+    daemon_ns = clock_ns(engine->daemon_clock) - daemon_ns;
+    printf("  %s\n", what);
+    say("put: pages free, of KV", bytes, free_ns - start_ns);
+    say("put: stored, of KV", bytes, ns);
+    printf("  %-28s %8.2f of the client, %.2f of the daemon\n", "put: processors used",
+           (double)client_ns / (double)ns, (double)daemon_ns / (double)ns);
+}
+
+static void put_prompt(struct engine *engine)
+{
+    uint64_t start_ns;
 
     /* pins staging and loads the kernels, once a process */
     keys_fill(engine, 1000);
@@ -251,10 +287,10 @@ static void put_prompt(struct engine *engine)
     put_chunks(engine, 1, NULL);
     say("put: first block, of KV", CHUNK_BYTES, kvf_now_ns() - start_ns);
     keys_fill(engine, 1);
-    start_ns = kvf_now_ns();
-    put_chunks(engine, engine->n_chunks, &free_ns);
-    say("put: pages free, of KV", bytes, free_ns - start_ns);
-    say("put: stored, of KV", bytes, kvf_now_ns() - start_ns);
+    put_measure(engine, "once");
+    keys_fill(engine, 2000);
+    put_measure(engine, "again, under other names");
+    keys_fill(engine, 1);
 }
 
 /* The stored record of a chunk; the caller releases. */
@@ -266,7 +302,7 @@ static void record_get(struct engine *engine, uint32_t chunk, struct kvf_hit *hi
     engine->encoded_bytes += hit->record_bytes;
 }
 
-static void put_process(const char *profile, const char *socket_path)
+static void put_process(const char *profile, const char *socket_path, pid_t daemon)
 {
     struct engine engine = {.n_chunks = chunks_wanted()};
     void *layers[2][LAYERS];
@@ -276,6 +312,7 @@ static void put_process(const char *profile, const char *socket_path)
     void *workspace;
     struct kvf_hit hit;
 
+    assert_int_equal(clock_getcpuclockid(daemon, &engine.daemon_clock), 0);
     engine_open(&engine, profile, socket_path, KVF_GPU_PIN_WINDOW, 7);
     for (uint32_t c = 0; c < engine.n_chunks; c++) {
         chunk_fill(&engine, c);
@@ -368,20 +405,22 @@ static void get_process(const char *profile, const char *socket_path)
     get_all(profile, socket_path, KVF_GPU_PIN_WINDOW);
 }
 
-static void run_process(const char *what, const char *profile, const char *socket_path)
+static void run_process(const char *what, const char *profile, const struct kvf_test_daemon *daemon)
 {
     char program[KVF_TEST_PATH_BYTES];
+    char number[16];
     ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 1);
     int wait_status = 0;
     pid_t pid;
 
     assert_true(n > 0);
     program[n] = 0;
+    (void)snprintf(number, sizeof(number), "%d", (int)daemon->process.pid);
     (void)fflush(stdout);
     pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
-        (void)execl(program, program, what, profile, socket_path, (char *)NULL);
+        (void)execl(program, program, what, profile, daemon->socket_path, number, (char *)NULL);
         _exit(127);
     }
     assert_int_equal(waitpid(pid, &wait_status, 0), pid);
@@ -392,24 +431,27 @@ static void run_process(const char *what, const char *profile, const char *socke
 static void test_a_prompt_goes_and_comes_back(void **state)
 {
     bool is_fake = calls_fake.fake_cuda_seed != NULL;
-    const char *const sets[] = {
-        is_fake ? "dram.bytes=256MiB" : "dram.bytes=3GiB",
+    const char *sets[] = {
+        NULL, /* workers */
+        is_fake ? "dram.bytes=256MiB" : "dram.bytes=4GiB",
         "dram.area_bytes=128MiB",
         "staging.total=4GiB",
         "lease.client_share=75",
         "allow_uncalibrated=true",
         NULL,
     };
-    size_t n_profiles = is_fake ? 1 : sizeof(profiles) / sizeof(profiles[0]);
+    size_t n_cases = is_fake ? 1 : sizeof(cases) / sizeof(cases[0]);
     struct kvf_test_daemon daemon;
 
     (void)state;
-    for (size_t i = 0; i < n_profiles; i++) {
+    for (size_t i = 0; i < n_cases; i++) {
+        sets[0] = cases[i].workers;
         kvf_test_daemon_create(&daemon, sets);
         kvf_test_daemon_start(&daemon);
-        printf("profile %s, %u tokens\n", profiles[i], chunks_wanted() * CHUNK_TOKENS);
-        run_process("put", profiles[i], daemon.socket_path);
-        run_process("get", profiles[i], daemon.socket_path);
+        printf("profile %s, %u tokens, %s\n", cases[i].profile, chunks_wanted() * CHUNK_TOKENS,
+               cases[i].workers);
+        run_process("put", cases[i].profile, &daemon);
+        run_process("get", cases[i].profile, &daemon);
         kvf_test_daemon_destroy(&daemon);
     }
 }
@@ -420,7 +462,7 @@ static void test_as_a_process(void **state)
 {
     (void)state;
     if (strcmp(arguments[1], "put") == 0) {
-        put_process(arguments[2], arguments[3]);
+        put_process(arguments[2], arguments[3], (pid_t)strtol(arguments[4], NULL, 10));
     } else {
         get_process(arguments[2], arguments[3]);
     }
@@ -436,7 +478,7 @@ int main(int argc, char **argv)
         return 77;
     }
     arguments = argv;
-    failed = argc == 4 ? cmocka_run_group_tests(one, NULL, NULL)
+    failed = argc == 5 ? cmocka_run_group_tests(one, NULL, NULL)
                        : cmocka_run_group_tests(whole, NULL, NULL);
     return failed;
 }
