@@ -11,7 +11,7 @@ static bool geometry_is_valid(const struct kvf_geometry *geometry)
 {
     return geometry->struct_bytes >= sizeof(*geometry) && geometry->kind >= KVF_KIND_KV &&
            geometry->kind <= KVF_KIND_STATE && kvf_dtype_bytes(geometry->dtype) != 0 &&
-           geometry->rope_state <= KVF_ROPE_POST && geometry->n_layers >= 1 &&
+           geometry->rope_state <= KVF_ROPE_PRE_UNBIASED && geometry->n_layers >= 1 &&
            geometry->n_layers <= KVF_LAYERS_MAX && geometry->n_heads >= 1 &&
            geometry->n_heads <= KVF_HEADS_MAX && geometry->dim_k >= 1 &&
            geometry->dim_k <= KVF_DIM_MAX && geometry->dim_v <= KVF_DIM_MAX &&

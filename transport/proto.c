@@ -105,7 +105,7 @@ int kvf_proto_geometry_check(const struct kvf_wire_geometry *geometry, const cha
     if (g->dtype == KVF_DTYPE_NONE || g->dtype > KVF_DTYPE_U8) {
         return kvf_proto_bad(why_out, "geometry: dtype is unknown");
     }
-    if (g->rope_state > KVF_ROPE_POST) {
+    if (g->rope_state > KVF_ROPE_PRE_UNBIASED) {
         return kvf_proto_bad(why_out, "geometry: rope_state is unknown");
     }
     if (g->n_layers == 0 || g->n_layers > KVF_LAYERS_MAX) {

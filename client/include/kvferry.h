@@ -147,9 +147,11 @@ enum kvf_dtype {
 KVF_API size_t kvf_dtype_bytes(int dtype);
 
 enum kvf_rope_state {
-    KVF_ROPE_NONE = 0, /* the model has no rotary embedding, or the tensor is not K */
-    KVF_ROPE_PRE = 1,  /* K is stored before rotation */
-    KVF_ROPE_POST = 2, /* K is stored after rotation (what engines keep in their pages) */
+    KVF_ROPE_NONE = 0,         /* the model has no rotary embedding, or the tensor is not K */
+    KVF_ROPE_PRE = 1,          /* K is stored before rotation */
+    KVF_ROPE_POST = 2,         /* K is stored after rotation (what engines keep in their pages) */
+    KVF_ROPE_PRE_UNBIASED = 3, /* before rotation and without the bias of its projection; the caller
+                                  took both off and puts them back */
 };
 
 enum kvf_tensor_kind {

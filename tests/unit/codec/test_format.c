@@ -93,6 +93,7 @@ static void lies_about_the_block_are_refused(void **state)
     LIE(header.src_dtype, KVF_DTYPE_F16);
     LIE(header.dst_dtype, KVF_DTYPE_F16);
     LIE(header.rope_state, KVF_ROPE_PRE);
+    LIE(header.rope_state, KVF_ROPE_PRE_UNBIASED);
     LIE(header.rope_fp, 1);
     LIE(header.token_start, UINT32_MAX);
     LIE(header.token_start, 32); /* sinks elsewhere than at the start */

@@ -246,7 +246,7 @@ static void geometry_out_of_range_is_refused(void **state)
     bad[0].struct_bytes = 4;
     bad[1].kind = 9;
     bad[2].dtype = 0;
-    bad[3].rope_state = 3;
+    bad[3].rope_state = 4;
     bad[4].n_layers = 0;
     bad[5].n_layers = KVF_LAYERS_MAX + 1;
     bad[6].n_heads = 0;

@@ -120,7 +120,7 @@ static void hello_is_checked(void **state)
         CHANGE(kvf_wire_hello, geometry.kind, 4),
         CHANGE(kvf_wire_hello, geometry.dtype, 0),
         CHANGE(kvf_wire_hello, geometry.dtype, 7),
-        CHANGE(kvf_wire_hello, geometry.rope_state, 3),
+        CHANGE(kvf_wire_hello, geometry.rope_state, 4),
         CHANGE(kvf_wire_hello, geometry.n_layers, 0),
         CHANGE(kvf_wire_hello, geometry.n_layers, KVF_LAYERS_MAX + 1),
         CHANGE(kvf_wire_hello, geometry.n_heads, 0),
