@@ -3,9 +3,9 @@
  * bench_gpu_link.c: KV between a GPU's pages and pinned host memory, beside the link and beside
  * other ways to move pages.
  *
- *   bench_gpu_link [--seconds N] [--pairs N] [--only NAME] [--group MIB] [--copies 1|2]
+ *   bench_gpu_link [--seconds N] [--pairs N] [--only NAME] [--group MIB]
  *
- * --group: of layers on the way in; --copies: streams that those take in turn.
+ * --group: of layers on the way in.
  *
  * "Ideal" is the link's speed for plain copies of the same encoded bytes, times what a byte of them
  * stands for. Figures are GB of bf16 KV a second.
@@ -55,11 +55,9 @@ struct link {
     struct batch batch;
     uint8_t *host; /* payloads of a ring, or the pages */
     uint64_t group_bytes;
-    uint32_t n_copies; /* streams that groups on the way in take in turn */
-    uint32_t n_groups;
+    uint32_t n_groups; /* since the last pause */
     void *compute;
-    void *copies[2];
-    void *copy; /* the first of them */
+    void *copy;
     void *encoded[RING];
     void *copied[RING];
     void *begun;
@@ -101,12 +99,11 @@ static double repeat(struct link *link, double seconds,
     return bench_gb_s(bytes, kvf_now_ns() - begun_ns);
 }
 
-static void copy(struct link *link, enum way way, uint64_t device, uint8_t *host, uint64_t bytes,
-                 void *stream)
+static void copy(struct link *link, enum way way, uint64_t device, uint8_t *host, uint64_t bytes)
 {
     const struct kvf_gpu_driver *driver = &link->gpu->driver;
-    int result = way == OUT ? driver->cuMemcpyDtoHAsync(host, device, bytes, stream)
-                            : driver->cuMemcpyHtoDAsync(device, host, bytes, stream);
+    int result = way == OUT ? driver->cuMemcpyDtoHAsync(host, device, bytes, link->copy)
+                            : driver->cuMemcpyHtoDAsync(device, host, bytes, link->copy);
 
     gpu_must(link->gpu, result, "copy");
 }
@@ -121,7 +118,7 @@ static void move_plain(struct link *link, uint32_t i, enum way way)
     const struct gpu_load *load = &link->loads[i];
     uint64_t bytes = gpu_load_payloads_bytes(load);
 
-    copy(link, way, load->parts[0].stored, link->host + i * bytes, bytes, link->copy);
+    copy(link, way, load->parts[0].stored, link->host + i * bytes, bytes);
     record(link->gpu, link->copied[i], link->copy);
 }
 
@@ -140,7 +137,7 @@ static void move_pages(struct link *link, uint32_t i, enum way way)
         for (uint32_t layer = 0; layer < load->plan.geometry.n_layers; layer++) {
             uint64_t at = page_at(load, page, layer);
 
-            copy(link, way, load->pages + at, link->host + at, load->page_bytes, link->copy);
+            copy(link, way, load->pages + at, link->host + at, load->page_bytes);
         }
     }
     record(link->gpu, link->copied[i], link->copy);
@@ -230,7 +227,7 @@ static void offload_burst(struct link *link, uint32_t i, enum way way)
         uint64_t at = chunk * bytes;
 
         copy(link, way, load->parts[0].stored + at,
-             link->host + i * gpu_load_payloads_bytes(load) + at, bytes, link->copy);
+             link->host + i * gpu_load_payloads_bytes(load) + at, bytes);
     }
     record(gpu, link->copied[i], link->copy);
 }
@@ -259,7 +256,6 @@ static void onload_chunk(struct link *link, uint32_t i, uint32_t chunk, void *fi
     uint32_t n;
 
     for (uint32_t layer = 0; layer < load->plan.geometry.n_layers; layer += n) {
-        void *stream = link->copies[link->n_groups % link->n_copies];
         uint64_t begin = gpu_load_layer_offset(load, layer);
         uint64_t end;
 
@@ -267,8 +263,8 @@ static void onload_chunk(struct link *link, uint32_t i, uint32_t chunk, void *fi
         link->n_groups++;
         end = layer + n == load->plan.geometry.n_layers ? load->payload_bytes
                                                         : gpu_load_layer_offset(load, layer + n);
-        copy(link, IN, load->parts[0].stored + at + begin, host + begin, end - begin, stream);
-        record(gpu, link->encoded[i], stream);
+        copy(link, IN, load->parts[0].stored + at + begin, host + begin, end - begin);
+        record(gpu, link->encoded[i], link->copy);
         wait_for(gpu, link->compute, link->encoded[i]);
         gpu_load_decode(load, gpu, chunk, layer, n, link->compute);
         if (layer == 0 && first_done != NULL) {
@@ -280,9 +276,7 @@ static void onload_chunk(struct link *link, uint32_t i, uint32_t chunk, void *fi
 static void onload_burst(struct link *link, uint32_t i, enum way way)
 {
     (void)way;
-    for (uint32_t c = 0; c < link->n_copies; c++) {
-        wait_for(link->gpu, link->copies[c], link->copied[i]);
-    }
+    wait_for(link->gpu, link->copy, link->copied[i]);
     for (uint32_t chunk = 0; chunk < link->loads[i].n_chunks; chunk++) {
         onload_chunk(link, i, chunk, NULL);
     }
@@ -335,11 +329,7 @@ static void init(struct link *link, const struct bench_run *run, struct kvf_gpu_
 
     link->gpu = gpu;
     link->compute = gpu_stream(gpu, KVF_GPU_PRIORITY_LOW);
-    for (uint32_t i = 0; i < 2; i++) {
-        link->copies[i] = gpu_stream(gpu, KVF_GPU_PRIORITY_LOW);
-    }
-    link->copy = link->copies[0];
-    link->n_copies = bench_number(run, "--copies", 1) == 1 ? 1 : 2;
+    link->copy = gpu_stream(gpu, KVF_GPU_PRIORITY_LOW);
     link->group_bytes = bench_number(run, "--group", 8) << 20;
     link->begun = gpu_timer(gpu);
     for (uint32_t i = 0; i < RING; i++) {
