@@ -13,10 +13,15 @@
 
 static const uint64_t payload_units_max = KVF_PAYLOAD_BYTES_MAX / KVF_BLOCK_ALIGN_BYTES;
 
+static bool tensor_computes(const struct kvf_codec_tensor *tensor)
+{
+    return tensor->dim != 0 && (tensor->ops->capabilities & KVF_CODEC_FLOAT) != 0;
+}
+
 static bool plan_computes(const struct kvf_codec_plan *plan)
 {
-    return ((plan->k.ops->capabilities | (plan->v.dim != 0 ? plan->v.ops->capabilities : 0)) &
-            KVF_CODEC_FLOAT) != 0;
+    return tensor_computes(&plan->k) || tensor_computes(&plan->v) ||
+           tensor_computes(&plan->edge_k) || tensor_computes(&plan->edge_v);
 }
 
 static bool view_is_valid(const struct kvf_codec_plan *plan, const struct kvf_kv_view *kv)
@@ -64,7 +69,7 @@ static struct kvf_codec_job encode_job(const struct encoder *encoder, uint32_t l
 static int encode_tensor(struct encoder *encoder, uint32_t layer, int is_v, uint8_t *bits_out)
 {
     const struct kvf_codec_plan *plan = encoder->plan;
-    const struct kvf_codec_tensor *tensor = is_v ? &plan->v : &plan->k;
+    const struct kvf_codec_tensor *tensor = kvf_plan_tensor(plan, layer, is_v != 0);
     const struct kvf_codec_tensor *raw = is_v ? &plan->raw_v : &plan->raw_k;
     struct kvf_codec_job job = encode_job(encoder, layer, is_v);
     struct kvf_codec_escapes escapes = {
@@ -144,7 +149,7 @@ static int encode_raw_area(struct encoder *encoder, size_t *raw_area_bytes_out)
     uint32_t n_layers = plan->geometry.n_layers;
     size_t bytes = kvf_raw_table_bytes(n_layers);
     for (uint32_t i = 0; i < 2 * n_layers; i++) {
-        bytes += kvf_raw_section_bytes(i % 2 ? &plan->v : &plan->k, encoder->counts[i]);
+        bytes += kvf_raw_section_bytes(kvf_plan_tensor(plan, i / 2, i % 2), encoder->counts[i]);
     }
     size_t padded = kvf_part_bytes(bytes);
     if (padded > encoder->capacity - encoder->at) {
@@ -159,7 +164,7 @@ static int encode_raw_area(struct encoder *encoder, size_t *raw_area_bytes_out)
     for (uint32_t i = 0; i < 2 * n_layers; i++) {
         uint32_t count = encoder->counts[i];
         if (count != 0) {
-            const struct kvf_codec_tensor *tensor = i % 2 ? &plan->v : &plan->k;
+            const struct kvf_codec_tensor *tensor = kvf_plan_tensor(plan, i / 2, i % 2);
             struct kvf_codec_job job = encode_job(encoder, i / 2, i % 2);
             write_raw_section(tensor, &job, index, count, area + at);
             at += kvf_raw_section_bytes(tensor, count);
@@ -319,16 +324,18 @@ int kvf_block_describe_bytes(struct kvf_record_page *page, const void *payload, 
 static void fixed_layers_fill(const struct kvf_codec_plan *plan, uint32_t n_tokens,
                               struct kvf_record_page *page)
 {
-    struct kvf_codec_sizes k;
-    struct kvf_codec_sizes v = {0};
-    plan->k.ops->sizes(&plan->k, n_tokens, &k);
-    if (plan->v.dim != 0) {
-        plan->v.ops->sizes(&plan->v, n_tokens, &v);
-    }
-    size_t units = (kvf_sizes_total(&k) + kvf_sizes_total(&v)) / KVF_BLOCK_ALIGN_BYTES;
+    size_t at = 0;
     for (uint32_t layer = 0; layer < plan->geometry.n_layers; layer++) {
-        page->layer_offsets[layer] = (uint32_t)(layer * units);
-        page->layer_bits[layer] = (uint8_t)(plan->k.descriptor.bits | plan->v.descriptor.bits << 4);
+        const struct kvf_codec_tensor *k = kvf_plan_tensor(plan, layer, false);
+        const struct kvf_codec_tensor *v = kvf_plan_tensor(plan, layer, true);
+        struct kvf_codec_sizes sizes[2] = {0};
+        k->ops->sizes(k, n_tokens, &sizes[0]);
+        if (v->dim != 0) {
+            v->ops->sizes(v, n_tokens, &sizes[1]);
+        }
+        page->layer_offsets[layer] = (uint32_t)(at / KVF_BLOCK_ALIGN_BYTES);
+        page->layer_bits[layer] = (uint8_t)(k->descriptor.bits | v->descriptor.bits << 4);
+        at += kvf_sizes_total(&sizes[0]) + kvf_sizes_total(&sizes[1]);
     }
 }
 
@@ -406,6 +413,13 @@ static bool shape_is_valid(const struct kvf_block_header *header)
            header->raw_bytes == decoded_bytes(header);
 }
 
+/* How a layer is stored: raw, as the descriptor says, or, where layers differ, as edges are. */
+static bool bits_are_valid(const struct kvf_block_tensor *descriptor, uint8_t bits)
+{
+    return bits == KVF_BITS_RAW || bits == descriptor->bits ||
+           ((descriptor->flags & KVF_TENSOR_EDGES) != 0 && bits == KVF_BITS_EDGE);
+}
+
 /* Offsets rise from 0 to the raw area, which ends the payload. */
 static bool layers_are_valid(const struct kvf_record_page *page)
 {
@@ -423,9 +437,8 @@ static bool layers_are_valid(const struct kvf_record_page *page)
         uint32_t end = layer + 1 < n ? page->layer_offsets[layer + 1] : header->raw_area_offset;
         uint8_t bits_k = page->layer_bits[layer] & 15;
         uint8_t bits_v = page->layer_bits[layer] >> 4;
-        if (end <= page->layer_offsets[layer] ||
-            (bits_k != KVF_BITS_RAW && bits_k != header->k.bits) ||
-            (bits_v != KVF_BITS_RAW && bits_v != header->v.bits)) {
+        if (end <= page->layer_offsets[layer] || !bits_are_valid(&header->k, bits_k) ||
+            !bits_are_valid(&header->v, bits_v)) {
             return false;
         }
     }
@@ -560,9 +573,12 @@ int kvf_block_next_part(struct kvf_block_reader *reader, struct kvf_block_part *
     }
     bool is_v = reader->is_v;
     uint8_t bits = reader->page.layer_bits[layer];
-    const struct kvf_codec_tensor *tensor = is_v ? &plan->v : &plan->k;
-    if ((is_v ? bits >> 4 : bits & 15) == KVF_BITS_RAW) {
+    bits = is_v ? bits >> 4 : bits & 15;
+    const struct kvf_codec_tensor *tensor = kvf_plan_tensor(plan, layer, is_v);
+    if (bits == KVF_BITS_RAW) {
         tensor = is_v ? &plan->raw_v : &plan->raw_k;
+    } else if (bits != tensor->descriptor.bits) {
+        return KVF_ERR_CORRUPT; /* an edge where the plan has none, or the other way round */
     }
     uint32_t n_tokens = reader->page.header.n_tokens;
     size_t end = strip_end(&reader->page, layer);
@@ -603,7 +619,7 @@ int kvf_block_next_section(struct kvf_block_reader *reader, struct kvf_block_sec
     }
     while (reader->section < 2 * layer_end) {
         uint32_t i = reader->section++;
-        const struct kvf_codec_tensor *tensor = i % 2 ? &plan->v : &plan->k;
+        const struct kvf_codec_tensor *tensor = kvf_plan_tensor(plan, i / 2, i % 2);
         uint32_t count = kvf_load_u32(reader->payload + area_at + (size_t)i * sizeof(uint32_t));
         if (count == 0) {
             continue;

@@ -38,6 +38,7 @@ enum kvf_block_codec {
     KVF_CODEC_RAW = 1,
     KVF_CODEC_EXACT = 2,
     KVF_CODEC_SAW = 3,
+    KVF_CODEC_TQ = 4,
     KVF_CODEC_KIVI = 5,
 };
 
@@ -45,13 +46,22 @@ enum kvf_block_codec {
 enum kvf_block_bits {
     KVF_BITS_RAW = 0,    /* as by codec raw, whatever the descriptor says: absent, or did not pay */
     KVF_BITS_EXACT = 12, /* exponents recoded to 4 bits */
+    KVF_BITS_EDGE = 8,   /* with KVF_TENSOR_EDGES: by saw at 8 bits, centred if the tensor is */
     /* 1..8: width of the codes */
 };
 
 /* kvf_block_tensor.flags */
 enum kvf_block_tensor_flags {
-    KVF_TENSOR_CENTER = 1 << 0, /* the mean part is there and is added by the decoder */
-    KVF_TENSOR_SIGNS = 1 << 1,  /* channels are flipped by rot_seed before the rotation */
+    KVF_TENSOR_CENTER = 1 << 0,   /* the mean part is there and is added by the decoder */
+    KVF_TENSOR_SIGNS = 1 << 1,    /* channels are flipped by rot_seed before the rotation */
+    KVF_TENSOR_RESIDUAL = 1 << 2, /* tq: a bit a value is signs of the projected residual */
+    KVF_TENSOR_SPLIT = 1 << 3,    /* tq: listed channels have a rotation of their own, a bit more */
+    /* tq: how the encoder chose scales; 0: the norm, as published */
+    KVF_TENSOR_SCALE_MATCHED = 1 << 4,
+    KVF_TENSOR_SCALE_LEAST_SQUARES = 2 << 4,
+    KVF_TENSOR_SCALE_UNBIASED = 3 << 4,
+    KVF_TENSOR_SCALE_MASK = 3 << 4,
+    KVF_TENSOR_EDGES = 1 << 6, /* some layers are KVF_BITS_EDGE */
 };
 
 /* kvf_block_tensor.rot_kind */
@@ -60,6 +70,7 @@ enum kvf_block_rotation {
     KVF_ROT_SYLVESTER = 1, /* order 2^n equals the group */
     KVF_ROT_KRONECKER = 2, /* order 12, 20 or 28 times 2^n equals the group */
     KVF_ROT_BLOCKS = 3,    /* Sylvester of order rot_order, repeated along the group */
+    KVF_ROT_SPLIT = 4,     /* one of rot_order listed channels, one of the others */
 };
 
 /* kvf_block_tensor.zero_kind, .group_axis, .layout */
@@ -76,6 +87,12 @@ enum kvf_block_layout {
     KVF_LAYOUT_NATURAL = 0, /* elements in channel order */
     KVF_LAYOUT_MMA = 1,     /* the order of codec_saw.h */
     KVF_LAYOUT_SPLIT = 2,   /* planes of codec_exact.h */
+};
+
+/* kvf_block_tensor.codebook_id */
+enum kvf_block_codebook {
+    KVF_CODEBOOK_UNIFORM = 0,
+    KVF_CODEBOOK_GAUSS = 1, /* codec_tq_codebook.h */
 };
 
 /* How K, or V, is stored. Codec fields appear here and nowhere else. */

@@ -58,9 +58,13 @@ struct kvf_profile {
     const char *name; /* shorter than KVF_PROFILE_NAME_BYTES */
     const char *use;  /* one line for lists: what it is for, bits a value */
     bool lossless;
-    bool opaque; /* no geometry: bytes in, the same bytes out */
+    bool opaque;         /* no geometry: bytes in, the same bytes out */
+    uint8_t edge_layers; /* this many layers at each end are stored as edge_k and edge_v say */
+    uint8_t sink_tokens; /* at least so many are kept raw, whatever the geometry says */
     struct kvf_profile_tensor k;
     struct kvf_profile_tensor v;
+    struct kvf_profile_tensor edge_k;
+    struct kvf_profile_tensor edge_v;
 };
 
 /* The profiles in a fixed order, NULL-terminated by name. */
@@ -81,22 +85,39 @@ enum kvf_codec_capabilities {
 
 struct kvf_codec_ops;
 
+/* A rotation of tq; the constants are codec_tq.h's. */
+struct kvf_codec_rotation {
+    uint16_t n; /* elements */
+    uint16_t order;
+    uint16_t code_bytes;
+    uint8_t bits;
+    float root_mean_square; /* R */
+    float quantize;         /* F */
+    float scale;            /* C */
+    float factor;           /* U */
+    float residual;         /* sqrt(k) unit */
+    float residual_factor;  /* V */
+};
+
 /* One tensor, K or V, of a plan: all that a codec needs to know. */
 struct kvf_codec_tensor {
     const struct kvf_codec_ops *ops;
     struct kvf_block_tensor descriptor; /* as in headers of blocks that are long enough to centre */
     uint16_t n_heads;
-    uint16_t dim;           /* 0: the tensor does not exist */
-    uint16_t group;         /* elements of a row's vector; divides dim */
-    uint16_t n_rows;        /* n_heads * dim / group */
-    uint8_t dtype;          /* enum kvf_dtype */
-    uint8_t element_bytes;  /* of dtype */
-    uint16_t code_bytes;    /* saw, kivi: bytes of one vector's codes */
-    uint16_t rot_order;     /* saw: 1 is no rotation */
-    float sqrt_order;       /* saw: sqrt(rot_order), correctly rounded */
-    float rsqrt_order;      /* saw: 1 / sqrt(rot_order), correctly rounded */
-    uint8_t order[256];     /* saw: stored position -> coefficient */
-    uint8_t sign_bits[128]; /* saw: bit i: channel i is flipped */
+    uint16_t dim;          /* 0: the tensor does not exist */
+    uint16_t group;        /* elements of a row's vector; divides dim */
+    uint16_t n_rows;       /* n_heads * dim / group */
+    uint8_t dtype;         /* enum kvf_dtype */
+    uint8_t element_bytes; /* of dtype */
+    uint16_t code_bytes;   /* saw, tq, kivi: bytes of one vector's codes */
+    uint16_t rot_order;    /* saw, tq: 1 is no rotation */
+    float sqrt_order;      /* saw: sqrt(rot_order), correctly rounded */
+    float rsqrt_order;     /* saw: 1 / sqrt(rot_order), correctly rounded */
+    uint8_t n_rotations;   /* tq: 1, or 2 where channels are split */
+    uint8_t n_scales;      /* tq: numbers of the meta part a vector */
+    struct kvf_codec_rotation rotations[2];
+    uint8_t order[256];     /* saw: stored position -> coefficient; tq: of each rotation */
+    uint8_t sign_bits[128]; /* saw, tq: bit i: channel i is flipped */
 };
 
 /* Bytes of the three parts that a codec writes for one tensor of one layer; each a multiple of
@@ -185,8 +206,11 @@ struct kvf_codec_plan {
     uint64_t record_bytes_max; /* of any block of up to chunk_tokens, record page included */
     size_t workspace_bytes;    /* for encode and decode, at KVF_CODEC_WORKSPACE_ALIGN */
     size_t escapes_offset;     /* in the workspace: numbers of escaped vectors */
-    struct kvf_codec_tensor k;
+    uint16_t edge_layers;      /* at each end, of which edge_k and edge_v are */
+    struct kvf_codec_tensor k; /* kvf_plan_tensor says which one a layer has */
     struct kvf_codec_tensor v;
+    struct kvf_codec_tensor edge_k;
+    struct kvf_codec_tensor edge_v;
     struct kvf_codec_tensor raw_k; /* for strips that are stored raw */
     struct kvf_codec_tensor raw_v;
 };

@@ -158,6 +158,18 @@ static inline uint16_t kvf_f16_smallest_scale(float range, float levels)
     return scale;
 }
 
+/* Correctly rounded, by the machine's instruction. */
+static inline float kvf_sqrt_f32(float value)
+{
+#if defined(__x86_64__)
+    return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(value)));
+#else
+    float root;
+    __asm__("fsqrt %s0, %s1" : "=w"(root) : "w"(value));
+    return root;
+#endif
+}
+
 /* The fused operation, one rounding, also where the machine has no instruction for it: the product
  * is exact in double, the sum is rounded to odd, and rounding that to fp32 is then right. */
 static inline float kvf_fma_f32(float a, float b, float c)

@@ -30,6 +30,22 @@ static inline size_t kvf_raw_section_bytes(const struct kvf_codec_tensor *tensor
     return kvf_align_up(count * (sizeof(uint32_t) + vector_bytes), KVF_RAW_AREA_ALIGN_BYTES);
 }
 
+/* Is a layer one of those at the ends of a model that have tensors of their own? */
+static inline bool kvf_plan_is_edge(const struct kvf_codec_plan *plan, uint32_t layer)
+{
+    return layer < plan->edge_layers || layer + plan->edge_layers >= plan->geometry.n_layers;
+}
+
+/* How K or V of a layer is coded. */
+static inline const struct kvf_codec_tensor *kvf_plan_tensor(const struct kvf_codec_plan *plan,
+                                                             uint32_t layer, bool is_v)
+{
+    if (kvf_plan_is_edge(plan, layer)) {
+        return is_v ? &plan->edge_v : &plan->edge_k;
+    }
+    return is_v ? &plan->v : &plan->k;
+}
+
 /* Leading tokens of a block that plan keeps raw. Chunks start at multiples of chunk_tokens, so
  * sinks are in the first one. */
 static inline uint32_t kvf_plan_sinks(const struct kvf_codec_plan *plan, uint32_t token_start,
@@ -39,6 +55,7 @@ static inline uint32_t kvf_plan_sinks(const struct kvf_codec_plan *plan, uint32_
         return 0;
     }
     uint32_t sinks = plan->geometry.sink_tokens;
+    sinks = sinks > plan->profile->sink_tokens ? sinks : plan->profile->sink_tokens;
     return sinks < n_tokens ? sinks : n_tokens;
 }
 

@@ -116,8 +116,8 @@ static inline uint32_t kvf_saw_code_bytes(uint32_t n, uint32_t bits)
 }
 
 /* What tq does alike. The group of heads of dim elements, 0 if there is none; how a rotation of n
- * elements by order is called; stored position -> coefficient, piece by piece; sign_bits: the seeded
- * generator's output, bit i for channel i; is there a mean part? */
+ * elements by order is called; stored position -> coefficient, piece by piece; sign_bits: the
+ * seeded generator's output, bit i for channel i; is there a mean part? */
 uint16_t kvf_saw_group(uint16_t dim);
 uint8_t kvf_saw_rot_kind(uint32_t order, uint32_t n);
 void kvf_saw_fill_order(uint8_t *order, uint32_t n);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec_saw_scalar.h: what the references of the rotating codecs share: rows of vectors in tiles, and
- * codes in planes. Numbers in comments are steps of codec_saw.h.
+ * codec_saw_scalar.h: what the references of the rotating codecs share: rows of vectors in tiles,
+ * and codes in planes. Numbers in comments are steps of codec_saw.h.
  */
 #ifndef KVF_CODEC_CODEC_SAW_SCALAR_H
 #define KVF_CODEC_CODEC_SAW_SCALAR_H

@@ -133,8 +133,8 @@ static uint32_t lanes_from(const struct tile_row *row, uint32_t token)
     return left < LANES ? left : LANES;
 }
 
-/* (1, 3, 4) A tile to y, what its range is, and which vectors are escapes. codes: where those of the
- * tile's vectors will go. */
+/* (1, 3, 4) A tile to y, what its range is, and which vectors are escapes. codes: where those of
+ * the tile's vectors will go. */
 static lanes_m load_rotated(const struct tile_row *row, uint32_t token, float (*y)[LANES],
                             const uint8_t *codes, lanes_f *min_out, lanes_f *max_out)
 {

@@ -5,6 +5,7 @@
 #include "codec/codec.h"
 #include "codec/codec_layout.h"
 
+#include <assert.h>
 #include <string.h>
 
 static bool geometry_is_valid(const struct kvf_geometry *geometry)
@@ -43,6 +44,15 @@ static int tensor_init(struct kvf_codec_tensor *tensor, const struct kvf_geometr
     return status;
 }
 
+/* A reader of the block, without the plan, is to know that there are two widths. */
+static void mark_edges(struct kvf_codec_tensor *tensor, const struct kvf_codec_tensor *edge)
+{
+    if (edge->descriptor.bits != tensor->descriptor.bits) {
+        assert(edge->descriptor.bits == KVF_BITS_EDGE && edge->descriptor.codec == KVF_CODEC_SAW);
+        tensor->descriptor.flags |= KVF_TENSOR_EDGES;
+    }
+}
+
 /* K, V, and how both are stored where their codec gives up. A missing V has dim 0 and no ops. */
 static int tensors_init(struct kvf_codec_plan *plan)
 {
@@ -50,12 +60,23 @@ static int tensors_init(struct kvf_codec_plan *plan)
     const struct kvf_geometry *geometry = &plan->geometry;
     /* MLA: V is the rotary part of K, which is small and does not take coding. */
     const struct kvf_profile_tensor *v = geometry->kind == KVF_KIND_MLA ? &raw : &plan->profile->v;
+    const struct kvf_profile_tensor *edge_v = geometry->kind == KVF_KIND_MLA
+                                                  ? &raw
+                                                  : &plan->profile->edge_v;
     int status = tensor_init(&plan->k, geometry, geometry->dim_k, &plan->profile->k);
+    if (status == KVF_OK && plan->edge_layers != 0) {
+        status = tensor_init(&plan->edge_k, geometry, geometry->dim_k, &plan->profile->edge_k);
+        mark_edges(&plan->k, &plan->edge_k);
+    }
     if (status == KVF_OK) {
         status = tensor_init(&plan->raw_k, geometry, geometry->dim_k, &raw);
     }
     if (status == KVF_OK && geometry->dim_v != 0) {
         status = tensor_init(&plan->v, geometry, geometry->dim_v, v);
+        if (status == KVF_OK && plan->edge_layers != 0) {
+            status = tensor_init(&plan->edge_v, geometry, geometry->dim_v, edge_v);
+            mark_edges(&plan->v, &plan->edge_v);
+        }
         if (status == KVF_OK) {
             status = tensor_init(&plan->raw_v, geometry, geometry->dim_v, &raw);
         }
@@ -81,23 +102,71 @@ static uint64_t fingerprint(const struct kvf_codec_plan *plan)
     hash = fingerprint_add(hash, &plan->profile->opaque, 1);
     hash = fingerprint_add(hash, &plan->k.descriptor, sizeof(plan->k.descriptor));
     hash = fingerprint_add(hash, &plan->v.descriptor, sizeof(plan->v.descriptor));
+    if (plan->edge_layers != 0) {
+        hash = fingerprint_add(hash, &plan->edge_layers, sizeof(plan->edge_layers));
+        hash = fingerprint_add(hash, &plan->edge_k.descriptor, sizeof(plan->edge_k.descriptor));
+        hash = fingerprint_add(hash, &plan->edge_v.descriptor, sizeof(plan->edge_v.descriptor));
+    }
+    if (plan->profile->sink_tokens != 0) {
+        hash = fingerprint_add(hash, &plan->profile->sink_tokens, 1);
+    }
     return hash != 0 ? hash : 1; /* 0 means "none" */
+}
+
+/* Layers that an edge does not take. */
+static uint32_t inner_layers(const struct kvf_codec_plan *plan)
+{
+    uint32_t edges = 2u * plan->edge_layers;
+    return plan->geometry.n_layers > edges ? plan->geometry.n_layers - edges : 0;
+}
+
+/* A tensor, and in how many layers it is. */
+struct use {
+    const struct kvf_codec_tensor *tensor;
+    const struct kvf_codec_tensor *raw;
+    uint32_t n_layers;
+};
+
+enum {
+    USES_MAX = 4
+};
+
+/* What the layers of a plan are made of; tensors that are nowhere are left out. */
+static uint32_t find_uses(const struct kvf_codec_plan *plan, struct use uses_out[USES_MAX])
+{
+    uint32_t inner = inner_layers(plan);
+    uint32_t edge = plan->geometry.n_layers - inner;
+    const struct use all[USES_MAX] = {
+        {&plan->k, &plan->raw_k, inner},
+        {&plan->v, &plan->raw_v, inner},
+        {&plan->edge_k, &plan->raw_k, edge},
+        {&plan->edge_v, &plan->raw_v, edge},
+    };
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < USES_MAX; i++) {
+        if (all[i].tensor->dim != 0 && all[i].n_layers != 0) {
+            uses_out[n++] = all[i];
+        }
+    }
+    return n;
 }
 
 static void workspace_init(struct kvf_codec_plan *plan)
 {
-    uint32_t n_tokens = plan->geometry.chunk_tokens;
-    size_t scratch = plan->k.ops->workspace_bytes(&plan->k);
-    size_t escapes = kvf_plan_escapes_max(plan, &plan->k, n_tokens);
-    if (plan->v.dim != 0) {
-        size_t scratch_v = plan->v.ops->workspace_bytes(&plan->v);
-        scratch = scratch_v > scratch ? scratch_v : scratch;
-        escapes += kvf_plan_escapes_max(plan, &plan->v, n_tokens);
+    struct use uses[USES_MAX];
+    uint32_t n_uses = find_uses(plan, uses);
+    size_t scratch = 0;
+    size_t escapes = 0;
+    for (uint32_t i = 0; i < n_uses; i++) {
+        size_t bytes = uses[i].tensor->ops->workspace_bytes(uses[i].tensor);
+        scratch = bytes > scratch ? bytes : scratch;
+        escapes += (size_t)uses[i].n_layers *
+                   kvf_plan_escapes_max(plan, uses[i].tensor, plan->geometry.chunk_tokens);
     }
     /* Numbers of escaped vectors wait here until the last strip is written: the table of counts,
      * then the lists, one after the other. */
     plan->escapes_offset = kvf_align_up(scratch, KVF_CODEC_WORKSPACE_ALIGN);
-    size_t lists = (2 + escapes) * plan->geometry.n_layers * sizeof(uint32_t);
+    size_t lists = (2 * (size_t)plan->geometry.n_layers + escapes) * sizeof(uint32_t);
     plan->workspace_bytes = plan->escapes_offset + kvf_align_up(lists, KVF_CODEC_WORKSPACE_ALIGN);
 }
 
@@ -121,6 +190,7 @@ int kvf_codec_plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *
     }
     plan->geometry = *geometry;
     plan->geometry.struct_bytes = sizeof(plan->geometry);
+    plan->edge_layers = profile->edge_layers;
     if (!profile->lossless &&
         (geometry->kind == KVF_KIND_STATE || geometry->dtype == KVF_DTYPE_U8)) {
         return KVF_ERR_REFUSED;
@@ -156,9 +226,6 @@ uint32_t kvf_codec_fitting_tokens(const struct kvf_geometry *geometry, const cha
 /* Bytes of a tensor's parts in one strip. */
 static size_t tensor_bytes(const struct kvf_codec_tensor *tensor, uint32_t n_tokens)
 {
-    if (tensor->dim == 0) {
-        return 0;
-    }
     struct kvf_codec_sizes sizes;
     tensor->ops->sizes(tensor, n_tokens, &sizes);
     return kvf_sizes_total(&sizes);
@@ -166,25 +233,13 @@ static size_t tensor_bytes(const struct kvf_codec_tensor *tensor, uint32_t n_tok
 
 uint64_t kvf_codec_plan_payload_bytes(const struct kvf_codec_plan *plan, uint32_t n_tokens)
 {
-    if (plan->profile->opaque) {
-        return 0;
+    struct use uses[USES_MAX];
+    uint32_t n_uses = plan->profile->opaque ? 0 : find_uses(plan, uses);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n_uses; i++) {
+        bytes += (uint64_t)uses[i].n_layers * tensor_bytes(uses[i].tensor, n_tokens);
     }
-    return (uint64_t)plan->geometry.n_layers *
-           (tensor_bytes(&plan->k, n_tokens) + tensor_bytes(&plan->v, n_tokens));
-}
-
-/* The most that one tensor of one layer can take, wherever it is put. */
-static uint64_t tensor_bytes_max(const struct kvf_codec_plan *plan,
-                                 const struct kvf_codec_tensor *tensor,
-                                 const struct kvf_codec_tensor *raw, uint32_t n_tokens)
-{
-    uint32_t escapes = kvf_plan_escapes_max(plan, tensor, n_tokens);
-    uint64_t coded = tensor_bytes(tensor, n_tokens);
-    if (escapes != 0) {
-        coded += kvf_raw_section_bytes(tensor, escapes);
-    }
-    uint64_t uncoded = tensor_bytes(raw, n_tokens);
-    return coded > uncoded ? coded : uncoded;
+    return bytes;
 }
 
 uint64_t kvf_codec_plan_payload_bytes_max(const struct kvf_codec_plan *plan, uint32_t n_tokens)
@@ -192,11 +247,21 @@ uint64_t kvf_codec_plan_payload_bytes_max(const struct kvf_codec_plan *plan, uin
     if (plan->profile->opaque) {
         return KVF_PAYLOAD_BYTES_MAX;
     }
-    uint64_t bytes = plan->geometry.n_layers *
-                     (tensor_bytes_max(plan, &plan->k, &plan->raw_k, n_tokens) +
-                      tensor_bytes_max(plan, &plan->v, &plan->raw_v, n_tokens));
-    if (kvf_plan_escapes_max(plan, &plan->k, n_tokens) != 0 ||
-        kvf_plan_escapes_max(plan, &plan->v, n_tokens) != 0) {
+    struct use uses[USES_MAX];
+    uint32_t n_uses = find_uses(plan, uses);
+    uint64_t bytes = 0;
+    bool has_area = false;
+    for (uint32_t i = 0; i < n_uses; i++) {
+        uint32_t escapes = kvf_plan_escapes_max(plan, uses[i].tensor, n_tokens);
+        uint64_t coded = tensor_bytes(uses[i].tensor, n_tokens);
+        if (escapes != 0) {
+            coded += kvf_raw_section_bytes(uses[i].tensor, escapes);
+            has_area = true;
+        }
+        uint64_t uncoded = tensor_bytes(uses[i].raw, n_tokens);
+        bytes += uses[i].n_layers * (coded > uncoded ? coded : uncoded);
+    }
+    if (has_area) {
         bytes += kvf_raw_table_bytes(plan->geometry.n_layers);
     }
     return kvf_part_bytes(bytes);
@@ -204,8 +269,13 @@ uint64_t kvf_codec_plan_payload_bytes_max(const struct kvf_codec_plan *plan, uin
 
 bool kvf_codec_plan_is_fixed(const struct kvf_codec_plan *plan)
 {
-    return !plan->profile->opaque && (plan->k.ops->capabilities & KVF_CODEC_FIXED_RATE) != 0 &&
-           (plan->v.dim == 0 || (plan->v.ops->capabilities & KVF_CODEC_FIXED_RATE) != 0);
+    struct use uses[USES_MAX];
+    uint32_t n_uses = plan->profile->opaque ? 0 : find_uses(plan, uses);
+    bool is_fixed = n_uses != 0;
+    for (uint32_t i = 0; i < n_uses; i++) {
+        is_fixed = is_fixed && (uses[i].tensor->ops->capabilities & KVF_CODEC_FIXED_RATE) != 0;
+    }
+    return is_fixed;
 }
 
 uint32_t kvf_codec_plan_fixed_sizes(const struct kvf_codec_plan *plan,
@@ -222,14 +292,17 @@ uint32_t kvf_codec_plan_fixed_sizes(const struct kvf_codec_plan *plan,
     if (sinks == 0) {
         return 1;
     }
+    struct use uses[USES_MAX];
+    uint32_t n_uses = find_uses(plan, uses);
     size_t sections = 0;
-    const struct kvf_codec_tensor *tensors[2] = {&plan->k, &plan->v};
-    for (int i = 0; i < 2; i++) {
-        if (kvf_plan_escapes_max(plan, tensors[i], n_tokens) != 0) {
-            sections += kvf_raw_section_bytes(tensors[i], (size_t)sinks * tensors[i]->n_rows);
+    for (uint32_t i = 0; i < n_uses; i++) {
+        const struct kvf_codec_tensor *tensor = uses[i].tensor;
+        if (kvf_plan_escapes_max(plan, tensor, n_tokens) != 0) {
+            sections += uses[i].n_layers *
+                        kvf_raw_section_bytes(tensor, (size_t)sinks * tensor->n_rows);
         }
     }
-    record_bytes_out[1] = bytes + kvf_part_bytes(kvf_raw_table_bytes(plan->geometry.n_layers) +
-                                                 plan->geometry.n_layers * sections);
+    record_bytes_out[1] = bytes +
+                          kvf_part_bytes(kvf_raw_table_bytes(plan->geometry.n_layers) + sections);
     return 2;
 }

@@ -12,6 +12,9 @@
  * fingerprint. */
 #define ROTATION_SEED 0x6b766672U
 
+/* Below 4 bits the first layers and the last ones cost most: they are stored at 8 bits. */
+#define EDGE_LAYERS 2
+
 #define RAW                                                                                        \
     {                                                                                              \
         .codec = KVF_CODEC_RAW                                                                     \
@@ -39,6 +42,16 @@
               .group_size = (size),                                                                \
               .group_axis = KVF_AXIS_TOKEN},                                                       \
     }
+
+/* Centred where it pays: K has means that are large beside what is left, V has not. */
+#define TQ(width, more_flags)                                                                      \
+    {                                                                                              \
+        .codec = KVF_CODEC_TQ, .bits = (width), .flags = KVF_TENSOR_SIGNS | (more_flags),          \
+        .rotate = 1, .rot_seed = ROTATION_SEED                                                     \
+    }
+#define TQ_K(width, more_flags)                                                                    \
+    TQ(width, KVF_TENSOR_CENTER | KVF_TENSOR_SCALE_MATCHED | (more_flags))
+#define TQ_V(width, more_flags) TQ(width, KVF_TENSOR_SCALE_LEAST_SQUARES | (more_flags))
 
 const struct kvf_profile kvf_profiles[] = {
     {
@@ -121,6 +134,101 @@ const struct kvf_profile kvf_profiles[] = {
     KIVI(2, 32, "kivi2-g32", "2 bits, groups of 32: 3 bits a value"),
     KIVI(2, 64, "kivi2-g64", "2 bits, groups of 64: 2.5 bits a value"),
     KIVI(2, 128, "kivi2-g128", "2 bits, groups of 128: 2.25 bits a value"),
+    {
+        .name = "tq4",
+        .use = "Lloyd-Max levels, 4 bits, K centred: 4.16 bits a value",
+        .k = TQ_K(4, 0),
+        .v = TQ_V(4, 0),
+    },
+    {
+        /* A fourth of the channels, those with the largest magnitudes, has a bit more. */
+        .name = "tq3.5",
+        .use = "Lloyd-Max levels, 3 and 4 bits by channel, K centred: 3.54 bits a value",
+        .k = TQ_K(3, KVF_TENSOR_SPLIT),
+        .v = TQ_V(3, KVF_TENSOR_SPLIT),
+    },
+    {
+        .name = "tq3",
+        .use = "Lloyd-Max levels, 3 bits, K centred: 3.16 bits a value",
+        .k = TQ_K(3, 0),
+        .v = TQ_V(3, 0),
+    },
+    {
+        .name = "tq2.5",
+        .use = "Lloyd-Max levels, 2 and 3 bits by channel, K centred: 2.54 bits a value",
+        .k = TQ_K(2, KVF_TENSOR_SPLIT),
+        .v = TQ_V(2, KVF_TENSOR_SPLIT),
+    },
+    {
+        .name = "tq2",
+        .use = "Lloyd-Max levels, 2 bits, K centred: 2.16 bits a value",
+        .k = TQ_K(2, 0),
+        .v = TQ_V(2, 0),
+    },
+    /* TurboQuant as published: the norm is the scale, nothing is centred. */
+    {
+        .name = "tq4-paper",
+        .use = "TurboQuant at 4 bits as published, for comparison: 4.13 bits a value",
+        .k = TQ(4, 0),
+        .v = TQ(4, 0),
+    },
+    {
+        .name = "tq3-paper",
+        .use = "TurboQuant at 3 bits as published, for comparison: 3.13 bits a value",
+        .k = TQ(3, 0),
+        .v = TQ(3, 0),
+    },
+    {
+        .name = "tq2-paper",
+        .use = "TurboQuant at 2 bits as published, for comparison: 2.13 bits a value",
+        .k = TQ(2, 0),
+        .v = TQ(2, 0),
+    },
+    {
+        .name = "tq3-unbiased",
+        .use = "as tq3 with unbiased products, for comparison: 3.16 bits a value",
+        .k = TQ(3, KVF_TENSOR_CENTER | KVF_TENSOR_SCALE_UNBIASED),
+        .v = TQ(3, KVF_TENSOR_SCALE_UNBIASED),
+    },
+    /* TurboQuant's unbiased form: a bit of each code is the sign of a projection of what is left.
+     * Its noise is large, and attention does not average it out: for comparison only. */
+    {
+        .name = "tq4-qjl",
+        .use = "3 bits and a sign of the residual, for comparison: 4.25 bits a value",
+        .k = TQ(4, KVF_TENSOR_RESIDUAL),
+        .v = TQ(4, KVF_TENSOR_RESIDUAL),
+    },
+    {
+        .name = "tq3-qjl",
+        .use = "2 bits and a sign of the residual, for comparison: 3.25 bits a value",
+        .k = TQ(3, KVF_TENSOR_RESIDUAL),
+        .v = TQ(3, KVF_TENSOR_RESIDUAL),
+    },
+    {
+        .name = "tq2-qjl",
+        .use = "1 bit and a sign of the residual, for comparison: 2.25 bits a value",
+        .k = TQ(2, KVF_TENSOR_RESIDUAL),
+        .v = TQ(2, KVF_TENSOR_RESIDUAL),
+    },
+    {
+        .name = "dense",
+        .use = "K 4 bits centred, V 3 bits, 2 + 2 edge layers 8 bits: 3.72 bits a value and edges",
+        .edge_layers = EDGE_LAYERS,
+        .k = SAW(4, KVF_TENSOR_CENTER, 1),
+        .v = TQ_V(3, 0),
+        .edge_k = SAW(8, KVF_TENSOR_CENTER, 1),
+        .edge_v = SAW(8, 0, 1),
+    },
+    {
+        .name = "max",
+        .use = "K 3 and 4 bits, V 2, 2 + 2 edge layers 8, 4 sinks raw: 2.85 bits and edges",
+        .edge_layers = EDGE_LAYERS,
+        .sink_tokens = 4,
+        .k = TQ_K(3, KVF_TENSOR_SPLIT),
+        .v = TQ_V(2, 0),
+        .edge_k = SAW(8, KVF_TENSOR_CENTER, 1),
+        .edge_v = SAW(8, 0, 1),
+    },
     {.name = NULL},
 };
 

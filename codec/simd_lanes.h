@@ -51,6 +51,7 @@ LANES_OP(lanes_f, f_fma, (lanes_f a, lanes_f b, lanes_f c), _mm512_fmadd_ps(a, b
 /* a < b ? a : b, and a > b ? a : b */
 LANES_OP(lanes_f, f_min, (lanes_f a, lanes_f b), _mm512_min_ps(a, b))
 LANES_OP(lanes_f, f_max, (lanes_f a, lanes_f b), _mm512_max_ps(a, b))
+LANES_OP(lanes_f, f_sqrt, (lanes_f a), _mm512_sqrt_ps(a))
 LANES_OP(lanes_f, f_from_i, (lanes_i a), _mm512_cvtepi32_ps(a))
 /* from fp16 in the low word */
 LANES_OP(lanes_f, f_from_half, (lanes_i a), _mm512_cvtph_ps(_mm512_cvtepi32_epi16(a)))
@@ -127,6 +128,12 @@ LANES_OP(lanes_i, i_order_unpacked, (lanes_i a),
          _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), a))
 /* a bit for each byte that is 0 */
 LANES_OP(uint64_t, i_zero_bytes, (lanes_i a), _mm512_testn_epi8_mask(a, a))
+/* all bits of bytes below 128, none of the others */
+LANES_OP(lanes_i, i_lower_half_8, (lanes_i a),
+         _mm512_movm_epi8(_mm512_testn_epi8_mask(a, _mm512_set1_epi8((char)0x80))))
+/* count, plus 1 in each byte where a, up to 127, is above limit */
+LANES_OP(lanes_i, i_count_above_8, (lanes_i count, lanes_i a, lanes_i limit),
+         _mm512_mask_sub_epi8(count, _mm512_cmpgt_epi8_mask(a, limit), count, _mm512_set1_epi8(-1)))
 
 /* LANES words or bytes as integers, and the low words or bytes of integers to memory */
 LANES_OP(lanes_i, i_load_words, (const void *from),
@@ -224,6 +231,7 @@ LANES_OP(lanes_f, f_bits, (lanes_i a), _mm256_castsi256_ps(a))
 LANES_OP(lanes_f, f_fma, (lanes_f a, lanes_f b, lanes_f c), _mm256_fmadd_ps(a, b, c))
 LANES_OP(lanes_f, f_min, (lanes_f a, lanes_f b), _mm256_min_ps(a, b))
 LANES_OP(lanes_f, f_max, (lanes_f a, lanes_f b), _mm256_max_ps(a, b))
+LANES_OP(lanes_f, f_sqrt, (lanes_f a), _mm256_sqrt_ps(a))
 LANES_OP(lanes_f, f_from_i, (lanes_i a), _mm256_cvtepi32_ps(a))
 
 LANES_OP(lanes_i, i_load, (const void *from), _mm256_load_si256(from))
@@ -298,6 +306,9 @@ LANES_OP(lanes_i, i_order_unpacked, (lanes_i a), _mm256_permute4x64_epi64(a, 0xd
 /* a bit for each byte that is 0 */
 LANES_OP(uint64_t, i_zero_bytes, (lanes_i a),
          (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, _mm256_setzero_si256())))
+LANES_OP(lanes_i, i_lower_half_8, (lanes_i a), _mm256_cmpgt_epi8(a, _mm256_set1_epi8(-1)))
+LANES_OP(lanes_i, i_count_above_8, (lanes_i count, lanes_i a, lanes_i limit),
+         _mm256_sub_epi8(count, _mm256_cmpgt_epi8(a, limit)))
 
 LANES_OP(lanes_i, i_load_words, (const void *from),
          _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)from)))

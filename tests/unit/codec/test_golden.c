@@ -13,6 +13,7 @@
  *   test_codec_golden --write
  */
 #include "base/crc32c.h"
+#include "codec/codec_layout.h"
 #include "tests/support/support.h"
 #include "tests/unit/codec/codec_fixture.h"
 
@@ -46,6 +47,14 @@ struct golden {
         .name = name_, .profile = profile_, .kind = KVF_KIND_KV, .dtype = dtype_, .n_layers = 2,   \
         .n_heads = 1, .dim_k = dim_k_, .dim_v = dim_v_, .n_tokens = tokens_, .sinks = 1,           \
         .decoded_crc32c = crc                                                                      \
+    }
+
+/* K and V of one dim, in as many layers as it takes to have some that are not edges. */
+#define LAYERS(name_, profile_, layers_, dim_, tokens_, crc)                                       \
+    {                                                                                              \
+        .name = name_, .profile = profile_, .kind = KVF_KIND_KV, .dtype = KVF_DTYPE_BF16,          \
+        .n_layers = layers_, .n_heads = 1, .dim_k = dim_, .dim_v = dim_, .n_tokens = tokens_,      \
+        .sinks = 1, .decoded_crc32c = crc                                                          \
     }
 
 #define BIASED(name_, profile_, dim_k_, tokens_, crc)                                              \
@@ -135,7 +144,9 @@ static void check_golden(const struct golden *golden)
     }
     fixture_encode(&codec, &kv, 0);
     for (uint32_t layer = 0; layer < golden->n_layers && !codec.plan.lossless; layer++) {
-        uint8_t bits = (uint8_t)(codec.plan.k.descriptor.bits | codec.plan.v.descriptor.bits << 4);
+        uint8_t bits_k = kvf_plan_tensor(&codec.plan, layer, false)->descriptor.bits;
+        uint8_t bits_v = kvf_plan_tensor(&codec.plan, layer, true)->descriptor.bits;
+        uint8_t bits = (uint8_t)(bits_k | bits_v << 4);
         assert_int_equal(codec.page->layer_bits[layer], bits); /* no strip has fallen back to raw */
     }
     size_t have_bytes = 0;

@@ -28,10 +28,16 @@ static struct kvf_random_seeded random_bits;
  * pages. */
 static void compare_levels(const struct fixture_kv *kv, const char *profile)
 {
+    struct kvf_codec_plan plan;
     struct fixture_codec want;
     struct fixture_codec have;
     struct fixture_kv want_back;
     struct fixture_kv have_back;
+    if (kvf_codec_plan_init(&plan, &kv->geometry, profile) == KVF_ERR_UNSUPPORTED) {
+        /* channels cannot be split where no parts can be rotated: few dims, and odd ones */
+        assert_true(kv->geometry.dim_k % 16 != 0 || kv->geometry.dim_v % 16 != 0);
+        return;
+    }
     fixture_codec_init(&want, &kv->geometry, profile);
     fixture_codec_init(&have, &kv->geometry, profile);
     fixture_kv_init(&want_back, &kv->geometry, kv->n_tokens);
@@ -55,9 +61,10 @@ static void compare_levels(const struct fixture_kv *kv, const char *profile)
     fixture_codec_fini(&have);
 }
 
-static const char *const profiles[] = {"balanced", "safe",      "saw8",      "saw4-paper",
-                                       "exact",    "saw6",      "saw5",      "saw3",
-                                       "saw2",     "kivi4-g32", "kivi2-g128"};
+static const char *const profiles[] = {
+    "balanced", "safe",  "saw8",         "saw4-paper", "exact", "saw6", "saw5",
+    "saw3",     "saw2",  "kivi4-g32",    "kivi2-g128", "tq4",   "tq3",  "tq2",
+    "tq3.5",    "tq2.5", "tq3-unbiased", "tq4-paper",  "dense", "max"};
 enum {
     N_PROFILES = sizeof(profiles) / sizeof(profiles[0])
 };
