@@ -17,7 +17,7 @@
 enum {
     LAYERS = 2,
     TOKENS = 9,
-    N_PLANS = 13,
+    N_PLANS = 18,
     PACKED_BYTES = KVF_BLOCK_HEADER_BYTES + 5 * LAYERS
 };
 
@@ -45,7 +45,9 @@ static const struct {
     {"saw6", KVF_DTYPE_BF16, 80, 80, TOKENS},     {"saw5", KVF_DTYPE_BF16, 128, 128, TOKENS},
     {"saw3", KVF_DTYPE_BF16, 64, 12, 130},        {"saw2", KVF_DTYPE_F32, 128, 7, TOKENS},
     {"kivi4-g32", KVF_DTYPE_BF16, 64, 64, 20},    {"kivi2-g128", KVF_DTYPE_F32, 128, 33, 20},
-    {"kivi4-g64", KVF_DTYPE_BF16, 80, 80, 130},
+    {"kivi4-g64", KVF_DTYPE_BF16, 80, 80, 130},   {"tq4", KVF_DTYPE_BF16, 64, 12, 130},
+    {"tq3.5", KVF_DTYPE_BF16, 64, 16, TOKENS},    {"tq2", KVF_DTYPE_BF16, 128, 80, TOKENS},
+    {"tq3-qjl", KVF_DTYPE_BF16, 16, 12, TOKENS},  {"max", KVF_DTYPE_BF16, 64, 64, TOKENS},
 };
 
 static void target_init(struct target *target, int which)
