@@ -50,8 +50,10 @@ static uint32_t tensors_of(const struct kvf_gpu_work *work, uint8_t codec)
 
 static bool work_is_valid(const struct kvf_gpu_work *work)
 {
+    /* the facts that kernels are given are those of all layers: none has layers of two kinds */
+    bool has_edges = ((work->tensors[0].flags | work->tensors[1].flags) & KVF_TENSOR_EDGES) != 0;
     return work->n_parts >= 1 && work->n_parts <= KVF_GPU_PARTS_MAX && work->tokens_max >= 1 &&
-           work->tokens_a_page >= 1;
+           work->tokens_a_page >= 1 && !has_edges;
 }
 
 void kvf_gpu_tensor_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_tensor *out)
