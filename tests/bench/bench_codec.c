@@ -38,13 +38,26 @@ struct codec_case {
 /* The full model for the figures that have a bar, fewer layers for the others: the layer is what
  * counts, and a run should not take long. */
 static const struct codec_case cases[] = {
-    {"saw4", "balanced", 128, 32},     {"saw4_paper", "saw4-paper", 128, 8},
-    {"safe", "safe", 128, 8},          {"saw8", "saw8", 128, 8},
-    {"saw6", "saw6", 128, 8},          {"saw5", "saw5", 128, 8},
-    {"saw3", "saw3", 128, 8},          {"saw2", "saw2", 128, 8},
-    {"exact", "exact", 128, 8},        {"raw", "raw", 128, 8},
-    {"saw4_d64", "balanced", 64, 8},   {"saw4_d80", "balanced", 80, 8},
-    {"saw4_d96", "balanced", 96, 8},   {"saw4_d112", "balanced", 112, 8},
+    {"saw4", "balanced", 128, 32},
+    {"saw4_paper", "saw4-paper", 128, 8},
+    {"safe", "safe", 128, 8},
+    {"saw8", "saw8", 128, 8},
+    {"saw6", "saw6", 128, 8},
+    {"saw5", "saw5", 128, 8},
+    {"saw3", "saw3", 128, 8},
+    {"saw2", "saw2", 128, 8},
+    {"tq4", "tq4", 128, 8},
+    {"tq3", "tq3", 128, 8},
+    {"tq2", "tq2", 128, 8},
+    {"tq3p5", "tq3.5", 128, 8},
+    {"kivi4", "kivi4-g32", 128, 8},
+    {"kivi2", "kivi2-g32", 128, 8},
+    {"exact", "exact", 128, 8},
+    {"raw", "raw", 128, 8},
+    {"saw4_d64", "balanced", 64, 8},
+    {"saw4_d80", "balanced", 80, 8},
+    {"saw4_d96", "balanced", 96, 8},
+    {"saw4_d112", "balanced", 112, 8},
     {"saw4_d256", "balanced", 256, 8},
 };
 
