@@ -443,7 +443,8 @@ static void test_the_daemon_dies_behind_a_cancel(void **state)
         if (i >= 2) {
             (void)calls_take(&calls, &request, &outcome, 1, 0);
         }
-        assert_int_equal(kvf_gpu_cancel(calls.gpu, request), KVF_OK);
+        assert_int_equal(kvf_gpu_cancel(calls.gpu, request),
+                         outcome.is_over ? KVF_ERR_INVALID : KVF_OK);
         kvf_test_daemon_kill(&calls.daemon);
         calls_wait(&calls, request, &outcome);
         assert_int_equal(kvf_gpu_unregister(calls.gpu, calls.pages.region), KVF_OK);
