@@ -231,6 +231,7 @@ static void work_fill(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
         .n_layers = gpu->plan.geometry.n_layers,
         .tokens_a_page = region->tokens_a_page,
         .has_v = gpu->plan.v.dim != 0,
+        .shared_bytes_max = gpu->device->shared_bytes_max,
     };
     for (uint32_t i = 0; i < burst->n; i++) {
         uint32_t n_tokens = kvf_gpu_burst_item(burst, i)->n_tokens;

@@ -98,6 +98,8 @@ struct kvf_gpu_work {
     uint32_t tokens_a_page;
     uint32_t has_v;
     uint32_t tokens_max; /* the largest n_tokens (encode) or n_wanted (decode) of the parts */
+    /* Of a thread block on this device, at most: the host chooses kernels by it. 0: any. */
+    uint32_t shared_bytes_max;
 };
 
 #ifndef __CUDACC__

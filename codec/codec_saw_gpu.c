@@ -50,11 +50,17 @@ static const struct fast_kernels *fast_kernels_of(const struct kvf_gpu_tensor *t
     return NULL;
 }
 
+/* Does a thread block of a device have so much shared memory? */
+static bool has_room(const struct kvf_gpu_work *work, uint32_t bytes)
+{
+    return work->shared_bytes_max == 0 || bytes <= work->shared_bytes_max;
+}
+
 static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
     const struct fast_kernels *fast = fast_kernels_of(tensor);
-    if (fast == NULL) {
+    if (fast == NULL || !has_room(work, saw_encode_shared_bytes(work, fast->dim))) {
         return (struct kvf_gpu_launch){
             .kernel = "kvf_saw_encode",
             .n_blocks = work->n_parts * saw_rows_max(work, tensors),

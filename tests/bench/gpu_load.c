@@ -259,6 +259,7 @@ static void make_work(struct gpu_load *load, struct kvf_gpu_device *gpu, uint64_
     load->work.tokens_a_page = GPU_PAGE_TOKENS;
     load->work.has_v = load->plan.v.dim != 0;
     load->work.tokens_max = GPU_CHUNK_TOKENS;
+    load->work.shared_bytes_max = gpu->shared_bytes_max;
     kvf_gpu_tensor_fill(&load->plan.k, &load->work.tensors[0]);
     kvf_gpu_tensor_fill(&load->plan.v, &load->work.tensors[1]);
     scratch_bytes = kvf_gpu_encode_scratch_bytes(&load->work);

@@ -417,6 +417,7 @@ static void run_init(struct run *run, const struct codec_case *c, struct kvf_ran
         .n_layers = c->n_layers,
         .tokens_a_page = run->pool.tokens_a_page,
         .has_v = c->dim_v != 0,
+        .shared_bytes_max = codec_device_shared_bytes(),
     };
     kvf_gpu_tensor_fill(&run->codec.plan.k, &run->work.tensors[0]);
     kvf_gpu_tensor_fill(&run->codec.plan.v, &run->work.tensors[1]);

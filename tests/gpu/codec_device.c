@@ -80,6 +80,11 @@ void codec_device_restore(void)
     replaced = NULL;
 }
 
+uint32_t codec_device_shared_bytes(void)
+{
+    return device->shared_bytes_max;
+}
+
 uint64_t codec_device_alloc(size_t bytes)
 {
     uint64_t address = 0;

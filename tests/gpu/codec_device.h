@@ -21,6 +21,9 @@ void codec_device_replace(const void *fatbin, const char *kernel, const char *by
 /* As it was. */
 void codec_device_restore(void);
 
+/* Shared memory that a thread block may have. */
+uint32_t codec_device_shared_bytes(void);
+
 /* Memory of the device. Addresses lie on 256 bytes. */
 uint64_t codec_device_alloc(size_t bytes);
 void codec_device_free(uint64_t address);

@@ -182,6 +182,26 @@ static void test_one_page_of_a_block(void **state)
     calls_close(&calls);
 }
 
+/* Kernels on tensor cores want more shared memory than some devices have. */
+static void test_a_device_with_little_shared_memory(void **state)
+{
+    (void)state;
+    if (calls_fake.fake_cuda_shared_bytes == NULL) {
+        skip();
+    }
+    calls_fake.fake_cuda_shared_bytes(4 << 10);
+    for (uint32_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
+        struct calls_chain chain;
+
+        calls_open(&calls, profiles[p], seed + p);
+        calls_chain_init(&chain, 3, 13);
+        calls_chain_put_and_check(&calls, &chain);
+        calls_chain_get_and_check(&calls, &chain);
+        calls_close(&calls);
+    }
+    calls_fake.fake_cuda_shared_bytes(227 << 10);
+}
+
 /* ----------------------------------------------------------------------------------------------
  * Statuses
  */
@@ -623,6 +643,7 @@ int main(void)
         cmocka_unit_test(test_pins_that_are_refused),
         cmocka_unit_test(test_first_tokens_are_left_alone),
         cmocka_unit_test(test_one_page_of_a_block),
+        cmocka_unit_test(test_a_device_with_little_shared_memory),
         cmocka_unit_test(test_misses_and_mismatches),
         cmocka_unit_test(test_present_keys_exist),
         cmocka_unit_test(test_wrong_arguments_are_refused),

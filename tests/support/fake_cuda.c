@@ -22,8 +22,9 @@
 enum {
     STREAMS_MAX = 64,
     RANGES_MAX = 256,
-    SLEEP_CALLS = 40, /* at most */
-    TURNS_A_CALL = 4, /* at most */
+    SLEEP_CALLS = 40,        /* at most */
+    TURNS_A_CALL = 4,        /* at most */
+    SHARED_BYTES = 48 << 10, /* dynamic ones of a kernel that nobody has asked more for */
     ERROR_INVALID_HANDLE = 400,
     ERROR_ILLEGAL_ADDRESS = 700,
 };
@@ -70,6 +71,7 @@ struct range {
 
 struct fake_kernel {
     char name[64];
+    uint32_t shared_bytes; /* dynamic ones, that it may use so far */
 };
 
 static struct fake_stream legacy = {.tail = &legacy.head};
@@ -85,6 +87,7 @@ static uint64_t sleep_calls;
 static struct fake_cuda_counts counts;
 static uint64_t fail_at = UINT64_MAX;
 static bool are_pins_refused;
+static uint32_t shared_bytes_max = 227 << 10;
 static bool is_held;
 static void *current_context;
 
@@ -375,7 +378,7 @@ int fake_cuDeviceGetAttribute(int *value, int attribute, int device)
         *value = 0;
         break;
     case KVF_CUDA_ATTRIBUTE_SHARED_OPTIN_BYTES:
-        *value = 227 << 10;
+        *value = (int)shared_bytes_max;
         break;
     default:
         *value = 1;
@@ -461,6 +464,7 @@ int fake_cuModuleGetFunction(void **function, void *module, const char *name)
     }
     assert(n_kernels < sizeof(kernels) / sizeof(kernels[0]));
     (void)snprintf(kernels[n_kernels].name, sizeof(kernels[0].name), "%s", name);
+    kernels[n_kernels].shared_bytes = SHARED_BYTES;
     *function = &kernels[n_kernels++];
     return KVF_CUDA_SUCCESS;
 }
@@ -475,21 +479,24 @@ int fake_cuFuncGetAttribute(int *value, int attribute, void *function)
 
 int fake_cuFuncSetAttribute(void *function, int attribute, int value)
 {
-    (void)function;
-    return attribute == KVF_CUDA_FUNCTION_SHARED_BYTES_MAX && value <= 227 << 10
-               ? KVF_CUDA_SUCCESS
-               : KVF_CUDA_ERROR_INVALID_VALUE;
+    if (attribute != KVF_CUDA_FUNCTION_SHARED_BYTES_MAX || value < 0 ||
+        (uint32_t)value > shared_bytes_max) {
+        return KVF_CUDA_ERROR_INVALID_VALUE;
+    }
+    ((struct fake_kernel *)function)->shared_bytes = (uint32_t)value;
+    return KVF_CUDA_SUCCESS;
 }
 
 int fake_cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                         void *stream, void **parameters, void **extra)
 {
-    struct op op = {.kind = OP_KERNEL, .kernel = ((struct fake_kernel *)function)->name};
+    const struct fake_kernel *kernel = function;
+    struct op op = {.kind = OP_KERNEL, .kernel = kernel->name};
 
-    (void)shared_bytes;
-    if (grid_x == 0 || grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 1024 ||
-        block_y != 1 || block_z != 1 || extra != NULL) {
+    if (shared_bytes > kernel->shared_bytes || shared_bytes > shared_bytes_max || grid_x == 0 ||
+        grid_y != 1 || grid_z != 1 || block_x == 0 || block_x > 1024 || block_y != 1 ||
+        block_z != 1 || extra != NULL) {
         return KVF_CUDA_ERROR_INVALID_VALUE;
     }
     op.work = *(const struct kvf_gpu_work *)parameters[0];
@@ -762,6 +769,11 @@ void fake_cuda_hold_control(bool hold)
 void fake_cuda_refuse_pins_control(bool is_refused)
 {
     are_pins_refused = is_refused;
+}
+
+void fake_cuda_shared_bytes_control(uint32_t bytes)
+{
+    shared_bytes_max = bytes;
 }
 
 void fake_cuda_redo_every_control(uint32_t n)

@@ -42,6 +42,8 @@ struct fake_cuda_counts {
     X(fake_cuda_hold, void, (bool is_held))                                                        \
     /* Refuse to register memory from here on. */                                                  \
     X(fake_cuda_refuse_pins, void, (bool is_refused))                                              \
+    /* Shared memory that a thread block may have from here on. */                                 \
+    X(fake_cuda_shared_bytes, void, (uint32_t bytes))                                              \
     /* Let kernels that encode leave every n-th block to the processor; 0: none. */                \
     X(fake_cuda_redo_every, void, (uint32_t n))
 
