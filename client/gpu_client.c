@@ -333,13 +333,15 @@ static void memory_free(struct kvf_gpu *gpu)
     gpu->is_awake = false;
 }
 
-/* Are there kernels that decode this plan? What none encodes the processor does. */
-static bool plan_is_decoded(const struct kvf_gpu *gpu)
+/* Is all that the plan takes there? Where no kernel decodes there is no use for this library; what
+ * none encodes the processor does, from copied pages. */
+static int find_kernels(const struct kvf_gpu *gpu)
 {
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    const char *profile = gpu->plan.profile->name;
     const struct kvf_gpu_work work = {
         .tensors = {gpu->tensors[0], gpu->tensors[1]},
-        .n_parts = 1,
+        .n_parts = gpu->plan.v.dim != 0 ? 2 : 1,
         .n_blocks = 1,
         .n_layers = 1,
         .tokens_a_page = 1,
@@ -347,8 +349,20 @@ static bool plan_is_decoded(const struct kvf_gpu *gpu)
         .tokens_max = gpu->plan.geometry.chunk_tokens,
     };
 
-    return kvf_gpu_decode(&work, gpu->tensors[0].codec, launches) != 0 &&
-           (work.has_v == 0 || kvf_gpu_decode(&work, gpu->tensors[1].codec, launches) != 0);
+    if (kvf_gpu_decode(&work, gpu->tensors[0].codec, launches) == 0 ||
+        (work.has_v != 0 && kvf_gpu_decode(&work, gpu->tensors[1].codec, launches) == 0)) {
+        kvf_client_log(gpu->client, 0, "no kernel decodes profile \"%s\" in this geometry",
+                       profile);
+        return KVF_ERR_UNSUPPORTED;
+    }
+    if ((gpu->is_fixed ? kvf_gpu_encode_fixed(&work, launches)
+                       : kvf_gpu_encode_varying(&work, launches)) == 0) {
+        kvf_client_log(gpu->client, 1,
+                       "no kernel encodes profile \"%s\" in this geometry: the processor does, "
+                       "which is slower",
+                       profile);
+    }
+    return KVF_OK;
 }
 
 /* Memory and facts for the plan in force. */
@@ -365,10 +379,9 @@ static int memory_take(struct kvf_gpu *gpu)
     kvf_gpu_tensor_fill(&gpu->plan.v, &gpu->tensors[1]);
     kvf_gpu_tensor_fill(&gpu->plan.raw_k, &gpu->raw_tensors[0]);
     kvf_gpu_tensor_fill(&gpu->plan.raw_v, &gpu->raw_tensors[1]);
-    if (!plan_is_decoded(gpu)) {
-        kvf_client_log(gpu->client, 0, "no kernel decodes profile \"%s\" in this geometry",
-                       gpu->plan.profile->name);
-        return KVF_ERR_UNSUPPORTED;
+    status = find_kernels(gpu);
+    if (status != KVF_OK) {
+        return status;
     }
     status = kvf_gpu_put_wake(gpu);
     if (status == KVF_OK) {

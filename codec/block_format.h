@@ -102,7 +102,8 @@ struct kvf_block_tensor {
     uint8_t flags;    /* enum kvf_block_tensor_flags */
     uint8_t rot_kind; /* enum kvf_block_rotation */
     uint16_t rot_order;
-    uint16_t clip_q15; /* share of the range that is kept, times 32768; 0: not a quantizer */
+    uint16_t clip_q15; /* share of the range that is kept, times 32768; 0: not a quantizer; 3 or 9:
+                          the best of so many ratios, vector by vector */
     uint32_t rot_seed;
     uint32_t codebook_crc32c; /* 0: uniform levels */
     uint8_t codebook_id;      /* 0: uniform levels */

@@ -35,6 +35,7 @@ enum kvf_codec_limits {
     KVF_CODEC_CENTER_TOKENS_MIN = 128, /* shorter blocks are stored without mean */
     KVF_CODEC_ESCAPE_SHARE = 16,       /* at most 1/16 of a tensor's vectors may be escapes */
     KVF_CODEC_FIXED_SIZES_MAX = 4,
+    KVF_CODEC_CLIPS_MAX = 9, /* ratios that an encoder tries for a vector */
     KVF_CODEC_WORKSPACE_ALIGN = 64,
 };
 
@@ -42,13 +43,21 @@ enum kvf_codec_limits {
  * Part 1: profiles
  */
 
+/* How an encoder chooses what share of a vector's range to keep. */
+enum kvf_profile_clip {
+    KVF_CLIP_NONE = 0,   /* the whole range */
+    KVF_CLIP_FIXED = 1,  /* the ratio that codec_saw.h has for bits and dim */
+    KVF_CLIP_SEARCH = 2, /* of its three ratios, the one with the least error */
+    KVF_CLIP_WIDE = 3,   /* of its nine ratios */
+};
+
 /* What a profile says about K or V. */
 struct kvf_profile_tensor {
     uint8_t codec;  /* enum kvf_block_codec */
     uint8_t bits;   /* width of the codes; 0 for codecs without codes */
     uint8_t flags;  /* enum kvf_block_tensor_flags */
     uint8_t rotate; /* 0: as it is, 1: rotate by the largest order that fits */
-    uint8_t clip; /* 0: keep the whole range, 1: the ratio that codec_saw.h has for bits and dim */
+    uint8_t clip;   /* saw: enum kvf_profile_clip */
     uint32_t rot_seed;
     uint16_t group_size; /* kivi: elements that share a scale */
     uint8_t group_axis;  /* kivi: enum kvf_block_axis */
@@ -113,8 +122,10 @@ struct kvf_codec_tensor {
     uint16_t rot_order;    /* saw, tq: 1 is no rotation */
     float sqrt_order;      /* saw: sqrt(rot_order), correctly rounded */
     float rsqrt_order;     /* saw: 1 / sqrt(rot_order), correctly rounded */
-    uint8_t n_rotations;   /* tq: 1, or 2 where channels are split */
-    uint8_t n_scales;      /* tq: numbers of the meta part a vector */
+    uint8_t n_clips;       /* saw: ratios that are tried, largest first; 0: descriptor.clip_q15 */
+    uint16_t clips_q15[KVF_CODEC_CLIPS_MAX];
+    uint8_t n_rotations; /* tq: 1, or 2 where channels are split */
+    uint8_t n_scales;    /* tq: numbers of the meta part a vector */
     struct kvf_codec_rotation rotations[2];
     uint8_t order[256];     /* saw: stored position -> coefficient; tq: of each rotation */
     uint8_t sign_bits[128]; /* saw, tq: bit i: channel i is flipped */

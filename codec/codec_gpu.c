@@ -75,9 +75,10 @@ void kvf_gpu_tensor_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_t
         .codec = descriptor->codec,
         .bits = descriptor->bits,
         .flags = descriptor->flags,
+        .n_clips = tensor->n_clips,
         .sqrt_order = tensor->sqrt_order,
         .rsqrt_order = tensor->rsqrt_order,
-        .clip_ratio = descriptor->clip_q15 != 0
+        .clip_ratio = descriptor->clip_q15 != 0 && tensor->n_clips == 0
                           ? (float)descriptor->clip_q15 * (1.0f / KVF_BLOCK_CLIP_ONE)
                           : 1.0f,
     };
@@ -111,9 +112,14 @@ static void add_raw(struct launches *launches, const struct kvf_gpu_work *work, 
     }
 }
 
-/* Parts of fixed rate. False: no kernel for one of them. */
+/* Parts of fixed rate. False: no kernel for one of them; none tries more than one clip ratio. */
 static bool add_fixed(struct launches *launches, const struct kvf_gpu_work *work)
 {
+    for (uint32_t i = 0; i < 2; i++) {
+        if ((tensors_of(work, KVF_CODEC_SAW) >> i & 1) != 0 && work->tensors[i].n_clips != 0) {
+            return false;
+        }
+    }
     add_raw(launches, work, tensors_of(work, KVF_CODEC_RAW), "kvf_raw_encode");
     if (tensors_of(work, KVF_CODEC_SAW) == 0) {
         return true;

@@ -30,7 +30,8 @@ struct kvf_gpu_tensor {
     uint8_t codec; /* enum kvf_block_codec */
     uint8_t bits;  /* of saw */
     uint8_t flags; /* enum kvf_block_tensor_flags */
-    uint8_t reserved[3];
+    uint8_t n_clips; /* ratios that the encoder is to try: no kernel does; 0: clip_ratio */
+    uint8_t reserved[2];
     float sqrt_order;
     float rsqrt_order;
     float clip_ratio; /* 1.0: nothing is clipped */

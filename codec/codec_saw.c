@@ -66,10 +66,10 @@ uint8_t kvf_saw_rot_kind(uint32_t order, uint32_t n)
                                             : KVF_ROT_SYLVESTER;
 }
 
-static uint16_t saw_clip_q15(const struct kvf_profile_tensor *settings, uint16_t group)
+/* The ratio for a width of codes, whatever the profile says of search. */
+static uint16_t fixed_clip_q15(const struct kvf_profile_tensor *settings, bool narrow)
 {
-    bool narrow = group <= 64;
-    switch (settings->clip != 0 ? settings->bits : 0) {
+    switch (settings->clip != KVF_CLIP_NONE ? settings->bits : 0) {
     case 4:
         return narrow ? KVF_SAW_CLIP_4_NARROW : KVF_SAW_CLIP_4;
     case 3:
@@ -79,6 +79,27 @@ static uint16_t saw_clip_q15(const struct kvf_profile_tensor *settings, uint16_t
     default:
         return KVF_BLOCK_CLIP_ONE;
     }
+}
+
+/* (S) The ratios that a profile has tried, and their number in the descriptor. At widths that have
+ * no list the ratio is fixed: with 5 bits and more there is nothing to gain. */
+static void fill_clips(struct kvf_codec_tensor *tensor, const struct kvf_profile_tensor *settings)
+{
+    static const uint16_t search[2][2][3] = {{KVF_SAW_SEARCH_2, KVF_SAW_SEARCH_2_NARROW},
+                                             {KVF_SAW_SEARCH_3, KVF_SAW_SEARCH_3_NARROW}};
+    static const uint16_t wide[3][KVF_CODEC_CLIPS_MAX] = {KVF_SAW_WIDE_2, KVF_SAW_WIDE_3,
+                                                          KVF_SAW_WIDE_4};
+    bool narrow = tensor->group <= 64;
+    uint8_t bits = settings->bits;
+    if (settings->clip == KVF_CLIP_SEARCH && (bits == 2 || bits == 3)) {
+        tensor->n_clips = 3;
+        memcpy(tensor->clips_q15, search[bits - 2][narrow], sizeof(search[0][0]));
+    } else if (settings->clip == KVF_CLIP_WIDE && bits >= 2 && bits <= 4) {
+        tensor->n_clips = KVF_CODEC_CLIPS_MAX;
+        memcpy(tensor->clips_q15, wide[bits - 2], sizeof(wide[0]));
+    }
+    tensor->descriptor.clip_q15 = tensor->n_clips != 0 ? tensor->n_clips
+                                                       : fixed_clip_q15(settings, narrow);
 }
 
 /* 7 would take three planes, and nothing asks for it; 1 bit would not be worth its scale. */
@@ -112,7 +133,6 @@ static int saw_resolve(struct kvf_codec_tensor *tensor, const struct kvf_profile
         .flags = flags,
         .rot_kind = kvf_saw_rot_kind(tensor->rot_order, tensor->group),
         .rot_order = tensor->rot_order,
-        .clip_q15 = saw_clip_q15(settings, tensor->group),
         .rot_seed = (flags & KVF_TENSOR_SIGNS) != 0 ? settings->rot_seed : 0,
         .scale_dtype = KVF_DTYPE_F16,
         .zero_kind = KVF_ZERO_F16_LO,
@@ -120,6 +140,7 @@ static int saw_resolve(struct kvf_codec_tensor *tensor, const struct kvf_profile
         .group_size = tensor->group,
         .layout = KVF_LAYOUT_MMA,
     };
+    fill_clips(tensor, settings);
     return KVF_OK;
 }
 

@@ -54,6 +54,13 @@
  *      with (2^b - 1) scale >= hi - lo. If lo or hi is not finite, or 0 < scale < 2^-20: escape.
  *   7. q_i = (y_i - lo d) * (c * (1 / scale)), the last product exact and rounded to an integer,
  *      ties to even, clamped to 0 .. 2^b - 1; 0 if scale is 0.
+ *   S. With a list of ratios instead of one, steps 5 and 6 are done for each, largest first; of
+ *      those that make no escape the one with the least error is taken, the larger one of two that
+ *      are alike; if all make one, the vector is an escape. The error: e = fma(u, f, -q) at each
+ *      stored position, with u = y - lo d, f = c (1 / scale) or 0 if scale is 0, and q as in step
+ *      7; 8 partial sums, each over (n + 7) / 8 positions, from 0 by fma(e, e, sum) in ascending
+ *      order, added as in step 2; times (scale scale). A sum is over what the lane of a group g
+ *      owns.
  * An escape has scale NaN (0x7e00), lo 0 and codes 0, and its input is in the raw area. If more
  * than 1/16 of the vectors, sinks apart, are escapes, the tensor of this layer is stored by codec
  * raw.
@@ -93,8 +100,42 @@ enum kvf_saw_clip {
     KVF_SAW_CLIP_3_NARROW = 28180, /* .86 */
     KVF_SAW_CLIP_3 = 26214,        /* .80 */
     KVF_SAW_CLIP_2_NARROW = 21627, /* .66 */
-    KVF_SAW_CLIP_2 = 18350,        /* .56 */
+    KVF_SAW_CLIP_2 = 19661,        /* .60 */
 };
+
+/* (S) The ratios that are tried, times 32768: three for 3 and 2 bits, and for who has the time nine
+ * for 4, 3 and 2. */
+#define KVF_SAW_SEARCH_3                                                                           \
+    {                                                                                              \
+        30147, 27525, 24904 /* .92 .84 .76 */                                                      \
+    }
+#define KVF_SAW_SEARCH_3_NARROW                                                                    \
+    {                                                                                              \
+        31457, 28836, 26214 /* .96 .88 .80 */                                                      \
+    }
+#define KVF_SAW_SEARCH_2                                                                           \
+    {                                                                                              \
+        23593, 20972, 18350 /* .72 .64 .56 */                                                      \
+    }
+#define KVF_SAW_SEARCH_2_NARROW                                                                    \
+    {                                                                                              \
+        25559, 22938, 20316 /* .78 .70 .62 */                                                      \
+    }
+#define KVF_SAW_WIDE_4                                                                             \
+    {                                                                                              \
+        32768, 31785, 30802, 29491, 28180, 26870, 25559, 23593, 21627 /* 1 .97 .94 .90 .. .66 */   \
+    }
+#define KVF_SAW_WIDE_3 KVF_SAW_WIDE_4
+#define KVF_SAW_WIDE_2                                                                             \
+    {                                                                                              \
+        29491, 27525, 26214, 24904, 23593, 22282, 20972, 19661, 18350 /* .90 .84 .80 .76 .. .56 */ \
+    }
+
+/* (S) Positions of one partial sum of a vector of n elements. */
+static inline uint32_t kvf_saw_error_run(uint32_t n)
+{
+    return (n + KVF_SAW_PARTIAL_SUMS - 1) / KVF_SAW_PARTIAL_SUMS;
+}
 
 /* Bits of the second plane of codes of so many bits; 0: there is one plane. */
 static inline uint32_t kvf_saw_low_bits(uint32_t bits)

@@ -11,6 +11,8 @@
 
 #include "codec/codec_fp.h"
 
+#include <math.h>
+
 enum {
     LANES = KVF_ROTATE_LANES
 };
@@ -222,7 +224,90 @@ static void choose_scale(const struct kvf_codec_tensor *tensor, float min, float
     lanes->meta[lane] = lo | (uint32_t)scale << 16;
 }
 
-/* (5) */
+/* (5, 6) What a tile is coded with if it keeps this share of its ranges. */
+static void choose_scales(const struct kvf_codec_tensor *tensor, const float *min, const float *max,
+                          uint16_t clip_q15, struct saw_lanes *lanes)
+{
+    float ratio = (float)clip_q15 * 0x1p-15f;
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        float least = min[lane];
+        float greatest = max[lane];
+        if (clip_q15 != KVF_BLOCK_CLIP_ONE) {
+            float middle = 0.5f * (min[lane] + max[lane]);
+            float half = 0.5f * (max[lane] - min[lane]) * ratio;
+            least = middle - half;
+            greatest = middle + half;
+        }
+        choose_scale(tensor, least, greatest, lane, lanes);
+    }
+}
+
+/* (7) In double the product of two floats is exact, and adding 1.5 2^52 rounds it to an integer in
+ * the low bits, ties to even. That sum is returned. */
+static inline double quantize(float difference, float factor, double top)
+{
+    double q = (double)difference * (double)factor;
+    q = q > 0.0 ? q : 0.0;
+    q = q < top ? q : top;
+    return q + 0x1.8p52;
+}
+
+/* (S) The squared error of each vector with these scales. */
+static void find_errors(const struct kvf_saw_tile_row *row, const struct saw_lanes *lanes,
+                        float errors_out[LANES])
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    double top = (double)((1 << tensor->descriptor.bits) - 1);
+    uint32_t run = kvf_saw_error_run(tensor->group);
+    float sums[KVF_SAW_PARTIAL_SUMS][LANES] = {{0.0f}};
+    for (uint32_t position = 0; position < tensor->group; position++) {
+        const float *y = row->work->tile[tensor->order[position]];
+        float *sum = sums[position / run];
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            float difference = y[lane] - lanes->offset[lane];
+            float q = (float)(quantize(difference, lanes->factor[lane], top) - 0x1.8p52);
+            float error = kvf_fma_f32(difference, lanes->factor[lane], -q);
+            sum[lane] = kvf_fma_f32(error, error, sum[lane]);
+        }
+    }
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        float sum = ((sums[0][lane] + sums[4][lane]) + (sums[2][lane] + sums[6][lane])) +
+                    ((sums[1][lane] + sums[5][lane]) + (sums[3][lane] + sums[7][lane]));
+        float scale = kvf_f32_from_f16((uint16_t)(lanes->meta[lane] >> 16));
+        errors_out[lane] = sum * (scale * scale);
+    }
+}
+
+/* (S) */
+static void search_scales(const struct kvf_saw_tile_row *row, const float *min, const float *max,
+                          struct saw_lanes *lanes)
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    float best[LANES];
+    struct saw_lanes found = *lanes;
+    for (uint32_t lane = 0; lane < LANES; lane++) {
+        best[lane] = INFINITY;
+        found.escaped[lane] = true;
+        choose_scale(tensor, 0.0f, 0.0f, lane, &found);
+    }
+    for (uint32_t i = 0; i < tensor->n_clips; i++) {
+        struct saw_lanes tried = *lanes;
+        float errors[LANES];
+        choose_scales(tensor, min, max, tensor->clips_q15[i], &tried);
+        find_errors(row, &tried, errors);
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            if (!tried.escaped[lane] && errors[lane] < best[lane]) {
+                best[lane] = errors[lane];
+                found.offset[lane] = tried.offset[lane];
+                found.factor[lane] = tried.factor[lane];
+                found.meta[lane] = tried.meta[lane];
+                found.escaped[lane] = false;
+            }
+        }
+    }
+    *lanes = found;
+}
+
 static void measure_tile(const struct kvf_saw_tile_row *row, struct saw_lanes *lanes)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
@@ -237,22 +322,13 @@ static void measure_tile(const struct kvf_saw_tile_row *row, struct saw_lanes *l
             max[lane] = y[lane] > max[lane] ? y[lane] : max[lane];
         }
     }
-    if (tensor->descriptor.clip_q15 != KVF_BLOCK_CLIP_ONE) {
-        float ratio = (float)tensor->descriptor.clip_q15 * 0x1p-15f;
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            float middle = 0.5f * (min[lane] + max[lane]);
-            float half = 0.5f * (max[lane] - min[lane]) * ratio;
-            min[lane] = middle - half;
-            max[lane] = middle + half;
-        }
-    }
-    for (uint32_t lane = 0; lane < LANES; lane++) {
-        choose_scale(tensor, min[lane], max[lane], lane, lanes);
+    if (tensor->n_clips != 0) {
+        search_scales(row, min, max, lanes);
+    } else {
+        choose_scales(tensor, min, max, tensor->descriptor.clip_q15, lanes);
     }
 }
 
-/* (7) In double the product of two floats is exact, and adding 1.5 2^52 rounds it to an integer in
- * the low bits, ties to even. */
 static void quantize_tile(const struct kvf_saw_tile_row *row, const struct saw_lanes *lanes)
 {
     struct kvf_saw_tile_work *work = row->work;
@@ -261,10 +337,7 @@ static void quantize_tile(const struct kvf_saw_tile_row *row, const struct saw_l
         const float *y = work->tile[i];
         uint8_t *codes = work->codes[i];
         for (uint32_t lane = 0; lane < LANES; lane++) {
-            double q = (double)(y[lane] - lanes->offset[lane]) * (double)lanes->factor[lane];
-            q = q > 0.0 ? q : 0.0;
-            q = q < top ? q : top;
-            q += 0x1.8p52;
+            double q = quantize(y[lane] - lanes->offset[lane], lanes->factor[lane], top);
             uint64_t bits;
             memcpy(&bits, &q, sizeof(bits));
             codes[lane] = (uint8_t)bits;

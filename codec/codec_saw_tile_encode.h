@@ -17,11 +17,11 @@ static lanes_m is_not_finite(lanes_i half)
 }
 
 /* (5, 6) */
-static struct tile_scale choose_scale(const struct kvf_codec_tensor *tensor, lanes_f min,
-                                      lanes_f max, lanes_m escaped)
+static struct tile_scale choose_scale(const struct kvf_codec_tensor *tensor, uint16_t clip_q15,
+                                      lanes_f min, lanes_f max, lanes_m escaped)
 {
-    if (tensor->descriptor.clip_q15 != KVF_BLOCK_CLIP_ONE) {
-        float ratio = (float)tensor->descriptor.clip_q15 * 0x1p-15f;
+    if (clip_q15 != KVF_BLOCK_CLIP_ONE) {
+        float ratio = (float)clip_q15 * 0x1p-15f;
         lanes_f middle = f_set1(0.5f) * (min + max);
         lanes_f half = f_set1(0.5f) * (max - min) * f_set1(ratio);
         min = middle - half;
@@ -54,6 +54,58 @@ static struct tile_scale choose_scale(const struct kvf_codec_tensor *tensor, lan
 KVF_LANES_INLINE lanes_i quantize(const float *y, const struct tile_scale *scale)
 {
     return i_bits(f_fma(f_load(y) - scale->offset, scale->factor, f_set1(0x1.8p23f)));
+}
+
+/* (S) The squared error of each vector with these scales. order NULL: y is in the stored order. */
+KVF_LANES_INLINE lanes_f find_errors(uint32_t n, uint32_t bits, const uint8_t *order,
+                                     float (*y)[LANES], const struct tile_scale *scale)
+{
+    lanes_f zero = f_set1(0x1.8p23f);
+    lanes_f top = f_set1(0x1.8p23f + (float)((1 << bits) - 1));
+    uint32_t run = kvf_saw_error_run(n);
+    lanes_f sums[KVF_SAW_PARTIAL_SUMS];
+    for (uint32_t s = 0; s < KVF_SAW_PARTIAL_SUMS; s++) {
+        lanes_f sum = f_set1(0.0f);
+        for (uint32_t position = s * run; position < (s + 1) * run && position < n; position++) {
+            lanes_f value = f_load(at_position(y, order, n, position));
+            lanes_f difference = value - scale->offset;
+            lanes_f q = f_fma(difference, scale->factor, zero);
+            q = f_min(f_max(q, zero), top) - zero;
+            lanes_f error = f_fma(difference, scale->factor, f_set1(0.0f) - q);
+            sum = f_fma(error, error, sum);
+        }
+        sums[s] = sum;
+    }
+    lanes_f sum = ((sums[0] + sums[4]) + (sums[2] + sums[6])) +
+                  ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+    lanes_f step = f_from_half(i_right(scale->meta, 16));
+    return sum * (step * step);
+}
+
+/* (S) */
+static struct tile_scale search_scale(const struct tile_row *row, float (*y)[LANES], lanes_f min,
+                                      lanes_f max, lanes_m escaped)
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    const uint8_t *order = row->width != 0 ? NULL : tensor->order;
+    lanes_i best = i_set1(0x7f800000); /* infinity */
+    struct tile_scale found = {
+        .offset = f_set1(0.0f),
+        .factor = f_set1(0.0f),
+        .meta = i_set1((uint32_t)KVF_SAW_ESCAPE_SCALE << 16),
+        .escaped = m_lanes(0xffffffff),
+    };
+    for (uint32_t i = 0; i < tensor->n_clips; i++) {
+        struct tile_scale tried = choose_scale(tensor, tensor->clips_q15[i], min, max, escaped);
+        lanes_f error = find_errors(row->n, tensor->descriptor.bits, order, y, &tried);
+        lanes_m better = m_and(m_not(tried.escaped), m_less(error, f_bits(best)));
+        best = i_select(better, i_bits(error), best);
+        found.offset = f_bits(i_select(better, i_bits(tried.offset), i_bits(found.offset)));
+        found.factor = f_bits(i_select(better, i_bits(tried.factor), i_bits(found.factor)));
+        found.meta = i_select(better, tried.meta, found.meta);
+        found.escaped = m_and(found.escaped, m_not(better));
+    }
+    return found;
 }
 
 /* Codes of four vectors as the bytes of a dword, but that bytes 0 and 1 of lanes 0 to 3 come first
@@ -265,7 +317,10 @@ static struct tile_scale measure_tile(const struct tile_row *row, uint32_t token
     lanes_f max;
     lanes_m escaped = load_rotated(row, token, y, codes + (size_t)token * row->tensor->code_bytes,
                                    &min, &max);
-    return choose_scale(row->tensor, min, max, escaped);
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    return tensor->n_clips != 0
+               ? search_scale(row, y, min, max, escaped)
+               : choose_scale(tensor, tensor->descriptor.clip_q15, min, max, escaped);
 }
 
 /* Meta and escapes of a tile. False if there are too many. */

@@ -24,10 +24,10 @@
         .codec = KVF_CODEC_EXACT, .bits = KVF_BITS_EXACT                                           \
     }
 /* Rotation with signs: a plain Hadamard step maps a constant vector onto one coefficient. */
-#define SAW(width, more_flags, clip_on)                                                            \
+#define SAW(width, more_flags, clipping)                                                           \
     {                                                                                              \
         .codec = KVF_CODEC_SAW, .bits = (width), .flags = KVF_TENSOR_SIGNS | (more_flags),         \
-        .rotate = 1, .clip = (clip_on), .rot_seed = ROTATION_SEED                                  \
+        .rotate = 1, .clip = (clipping), .rot_seed = ROTATION_SEED                                 \
     }
 /* K and V of one width in groups of one size. */
 #define KIVI(width, size, profile_name, profile_use)                                               \
@@ -78,44 +78,75 @@ const struct kvf_profile kvf_profiles[] = {
         /* For models that cannot take 4-bit K: Qwen2 and 2.5, most below 4 billion parameters. */
         .name = "safe",
         .use = "K 8 bits centred, V 4 bits: 6.28 bits a value",
-        .k = SAW(8, KVF_TENSOR_CENTER, 1),
-        .v = SAW(4, 0, 1),
+        .k = SAW(8, KVF_TENSOR_CENTER, KVF_CLIP_FIXED),
+        .v = SAW(4, 0, KVF_CLIP_FIXED),
     },
     {
         .name = "balanced",
         .use = "K 4 bits centred, V 4 bits: 4.28 bits a value",
-        .k = SAW(4, KVF_TENSOR_CENTER, 1),
-        .v = SAW(4, 0, 1),
+        .k = SAW(4, KVF_TENSOR_CENTER, KVF_CLIP_FIXED),
+        .v = SAW(4, 0, KVF_CLIP_FIXED),
     },
     {
         .name = "saw8",
         .use = "K and V 8 bits: 8.25 bits a value",
-        .k = SAW(8, 0, 1),
-        .v = SAW(8, 0, 1),
+        .k = SAW(8, 0, KVF_CLIP_FIXED),
+        .v = SAW(8, 0, KVF_CLIP_FIXED),
     },
     {
         .name = "saw6",
         .use = "K 6 bits centred, V 6 bits: 6.28 bits a value",
-        .k = SAW(6, KVF_TENSOR_CENTER, 1),
-        .v = SAW(6, 0, 1),
+        .k = SAW(6, KVF_TENSOR_CENTER, KVF_CLIP_FIXED),
+        .v = SAW(6, 0, KVF_CLIP_FIXED),
     },
     {
         .name = "saw5",
         .use = "K 5 bits centred, V 5 bits: 5.28 bits a value",
-        .k = SAW(5, KVF_TENSOR_CENTER, 1),
-        .v = SAW(5, 0, 1),
+        .k = SAW(5, KVF_TENSOR_CENTER, KVF_CLIP_FIXED),
+        .v = SAW(5, 0, KVF_CLIP_FIXED),
     },
     {
         .name = "saw3",
         .use = "K 3 bits centred, V 3 bits: 3.28 bits a value",
-        .k = SAW(3, KVF_TENSOR_CENTER, 1),
-        .v = SAW(3, 0, 1),
+        .k = SAW(3, KVF_TENSOR_CENTER, KVF_CLIP_FIXED),
+        .v = SAW(3, 0, KVF_CLIP_FIXED),
     },
     {
         .name = "saw2",
         .use = "K 2 bits centred, V 2 bits: 2.28 bits a value",
-        .k = SAW(2, KVF_TENSOR_CENTER, 1),
-        .v = SAW(2, 0, 1),
+        .k = SAW(2, KVF_TENSOR_CENTER, KVF_CLIP_FIXED),
+        .v = SAW(2, 0, KVF_CLIP_FIXED),
+    },
+    {
+        /* The encoder tries ratios vector by vector; decoders see no difference. */
+        .name = "saw3-search",
+        .use = "as saw3, with the best of 3 clip ratios a vector",
+        .k = SAW(3, KVF_TENSOR_CENTER, KVF_CLIP_SEARCH),
+        .v = SAW(3, 0, KVF_CLIP_SEARCH),
+    },
+    {
+        .name = "saw2-search",
+        .use = "as saw2, with the best of 3 clip ratios a vector",
+        .k = SAW(2, KVF_TENSOR_CENTER, KVF_CLIP_SEARCH),
+        .v = SAW(2, 0, KVF_CLIP_SEARCH),
+    },
+    {
+        .name = "saw4-search9",
+        .use = "as balanced, with the best of 9 clip ratios a vector",
+        .k = SAW(4, KVF_TENSOR_CENTER, KVF_CLIP_WIDE),
+        .v = SAW(4, 0, KVF_CLIP_WIDE),
+    },
+    {
+        .name = "saw3-search9",
+        .use = "as saw3, with the best of 9 clip ratios a vector",
+        .k = SAW(3, KVF_TENSOR_CENTER, KVF_CLIP_WIDE),
+        .v = SAW(3, 0, KVF_CLIP_WIDE),
+    },
+    {
+        .name = "saw2-search9",
+        .use = "as saw2, with the best of 9 clip ratios a vector",
+        .k = SAW(2, KVF_TENSOR_CENTER, KVF_CLIP_WIDE),
+        .v = SAW(2, 0, KVF_CLIP_WIDE),
     },
     {
         /* SAW-INT4 as published, to compare with: plain Hadamard, the whole range, no centring. The
@@ -126,6 +157,19 @@ const struct kvf_profile kvf_profiles[] = {
         .use = "K and V 4 bits as published, for comparison: 4.25 bits a value",
         .k = {.codec = KVF_CODEC_SAW, .bits = 4, .rotate = 1},
         .v = {.codec = KVF_CODEC_SAW, .bits = 4, .rotate = 1},
+    },
+    {
+        /* The same encoder at other widths. */
+        .name = "saw3-paper",
+        .use = "K and V 3 bits as by saw4-paper: 3.25 bits a value",
+        .k = {.codec = KVF_CODEC_SAW, .bits = 3, .rotate = 1},
+        .v = {.codec = KVF_CODEC_SAW, .bits = 3, .rotate = 1},
+    },
+    {
+        .name = "saw2-paper",
+        .use = "K and V 2 bits as by saw4-paper: 2.25 bits a value",
+        .k = {.codec = KVF_CODEC_SAW, .bits = 2, .rotate = 1},
+        .v = {.codec = KVF_CODEC_SAW, .bits = 2, .rotate = 1},
     },
     /* KIVI: K by channel, V by token, not rotated. */
     KIVI(4, 32, "kivi4-g32", "4 bits, groups of 32: 5 bits a value"),

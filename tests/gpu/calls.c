@@ -259,11 +259,10 @@ static struct kvf_geometry geometry_of(void)
     };
 }
 
-void calls_open(struct calls *calls, const char *profile, uint64_t seed)
+void calls_client_open(struct calls *calls, const char *profile, uint64_t seed)
 {
     struct kvf_geometry geometry = geometry_of();
     struct kvf_options options;
-    const struct kvf_codec_plan *plan;
 
     kvf_random_seeded_init(&calls->random, seed);
     kvf_test_client_options(&calls->daemon, &options);
@@ -281,6 +280,13 @@ void calls_open(struct calls *calls, const char *profile, uint64_t seed)
     if (calls->options.load_window_bytes == 0) {
         calls->options.load_window_bytes = 1 << 19;
     }
+}
+
+void calls_open(struct calls *calls, const char *profile, uint64_t seed)
+{
+    const struct kvf_codec_plan *plan;
+
+    calls_client_open(calls, profile, seed);
     assert_int_equal(kvf_gpu_open(calls->client, &calls->options, &calls->gpu), KVF_OK);
     plan = &calls->client->plan;
     assert_string_equal(plan->profile->name, profile);

@@ -74,6 +74,9 @@ struct calls {
 /* A daemon. Kill and start it as the test likes. */
 void calls_daemon_start(struct calls *calls, const char *const *sets);
 
+/* The client alone, and options for kvf_gpu_open. */
+void calls_client_open(struct calls *calls, const char *profile, uint64_t seed);
+
 /* Client, GPU handle, pages with random content. */
 void calls_open(struct calls *calls, const char *profile, uint64_t seed);
 void calls_close(struct calls *calls);

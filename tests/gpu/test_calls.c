@@ -589,6 +589,36 @@ static void test_the_gpu_fails(void **state)
     }
 }
 
+/* No kernel tries clip ratios: the processor encodes, kernels decode, and the log says so. */
+static void test_a_profile_that_no_kernel_encodes(void **state)
+{
+    struct calls_chain chain;
+
+    (void)state;
+    calls.n_log_errors = 0;
+    calls_open(&calls, "saw3-search", seed);
+    assert_int_equal(calls.n_log_errors, 1);
+    assert_non_null(strstr(calls.log_text, "no kernel encodes profile \"saw3-search\""));
+    calls_chain_init(&chain, 3, 0);
+    calls_chain_put_and_check(&calls, &chain);
+    calls_chain_get_and_check(&calls, &chain);
+    calls_close(&calls);
+}
+
+static void test_a_profile_that_no_kernel_decodes(void **state)
+{
+    struct kvf_gpu *gpu = NULL;
+
+    (void)state;
+    calls_client_open(&calls, "kivi4-g32", seed);
+    calls.n_log_errors = 0;
+    assert_int_equal(kvf_gpu_open(calls.client, &calls.options, &gpu), KVF_ERR_UNSUPPORTED);
+    assert_null(gpu);
+    assert_int_equal(calls.n_log_errors, 1);
+    assert_non_null(strstr(calls.log_text, "no kernel decodes profile \"kivi4-g32\""));
+    calls.client = kvf_close(calls.client);
+}
+
 static void test_without_a_driver(void **state)
 {
     const char *driver = getenv("KVFERRY_CUDA_DRIVER");
@@ -654,6 +684,8 @@ int main(void)
         cmocka_unit_test(test_close_with_work_in_flight),
         cmocka_unit_test(test_the_daemon_dies),
         cmocka_unit_test(test_a_lost_lease_is_a_failed_load),
+        cmocka_unit_test(test_a_profile_that_no_kernel_encodes),
+        cmocka_unit_test(test_a_profile_that_no_kernel_decodes),
         cmocka_unit_test(test_without_a_driver),
         cmocka_unit_test(test_the_gpu_fails),
     };

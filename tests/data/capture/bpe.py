@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Byte-level BPE with the vocabulary and merges of a GGUF file.
 
-Covers the two pre-tokenizers that the captured models name, `smollm` and
+Covers the pre-tokenizers that the captured models name, `smollm`, `gpt2` and
 `qwen2`. The patterns use Python's own character classes, which agree with the
 Unicode categories of the reference for letters and decimal digits; exotic
 numerals (superscripts, Roman numeral signs) may split differently. Special
@@ -19,6 +19,10 @@ _OTHER = r"(?:[^\w\s]|_)"
 _PRE: dict[str, tuple[bool, str]] = {
     "smollm": (
         True,
+        rf"'s|'t|'re|'ve|'m|'ll|'d| ?{_LETTER}+| ?\d+| ?{_OTHER}+|\s+(?!\S)|\s+",
+    ),
+    "gpt2": (
+        False,
         rf"'s|'t|'re|'ve|'m|'ll|'d| ?{_LETTER}+| ?\d+| ?{_OTHER}+|\s+(?!\S)|\s+",
     ),
     "qwen2": (

@@ -119,7 +119,7 @@ void saw_model_rotate(const struct saw_model *model, float *vector)
 }
 
 /* Steps 5 and 6: false is an escape. */
-static bool model_range(const struct saw_model *model, const float *y, float c,
+static bool model_range(const struct saw_model *model, const float *y, float c, uint32_t clip_q15,
                         struct saw_model_vector *out)
 {
     float min = y[0];
@@ -128,8 +128,8 @@ static bool model_range(const struct saw_model *model, const float *y, float c,
         min = fminf(min, y[i]);
         max = fmaxf(max, y[i]);
     }
-    if (model->clip_q15 != KVF_BLOCK_CLIP_ONE) {
-        float ratio = (float)model->clip_q15 / 32768.0f;
+    if (clip_q15 != KVF_BLOCK_CLIP_ONE) {
+        float ratio = (float)clip_q15 / 32768.0f;
         float middle = 0.5f * (min + max);
         float half = 0.5f * (max - min);
         half *= ratio;
@@ -155,6 +155,51 @@ static bool model_range(const struct saw_model *model, const float *y, float c,
         out->scale++;
     }
     return out->scale == 0 || saw_model_f16_value(out->scale) >= 0x1p-20;
+}
+
+/* Step 7. Returns the squared error, as the text of the search has it; 0 without an order. */
+static float model_codes(const struct saw_model *model, const float *y, float c, float d,
+                         struct saw_model_vector *out)
+{
+    float scale = (float)saw_model_f16_value(out->scale);
+    float offset = (float)saw_model_f16_value(out->lo) * d;
+    float factor = out->scale != 0 ? c * (1.0f / scale) : 0.0f;
+    double top = (double)((1u << model->bits) - 1);
+    float sums[8] = {0};
+    for (uint32_t i = 0; i < model->n; i++) {
+        float difference = y[i] - offset;
+        double q = nearbyint((double)difference * (double)factor);
+        out->codes[i] = (uint8_t)fmin(fmax(q, 0.0), top);
+    }
+    for (uint32_t p = 0; p < model->n && model->stored != NULL; p++) {
+        float difference = y[model->stored[p]] - offset;
+        float error = fmaf(difference, factor, -(float)out->codes[model->stored[p]]);
+        float *sum = &sums[p / ((model->n + 7) / 8)];
+        *sum = fmaf(error, error, *sum);
+    }
+    for (int half = 4; half > 0; half /= 2) {
+        for (int s = 0; s < half; s++) {
+            sums[s] += sums[s + half];
+        }
+    }
+    return sums[0] * (scale * scale);
+}
+
+/* The search: the ratio with the least error, the larger one of two. */
+static void model_search(const struct saw_model *model, const float *y, float c, float d,
+                         struct saw_model_vector *out)
+{
+    float least = INFINITY;
+    for (uint32_t i = 0; i < model->n_clips; i++) {
+        struct saw_model_vector tried = {.escape = false};
+        if (model_range(model, y, c, model->clips_q15[i], &tried)) {
+            float error = model_codes(model, y, c, d, &tried);
+            if (error < least) {
+                least = error;
+                *out = tried;
+            }
+        }
+    }
 }
 
 void saw_model_encode(const struct saw_model *model, const float *input, const float *mean,
@@ -184,19 +229,14 @@ void saw_model_encode(const struct saw_model *model, const float *input, const f
     }
     float c = (float)(1.0 / sqrt((double)model->order));
     float d = (float)sqrt((double)model->order);
-    struct saw_model_vector coded = {.escape = false};
-    if (!model_range(model, y, c, &coded)) {
+    if (model->n_clips != 0) {
+        model_search(model, y, c, d, out);
         return;
     }
-    *out = coded;
-    float offset = (float)saw_model_f16_value(out->lo) * d;
-    float reciprocal = 1.0f / (float)saw_model_f16_value(out->scale);
-    float factor = c * reciprocal;
-    double top = (double)((1u << model->bits) - 1);
-    for (uint32_t i = 0; i < model->n && out->scale != 0; i++) {
-        float difference = y[i] - offset;
-        double q = nearbyint((double)difference * (double)factor);
-        out->codes[i] = (uint8_t)fmin(fmax(q, 0.0), top);
+    struct saw_model_vector coded = {.escape = false};
+    if (model_range(model, y, c, model->clip_q15, &coded)) {
+        (void)model_codes(model, y, c, d, &coded);
+        *out = coded;
     }
 }
 

@@ -159,7 +159,7 @@ static void clip_and_rotation_are_in_the_descriptor(void **state)
     assert_int_equal(plan.k.descriptor.clip_q15, 26214); /* .80 */
     assert_int_equal(plan.v.descriptor.clip_q15, 28180); /* .86 */
     assert_int_equal(init(&plan, &geometry, "saw2"), KVF_OK);
-    assert_int_equal(plan.k.descriptor.clip_q15, 18350); /* .56 */
+    assert_int_equal(plan.k.descriptor.clip_q15, 19661); /* .60 */
     assert_int_equal(plan.v.descriptor.clip_q15, 21627); /* .66 */
     assert_int_equal(init(&plan, &geometry, "saw5"), KVF_OK);
     assert_int_equal(plan.k.descriptor.clip_q15, KVF_BLOCK_CLIP_ONE);

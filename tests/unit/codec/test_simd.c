@@ -62,9 +62,10 @@ static void compare_levels(const struct fixture_kv *kv, const char *profile)
 }
 
 static const char *const profiles[] = {
-    "balanced", "safe",  "saw8",         "saw4-paper", "exact", "saw6", "saw5",
-    "saw3",     "saw2",  "kivi4-g32",    "kivi2-g128", "tq4",   "tq3",  "tq2",
-    "tq3.5",    "tq2.5", "tq3-unbiased", "tq4-paper",  "dense", "max"};
+    "balanced", "safe", "saw8",        "saw4-paper",   "exact",        "saw6",
+    "saw5",     "saw3", "saw2",        "kivi4-g32",    "kivi2-g128",   "tq4",
+    "tq3",      "tq2",  "tq3.5",       "tq2.5",        "tq3-unbiased", "tq4-paper",
+    "dense",    "max",  "saw3-search", "saw2-search9", "saw4-search9"};
 enum {
     N_PROFILES = sizeof(profiles) / sizeof(profiles[0])
 };
