@@ -54,32 +54,11 @@ static void add(struct kvf_check *check, const char *name, uint64_t bytes, const
                                                                  : check->total_bytes + bytes;
 }
 
-/* Sockets of one tenant share it. */
-static uint16_t count_tenants(const struct kvf_config *config)
-{
-    uint16_t count = 0;
-
-    for (uint32_t i = 0; i < config->n_sockets; i++) {
-        uint32_t j = 0;
-
-        while (j < i && strcmp(config->sockets[i].tenant, config->sockets[j].tenant) != 0) {
-            j++;
-        }
-        count += j == i;
-    }
-    return count;
-}
-
 static uint64_t dram_metadata_bytes(const struct kvf_config *config)
 {
     struct kvf_dram_config dram;
 
-    kvf_dram_config_init(&dram);
-    dram.arena_bytes = config->dram_bytes;
-    dram.piece_bytes = config->dram_piece_bytes;
-    dram.area_bytes = config->dram_area_bytes;
-    dram.hugepages = (enum kvf_hugepage_mode)config->dram_hugepages;
-    dram.n_tenants = count_tenants(config);
+    kvf_config_dram(config, &dram);
     return kvf_dram_metadata_bytes(&dram);
 }
 

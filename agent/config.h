@@ -160,6 +160,10 @@ int kvf_config_cluster_key_read(const char *path, uint8_t key_out[32], char *tex
  * systems. Changes nothing. A device's size replaces nvme[].bytes 0. KVF_OK; KVF_ERR_CONFIG. */
 int kvf_config_check_paths(struct kvf_config *config, struct kvf_config_error *error);
 
+/* What of a finished configuration is for the memory tier. */
+struct kvf_dram_config;
+void kvf_config_dram(const struct kvf_config *config, struct kvf_dram_config *dram_out);
+
 /* The effective values as YAML that kvf_config_parse reads back. */
 void kvf_config_print(const struct kvf_config *config, FILE *out);
 

@@ -15,6 +15,7 @@
 #include "agent/config_internal.h"
 #include "base/parse.h"
 #include "tiers/nvme_format.h"
+#include "tiers/tier_dram.h"
 #include "tiers/tier_nvme.h"
 
 /* Stores over this need a write budget: a drive's endurance must be somebody's decision. */
@@ -332,11 +333,13 @@ static int check_numbers(const struct kvf_config *config, struct kvf_config_erro
         return FAIL(config, error, dram_area_bytes,
                     "areas and pieces are made of pages; use multiples of 4096");
     }
-    if (config->dram_area_bytes > config->dram_piece_bytes) {
+    if (config->lines[KVF_CONFIG_ID_dram_area_bytes] != KVF_CONFIG_LINE_DEFAULT &&
+        config->dram_area_bytes > config->dram_piece_bytes) {
         return FAIL(config, error, dram_area_bytes,
                     "it is larger than dram.piece_bytes; lower it or raise the piece");
     }
-    if (config->dram_area_bytes > config->dram_bytes) {
+    if (config->lines[KVF_CONFIG_ID_dram_area_bytes] != KVF_CONFIG_LINE_DEFAULT &&
+        config->dram_area_bytes > config->dram_bytes) {
         return FAIL(config, error, dram_area_bytes,
                     "it is larger than dram.bytes; lower it or raise the arena");
     }
@@ -359,19 +362,46 @@ static int check_numbers(const struct kvf_config *config, struct kvf_config_erro
     return KVF_OK;
 }
 
-/* Areas of the default size are halved until a small arena holds one, here rather than in the tier,
- * so that what is printed as in force can be given back. */
+/* Sockets of one tenant share it. */
+static uint16_t count_tenants(const struct kvf_config *config)
+{
+    uint16_t count = 0;
+
+    for (uint32_t i = 0; i < config->n_sockets; i++) {
+        uint32_t j = 0;
+
+        while (j < i && strcmp(config->sockets[i].tenant, config->sockets[j].tenant) != 0) {
+            j++;
+        }
+        count += j == i;
+    }
+    return count;
+}
+
+void kvf_config_dram(const struct kvf_config *config, struct kvf_dram_config *dram_out)
+{
+    kvf_dram_config_init(dram_out);
+    dram_out->arena_bytes = config->dram_bytes;
+    dram_out->piece_bytes = config->dram_piece_bytes;
+    dram_out->area_bytes = config->dram_area_bytes;
+    dram_out->hugepages = (enum kvf_hugepage_mode)config->dram_hugepages;
+    dram_out->n_tenants = count_tenants(config);
+}
+
+/* What is printed as in force is what the tier makes of it. Where it can make nothing of it, it
+ * says so when it opens. */
 static void fit_areas(struct kvf_config *config)
 {
-    while (config->lines[KVF_CONFIG_ID_dram_area_bytes] == KVF_CONFIG_LINE_DEFAULT &&
-           config->dram_area_bytes > config->dram_bytes) {
-        config->dram_area_bytes /= 2;
-    }
+    struct kvf_dram_config dram;
+    uint64_t area_bytes;
+
+    kvf_config_dram(config, &dram);
+    area_bytes = kvf_dram_area_bytes(&dram);
+    config->dram_area_bytes = area_bytes != 0 ? area_bytes : config->dram_area_bytes;
 }
 
 int kvf_config_finish(struct kvf_config *config, struct kvf_config_error *error)
 {
-    fit_areas(config);
     if (config->n_sockets == 0) {
         kvf_config_list_append(config, kvf_config_list_find("sockets"), KVF_CONFIG_LINE_DEFAULT);
     }
@@ -393,5 +423,6 @@ int kvf_config_finish(struct kvf_config *config, struct kvf_config_error *error)
     if (check_numbers(config, error) != KVF_OK) {
         return KVF_ERR_CONFIG;
     }
+    fit_areas(config);
     return finish_admin(config, error);
 }

@@ -130,12 +130,7 @@ static int open_dram(struct kvf_agent *agent)
     char why[KVF_ERROR_TEXT_BYTES];
     int status;
 
-    kvf_dram_config_init(&dram);
-    dram.arena_bytes = config->dram_bytes;
-    dram.piece_bytes = config->dram_piece_bytes;
-    dram.area_bytes = config->dram_area_bytes;
-    dram.hugepages = (enum kvf_hugepage_mode)config->dram_hugepages;
-    dram.n_tenants = (uint16_t)agent->n_tenants;
+    kvf_config_dram(config, &dram);
     dram.env = agent->env;
     dram.work = agent->work;
     if (agent->ports.memory_allows != NULL) {

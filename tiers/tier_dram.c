@@ -101,6 +101,14 @@ uint64_t kvf_dram_metadata_bytes(const struct kvf_dram_config *config)
     return plan_make(config, &plan, why, sizeof(why)) == KVF_OK ? plan.metadata_bytes : 0;
 }
 
+uint64_t kvf_dram_area_bytes(const struct kvf_dram_config *config)
+{
+    char why[KVF_ERROR_TEXT_BYTES];
+    struct dram_plan plan;
+
+    return plan_make(config, &plan, why, sizeof(why)) == KVF_OK ? plan.area_bytes : 0;
+}
+
 /* ---- open and close -------------------------------------------------------------------------- */
 
 static void pieces_init(struct dram_tier *dram)

@@ -84,6 +84,10 @@ void kvf_dram_config_init(struct kvf_dram_config *config);
  * as slots are used. 0 if the configuration is out of range. */
 uint64_t kvf_dram_metadata_bytes(const struct kvf_dram_config *config);
 
+/* The size of the areas that open makes: at most what is asked for, less in a small arena. The same
+ * again for a configuration that asks for just this. 0 if the configuration is out of range. */
+uint64_t kvf_dram_area_bytes(const struct kvf_dram_config *config);
+
 /* Reserve addresses and metadata and populate the first area, so that the tier can serve when this
  * returns; the other areas follow by poll, one at a time. If memory is short, no area is populated
  * and poll tries again. why_out says what pages are used and why not better ones, or what failed.

@@ -21,7 +21,10 @@
 #include "agent/check.h"
 #include "agent/config.h"
 #include "agent/config_internal.h"
+#include "base/limits.h"
 #include "tests/support/support.h"
+#include "tiers/tier_dram.h"
+#include "tiers/work_inline.h"
 
 static struct kvf_config *new_config(void)
 {
@@ -413,6 +416,83 @@ static void test_printed_config_reads_back(void **state)
     free(second);
 }
 
+static bool memory_allows(void *ctx, uint64_t bytes)
+{
+    (void)ctx;
+    (void)bytes;
+    return true;
+}
+
+static bool may_evict(void *ctx, kvf_location location, kvf_cookie cookie)
+{
+    (void)ctx;
+    (void)location;
+    (void)cookie;
+    return false;
+}
+
+static void evict(void *ctx, kvf_location location, kvf_cookie cookie)
+{
+    (void)may_evict(ctx, location, cookie);
+    fail_msg("nothing may be evicted");
+}
+
+/* The size that the memory tier gives to the areas of a configuration. */
+static uint64_t area_bytes_in_use(const struct kvf_config *config)
+{
+    struct kvf_dram_config dram;
+    struct kvf_dram_info info;
+    struct kvf_tier *tier;
+    char why[KVF_ERROR_TEXT_BYTES];
+
+    kvf_config_dram(config, &dram);
+    assert_int_equal(kvf_work_inline_open(KVF_WORK_AT_SUBMIT, 64, &dram.work), KVF_OK);
+    dram.memory_allows = memory_allows;
+    dram.host.may_evict = may_evict;
+    dram.host.evict = evict;
+    if (kvf_dram_open(&dram, &tier, why, sizeof(why)) != KVF_OK) {
+        fail_msg("%s", why);
+    }
+    kvf_dram_info(tier, &info);
+    dram.work->ops->close(dram.work);
+    tier->ops->close(tier);
+    return info.area_bytes;
+}
+
+/* What is printed as in force is in force, and can be given back. */
+static void test_areas_of_small_arenas(void **state)
+{
+    static const char *const documents[] = {
+        "dram: {bytes: 16MiB}\n",
+        "dram: {bytes: 41582255B}\n",
+        "dram: {bytes: 100MiB, piece_bytes: 8MiB}\n",
+        "dram: {bytes: 100MiB, area_bytes: 64MiB}\n",
+        "dram: {bytes: 100MiB, area_bytes: 2MiB}\n",
+        "dram: {bytes: 64MiB}\nsockets: [{path: /a, tenant: red}, {path: /b, tenant: blue}]\n",
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(documents) / sizeof(documents[0]); i++) {
+        struct kvf_config *config = new_config();
+        struct kvf_config *again = new_config();
+        struct kvf_config_error error = {{0}};
+        uint64_t bytes;
+        char set[64];
+
+        assert_int_equal(parse_text(config, documents[i], &error), KVF_OK);
+        assert_int_equal(kvf_config_finish(config, &error), KVF_OK);
+        bytes = area_bytes_in_use(config);
+        assert_int_equal(bytes, config->dram_area_bytes);
+        assert_int_equal(parse_text(again, documents[i], &error), KVF_OK);
+        snprintf(set, sizeof(set), "dram.area_bytes=%" PRIu64 "B", config->dram_area_bytes);
+        assert_int_equal(kvf_config_set(again, set, &error), KVF_OK);
+        assert_int_equal(kvf_config_finish(again, &error), KVF_OK);
+        assert_int_equal(again->dram_area_bytes, bytes);
+        free(config);
+        free(again);
+    }
+}
+
 static void test_listen_addresses(void **state)
 {
     static const char *const right[] = {"127.0.0.1:1", "0.0.0.0:65535", "[::1]:9394", "[::]:80"};
@@ -669,13 +749,21 @@ static void test_memory_that_does_not_fit(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wrong_documents),  cmocka_unit_test(test_wrong_rules),
-        cmocka_unit_test(test_too_many_members), cmocka_unit_test(test_alias_loop),
-        cmocka_unit_test(test_set_errors),       cmocka_unit_test(test_every_option_is_settable),
-        cmocka_unit_test(test_defaults),         cmocka_unit_test(test_printed_config_reads_back),
-        cmocka_unit_test(test_listen_addresses), cmocka_unit_test(test_paths),
-        cmocka_unit_test(test_room_is_added_up), cmocka_unit_test(test_sum),
-        cmocka_unit_test(test_machine_memory),   cmocka_unit_test(test_memory_that_does_not_fit),
+        cmocka_unit_test(test_wrong_documents),
+        cmocka_unit_test(test_wrong_rules),
+        cmocka_unit_test(test_too_many_members),
+        cmocka_unit_test(test_alias_loop),
+        cmocka_unit_test(test_set_errors),
+        cmocka_unit_test(test_every_option_is_settable),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_printed_config_reads_back),
+        cmocka_unit_test(test_listen_addresses),
+        cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_room_is_added_up),
+        cmocka_unit_test(test_sum),
+        cmocka_unit_test(test_machine_memory),
+        cmocka_unit_test(test_memory_that_does_not_fit),
+        cmocka_unit_test(test_areas_of_small_arenas),
     };
 
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
