@@ -144,9 +144,12 @@ KVF_LANES_INLINE void unpack_pairs(struct tile_work *work, uint32_t w, uint32_t 
                 e[l] = i_right(dword, (l & ((1u << b) - 1)) * bits) & mask;
             }
         }
-        KVF_UNROLL
-        for (uint32_t l = 0; l < n && levels != NULL; l++) {
-            e[l] = i_sub_16(i_look_up_8(*levels, e[l]) & i_set1(0x00ff00ff), i_set1(0x00800080));
+        if (levels != NULL) {
+            KVF_UNROLL
+            for (uint32_t l = 0; l < n; l++) {
+                lanes_i level = i_look_up_8(*levels, e[l]) & i_set1(0x00ff00ff);
+                e[l] = i_sub_16(level, i_set1(0x00800080));
+            }
         }
         stages_pairs(e, n);
         KVF_UNROLL

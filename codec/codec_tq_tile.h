@@ -465,6 +465,7 @@ static int tq_encode_row(const struct kvf_saw_row *at, const struct kvf_tq_strip
                          struct kvf_codec_escapes *escapes)
 {
     uint8_t channels[GROUP_MAX];
+    kvf_tq_all_channels(at->tensor, channels);
     struct tq_row row = tq_row_of(at, strip->mean, channels, at->job->n_tokens);
     if (strip->mean != NULL) {
         take_mean(&row.tiles, strip->mean);
