@@ -6,6 +6,7 @@ add_executable(kvferry
     cli_bench.c
     cli_data.c
     cli_http.c
+    cli_profiles.c
     kvferry.c)
 target_link_libraries(kvferry PRIVATE kvf_client kvf_base kvf_flags PkgConfig::CURL
                       PkgConfig::JANSSON PkgConfig::SODIUM)

@@ -64,6 +64,7 @@ int cli_clients(const struct cli *cli);
 int cli_verify(const struct cli *cli);
 int cli_evict(const struct cli *cli); /* by key: through the library; by namespace: admin */
 int cli_purge(const struct cli *cli);
+int cli_profiles(const struct cli *cli); /* asks nobody */
 
 /* Evict one key of a label through the library. */
 int cli_evict_key(const struct cli *cli);

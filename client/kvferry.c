@@ -77,6 +77,9 @@ static const struct command commands[] = {
     {"purge", "", "n", false, cli_purge, "forget a namespace for good",
      "Returns when the purge itself is on stable storage: no block stored before comes back."},
     {"clients", "", "", false, cli_clients, "list attached clients", "One a line."},
+    {"profiles", "", "", false, cli_profiles, "list the profiles of this release and their sizes",
+     "Bits a value of K and V and the ratio to bf16, in a model of 32 layers of 8 heads of 128 and "
+     "blocks\nof 256 tokens. Asks no daemon."},
     {"bench", "", "czdDWK", false, cli_bench, "measure puts and gets beside a memcpy",
      "Puts --count (256) blocks of --size with --depth in flight, gets them back, and copies the "
      "same bytes\nby memcpy on one core. The blocks are evicted at the end."},

@@ -567,6 +567,20 @@ class Command(Case):
                           ["evict", "--key-text", "k", "--namespace", "n"]):
             self.one_line(self.kvferry(*arguments), 2, "kvferry: ")
 
+    def test_profiles_need_no_daemon(self):
+        result = run(KVFERRY, "profiles", "-o", "json", "--socket", self.path("none.sock"))
+        self.assertEqual(result[0], 0)
+        rows = {row["profile"]: row for row in json.loads(result[1])["profiles"]}
+        # K: 4 bits, a scale and an offset a vector, a mean; V the same without the mean
+        self.assertEqual(rows["balanced"]["bits_a_value"], (4.25 + 16 / 256 + 4.25) / 2)
+        self.assertNotIn("bits_a_value", rows["exact"])
+        self.assertLessEqual(rows["exact"]["bits_a_value_max"], 16)
+        self.assertTrue(rows["bytes"]["lossless"])
+        self.assertLess(rows["max"]["bits_a_value"], rows["dense"]["bits_a_value"])
+        text = self.ok("profiles").decode()
+        self.assertEqual(len(text.splitlines()), len(rows) + 1)
+        self.assertRegex(text, r"(?m)^balanced +lossy +4.281 +3.74 ")
+
     def test_no_daemon(self):
         for command in (["ping"], ["stat"], ["ls"], ["clients"], ["verify"], ["bench"],
                         ["purge", "--namespace", "x"], ["get", "--key-text", "k"],
@@ -577,7 +591,7 @@ class Command(Case):
     def test_help_and_man_page_agree(self):
         text = self.ok("--help").decode()
         commands = re.findall(r"^    ([a-z]+) +\S", text.split("Options of all")[0], re.MULTILINE)
-        self.assertEqual(len(commands), 10)
+        self.assertEqual(len(commands), 11)
         with open(os.path.join(ROOT, "docs", "man", "kvferry.1"), encoding="utf-8") as file:
             page = file.read().replace("\\-", "-")
         for command in commands:

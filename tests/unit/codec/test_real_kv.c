@@ -313,7 +313,7 @@ static void kivi_takes_the_hard_heads_as_they_are(void **state)
 }
 
 /* Centred and rotated heads are Gaussian, the hard ones too, so the noise of K is the distortion of
- * tq's levels: .0095, .035 and .117 at 4, 3 and 2 bits. Where channels are split it is less than
+ * tq's levels: .0095, .035 and .117 at 4, 3 and 2 bits. Where channels are split it is about
  * half way: the ones that matter have the bit more. V keeps its means, whose share of the power is
  * up to twice what is left, and pays for them. */
 static void tq_has_the_distortion_of_its_levels(void **state)

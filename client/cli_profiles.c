@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cli_profiles.c: the profiles that this release has, and what they take. Asks no daemon.
+ */
+#include <stdio.h>
+
+#include "client/cli.h"
+#include "codec/codec.h"
+
+/* A model of ordinary shape, for sizes: they depend on it a little. */
+enum {
+    N_LAYERS = 32,
+    N_HEADS = 8,
+    DIM = 128,
+    TOKENS = 256,
+};
+
+/* Bits a value of K and V, metadata counted, sinks and record page not. 0: opaque bytes. */
+static double bits_of(const struct kvf_profile *profile, bool *is_bound_out)
+{
+    const struct kvf_geometry geometry = {
+        .struct_bytes = sizeof(geometry),
+        .kind = KVF_KIND_KV,
+        .dtype = KVF_DTYPE_BF16,
+        .rope_state = KVF_ROPE_POST,
+        .n_layers = N_LAYERS,
+        .n_heads = N_HEADS,
+        .dim_k = DIM,
+        .dim_v = DIM,
+        .chunk_tokens = TOKENS,
+    };
+    const double values = 2.0 * N_LAYERS * N_HEADS * DIM * TOKENS;
+    struct kvf_codec_plan plan;
+
+    *is_bound_out = false;
+    if (profile->opaque || kvf_codec_plan_init(&plan, &geometry, profile->name) != KVF_OK) {
+        return 0.0;
+    }
+    *is_bound_out = !kvf_codec_plan_is_fixed(&plan);
+    return (double)kvf_codec_plan_payload_bytes(&plan, TOKENS) * 8.0 / values;
+}
+
+static json_t *profile_json(const struct kvf_profile *profile, double bits, bool is_bound)
+{
+    json_t *row = json_pack("{s:s, s:b, s:s}", "profile", profile->name, "lossless",
+                            (int)profile->lossless, "use", profile->use);
+
+    if (row != NULL && bits != 0.0) {
+        json_object_set_new(row, is_bound ? "bits_a_value_max" : "bits_a_value", json_real(bits));
+    }
+    return row;
+}
+
+int cli_profiles(const struct cli *cli)
+{
+    json_t *rows = json_array();
+
+    if (!cli->is_json) {
+        printf("%-14s %-8s %8s %7s  %s\n", "profile", "", "bits", "ratio", "use");
+    }
+    for (const struct kvf_profile *profile = kvf_profiles; profile->name != NULL; profile++) {
+        bool is_bound;
+        double bits = bits_of(profile, &is_bound);
+
+        if (cli->is_json) {
+            json_array_append_new(rows, profile_json(profile, bits, is_bound));
+        } else if (bits == 0.0) {
+            printf("%-14s %-8s %8s %7s  %s\n", profile->name, "lossless", "-", "-", profile->use);
+        } else {
+            printf("%-14s %-8s %s%6.3f %s%6.2f  %s\n", profile->name,
+                   profile->lossless ? "lossless" : "lossy", is_bound ? "<=" : "  ", bits,
+                   is_bound ? ">" : " ", 16.0 / bits, profile->use);
+        }
+    }
+    if (cli->is_json) {
+        cli_print_json(json_pack("{s:o}", "profiles", rows));
+    } else {
+        json_decref(rows);
+    }
+    return CLI_OK;
+}
