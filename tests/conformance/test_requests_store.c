@@ -288,6 +288,7 @@ static double relative_error(const struct pages *a, const struct pages *b)
  * apart. */
 static void test_uncalibrated_is_allowed(void **state)
 {
+    static const char *const profiles[] = {"balanced", "tq4", "dense", "max"};
     static struct pages in, out;
     struct kvf_info info = {.struct_bytes = sizeof(info)};
     struct kvf_test_key bytes;
@@ -299,14 +300,16 @@ static void test_uncalibrated_is_allowed(void **state)
     kvf_test_daemon_set(&the_daemon, "allow_uncalibrated=true");
     restart(true);
     pages_fill(&in, 3);
-    client = open_profile("balanced", KVF_ATTACH_ALLOW_UNCALIBRATED);
-    assert_int_equal(kvf_client_info(client, &info), KVF_OK);
-    assert_string_equal(info.profile, "balanced");
-    assert_int_equal(info.lossless, 0);
-    round_trip(client, 6000, &in, &out);
-    assert_true(relative_error(&in, &out) < 0.05);
-    assert_true(relative_error(&in, &out) > 0);
-    kvf_close(client);
+    for (size_t i = 0; i < sizeof(profiles) / sizeof(profiles[0]); i++) {
+        client = open_profile(profiles[i], KVF_ATTACH_ALLOW_UNCALIBRATED);
+        assert_int_equal(kvf_client_info(client, &info), KVF_OK);
+        assert_string_equal(info.profile, profiles[i]);
+        assert_int_equal(info.lossless, 0);
+        round_trip(client, 6000 + i, &in, &out);
+        assert_true(relative_error(&in, &out) < 0.05);
+        assert_true(relative_error(&in, &out) > 0);
+        kvf_close(client);
+    }
     client = open_profile("balanced", 0);
     assert_int_equal(kvf_client_info(client, &info), KVF_OK);
     assert_string_equal(info.profile, "exact");
