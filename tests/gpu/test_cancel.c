@@ -291,7 +291,8 @@ static void test_gets_are_canceled_anywhere(void **state)
         struct calls_chain chain;
 
         calls.options.pinning = pinning;
-        calls.options.load_window_bytes = 1 << 17; /* a few groups */
+        calls.options.load_window_bytes = 1 << 18;
+        calls.options.load_group_bytes = 20 << 10; /* some parts of a block, and many of them */
         calls_open(&calls, pinning == KVF_GPU_PIN_EAGER ? "raw" : "balanced", seed + pinning);
         calls_chain_init(&chain, BLOCKS, 0);
         calls_chain_put_and_check(&calls, &chain);
