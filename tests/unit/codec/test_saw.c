@@ -166,8 +166,10 @@ static void records_are_those_of_the_text(void **state)
         }
         compare_with_model(profiles[p], KVF_DTYPE_BF16, 128, 130);
         for (int dtype = KVF_DTYPE_F16; dtype <= KVF_DTYPE_F8E5M2; dtype++) {
-            compare_with_model(profiles[p], dtype, 128, 128);
-            compare_with_model(profiles[p], dtype, 96, 33);
+            if (p < N_FULL || ((uint32_t)dtype + p) % 3 == 0) {
+                compare_with_model(profiles[p], dtype, 128, 128);
+                compare_with_model(profiles[p], dtype, 96, 33);
+            }
         }
     }
 }
@@ -390,7 +392,7 @@ static void search_is_closer_than_any_ratio(void **state)
     (void)state;
     static const char *const profiles[] = {"saw3-search", "saw2-search", "saw4-search9",
                                            "saw3-search9", "saw2-search9"};
-    struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 1, 4, 64, 128, 256);
+    struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 1, 2, 64, 128, 256);
     struct fixture_kv kv;
     struct fixture_kv back;
     fixture_kv_init(&kv, &geometry, 256);
