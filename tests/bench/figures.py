@@ -175,6 +175,21 @@ def gpu_link_figures():
     return result
 
 
+def gpu_calls_figures():
+    what = "8,192 tokens of Llama-3.1-8B by the library and a daemon"
+    result = []
+    for suffix, workers in (("", "the default"), ("_8", "8")):
+        result.append(Figure(f"put_stored{suffix}_vs_ideal", "GB/s", "pinned D2H times ratio",
+                             note=f"{what}, until a get finds them; {workers} workers"))
+        result.append(Figure(f"put_stored{suffix}_cpus", "CPUs", better="lower",
+                             note=f"client and daemon meanwhile; {workers} workers"))
+    result.append(Figure("get_pages_vs_ideal", "GB/s", "pinned H2D times ratio",
+                         note=f"{what}, out of the arena, which is pinned"))
+    result.append(Figure("get_window_vs_ideal", "GB/s", "pinned H2D times ratio",
+                         note=f"{what}, by a pinned window, into which the client copies"))
+    return result
+
+
 def gpu_stolen_figures():
     result = []
     for loop, what, kind in GPU_LOOPS:
@@ -201,7 +216,8 @@ def gpu_stolen_figures():
 
 
 FIGURES = {"local": LOCAL, "codec": codec_figures(), "nvme": nvme_figures(),
-           "gpu": GPU_KERNELS + gpu_link_figures() + gpu_stolen_figures(), "hostile": HOSTILE}
+           "gpu": (GPU_KERNELS + gpu_link_figures() + gpu_calls_figures() +
+                   gpu_stolen_figures()), "hostile": HOSTILE}
 
 
 def fio_names():
