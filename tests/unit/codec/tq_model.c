@@ -226,17 +226,40 @@ void tq_model_encode(const struct tq_model *model, const float *input, const flo
     }
 }
 
-/* H^T of integers, by rotating each unit vector: entry (j, i) of H is what e_i has at j. */
-static void rotate_back(const struct kvf_codec_rotation *rotation, const int *from, int *to)
+/* Row i of H^T for each i, by rotating unit vectors: e_i has at j what H has at (j, i). Kept for the
+ * next vector. */
+static const int8_t (*transposed_of(const struct kvf_codec_rotation *rotation,
+                                    uint32_t r))[MODEL_DIM_MAX]
 {
+    static int8_t transposed[2][MODEL_DIM_MAX][MODEL_DIM_MAX];
+    static uint32_t n_of[2];
+    static uint32_t order_of[2];
     struct saw_model rotate = rotation_model(rotation);
+    if (n_of[r] == rotation->n && order_of[r] == rotation->order) {
+        return (const int8_t(*)[MODEL_DIM_MAX])transposed[r];
+    }
+    n_of[r] = rotation->n;
+    order_of[r] = rotation->order;
     for (uint32_t i = 0; i < rotation->n; i++) {
         float column[MODEL_DIM_MAX] = {0};
         column[i] = 1.0f;
         saw_model_rotate(&rotate, column);
+        for (uint32_t j = 0; j < rotation->n; j++) {
+            transposed[r][i][j] = (int8_t)column[j];
+        }
+    }
+    return (const int8_t(*)[MODEL_DIM_MAX])transposed[r];
+}
+
+/* H^T of integers. */
+static void rotate_back(const struct kvf_codec_rotation *rotation, uint32_t r, const int *from,
+                        int *to)
+{
+    const int8_t(*transposed)[MODEL_DIM_MAX] = transposed_of(rotation, r);
+    for (uint32_t i = 0; i < rotation->n; i++) {
         to[i] = 0;
         for (uint32_t j = 0; j < rotation->n; j++) {
-            to[i] += (int)column[j] * from[j];
+            to[i] += transposed[i][j] * from[j];
         }
     }
 }
@@ -255,7 +278,7 @@ void tq_model_decode(const struct tq_model *model, const struct tq_model_vector 
         for (uint32_t i = 0; i < rotation->n; i++) {
             from[i] = level_of(rotation->bits, vector->codes[first + i]);
         }
-        rotate_back(rotation, from, sums);
+        rotate_back(rotation, r, from, sums);
         for (uint32_t i = 0; i < rotation->n; i++) {
             uint32_t channel = model->channels[first + i];
             out[channel] = fmaf(sign_of(model, channel) * scale, (float)sums[i],
@@ -275,7 +298,7 @@ void tq_model_decode(const struct tq_model *model, const struct tq_model_vector 
             from[i] += tq_model_is_minus(model, j, i) != (vector->signs[j] != 0) ? -1 : 1;
         }
     }
-    rotate_back(&tensor->rotations[0], from, sums);
+    rotate_back(&tensor->rotations[0], 0, from, sums);
     for (uint32_t i = 0; i < n; i++) {
         float scale = sign_of(model, i) * ((float)f16_value(vector->scales[1]) * v);
         out[i] = fmaf(scale, (float)sums[i], out[i]);
