@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_gpu_calls.c: kvf_gpu_put and kvf_gpu_get of 8,192 tokens of Llama-3.1-8B, one client and one
- * daemon, from pages of 16 tokens to where a get finds them and back.
+ * bench_gpu_calls.c: kvf_gpu_put and kvf_gpu_get of 8,192 tokens of Llama-3.1-8B, one client and
+ * one daemon, from pages of 16 tokens to where a get finds them and back.
  *
- *   bench_gpu_calls [--seconds N] [--pairs N] [--only NAME]
+ *   bench_gpu_calls [--seconds N] [--pairs N] [--only NAME] [--group MIB] [--window MIB]
+ *
+ * --group, --window: of copies on the way in, and of all that are in flight; else the library's.
  *
  * "Ideal" is the link's speed for one plain copy of the same encoded bytes, times what a byte of
  * them stands for. Figures are GB of bf16 KV a second, and processors that client and daemon keep
@@ -36,6 +38,8 @@ struct calls {
     struct kvf_client *client;
     struct kvf_gpu *handle;
     struct kvf_gpu_region *region;
+    uint64_t group_bytes; /* 0: the library's choice */
+    uint64_t window_bytes;
     uint64_t next_key;
     double cpus; /* of the last puts */
 };
@@ -75,7 +79,10 @@ static void open_region(struct calls *calls)
 
 static void open_handle(struct calls *calls, enum kvf_gpu_pinning pinning)
 {
-    struct kvf_gpu_options gpu_options = {.struct_bytes = sizeof(gpu_options), .pinning = pinning};
+    struct kvf_gpu_options gpu_options = {.struct_bytes = sizeof(gpu_options),
+                                          .load_window_bytes = calls->window_bytes,
+                                          .load_group_bytes = calls->group_bytes,
+                                          .pinning = pinning};
     struct kvf_options options;
 
     kvf_test_client_options(&calls->daemon, &options);
@@ -306,6 +313,8 @@ int main(int argc, char **argv)
     struct bench_run run;
 
     bench_init(&run, argc, argv);
+    calls.group_bytes = bench_number(&run, "--group", 0) << 20;
+    calls.window_bytes = bench_number(&run, "--window", 0) << 20;
     init(&calls);
     start(&calls, NULL, KVF_GPU_PIN_LAZY);
     put_new(&calls); /* pins, and loads kernels */
