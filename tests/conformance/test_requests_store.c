@@ -288,7 +288,8 @@ static double relative_error(const struct pages *a, const struct pages *b)
  * apart. */
 static void test_uncalibrated_is_allowed(void **state)
 {
-    static const char *const profiles[] = {"balanced", "tq4", "dense", "max"};
+    static const char *const profiles[] = {"balanced", "tq4",       "dense",
+                                           "max",      "kivi4-g32", "saw3-search"};
     static struct pages in, out;
     struct kvf_info info = {.struct_bytes = sizeof(info)};
     struct kvf_test_key bytes;

@@ -165,7 +165,11 @@ static float model_codes(const struct saw_model *model, const float *y, float c,
     float offset = (float)saw_model_f16_value(out->lo) * d;
     float factor = out->scale != 0 ? c * (1.0f / scale) : 0.0f;
     double top = (double)((1u << model->bits) - 1);
+    uint32_t run = (model->n + 7) / 8;
     float sums[8] = {0};
+    if (model->n_sums != 0) {
+        run = (model->n + model->n_sums - 1) / model->n_sums;
+    }
     for (uint32_t i = 0; i < model->n; i++) {
         float difference = y[i] - offset;
         double q = nearbyint((double)difference * (double)factor);
@@ -174,7 +178,7 @@ static float model_codes(const struct saw_model *model, const float *y, float c,
     for (uint32_t p = 0; p < model->n && model->stored != NULL; p++) {
         float difference = y[model->stored[p]] - offset;
         float error = fmaf(difference, factor, -(float)out->codes[model->stored[p]]);
-        float *sum = &sums[p / ((model->n + 7) / 8)];
+        float *sum = &sums[p / run];
         *sum = fmaf(error, error, *sum);
     }
     for (int half = 4; half > 0; half /= 2) {

@@ -25,6 +25,7 @@ struct saw_model {
     const uint8_t *stored; /* stored position -> coefficient; for n_clips */
     const uint8_t *sign_bits;
     const uint8_t *stages; /* of the Sylvester part; NULL: the documented order */
+    uint32_t n_sums;       /* of the error; 0: the documented number */
 };
 
 struct saw_model_vector {
