@@ -314,6 +314,29 @@ void fixture_fill_biased(struct fixture_kv *kv, struct kvf_random_seeded *random
     }
 }
 
+void fixture_fill_halfway(struct fixture_kv *kv, struct kvf_random_seeded *random)
+{
+    const struct kvf_geometry *geometry = &kv->geometry;
+    uint32_t n_vectors = geometry->n_layers * geometry->n_heads * kv->n_tokens;
+    for (uint32_t v = 0; v < 2 * n_vectors; v++) {
+        uint32_t layer = v / 2 / kv->n_tokens / geometry->n_heads;
+        uint32_t head = v / 2 / kv->n_tokens % geometry->n_heads;
+        uint32_t dim = v % 2 ? geometry->dim_v : geometry->dim_k;
+        uint8_t *vector = fixture_kv_vector(kv, v % 2, layer, head, v / 2 % kv->n_tokens);
+        float values[KVF_DIM_MAX];
+        double power = 0.0;
+        for (uint32_t i = 0; i < dim; i++) {
+            values[i] = fixture_normal_like(random);
+            power += (double)values[i] * (double)values[i] / dim;
+        }
+        double half = 1.0 + ((double)(kvf_random_seeded_next(random) % 1024) + 0.5) / 1024.0;
+        for (uint32_t i = 0; i < dim; i++) {
+            fixture_store(geometry->dtype, vector, i,
+                          (float)((double)values[i] * half / sqrt(power)));
+        }
+    }
+}
+
 double fixture_distortion(const struct fixture_kv *original, const struct fixture_kv *decoded,
                           int is_v, uint32_t token_first)
 {

@@ -38,7 +38,8 @@ struct golden {
     uint16_t dim_v;
     uint16_t n_tokens;
     uint16_t sinks;
-    bool biased; /* fixture_fill_biased instead of fixture_fill_hard */
+    bool biased;  /* fixture_fill_biased instead of fixture_fill_hard */
+    bool halfway; /* fixture_fill_halfway */
     uint32_t decoded_crc32c;
 };
 
@@ -61,6 +62,13 @@ struct golden {
     {                                                                                              \
         .name = name_, .profile = profile_, .kind = KVF_KIND_KV, .dtype = KVF_DTYPE_F32,           \
         .n_layers = 1, .n_heads = 1, .dim_k = dim_k_, .n_tokens = tokens_, .biased = true,         \
+        .decoded_crc32c = crc                                                                      \
+    }
+
+#define HALFWAY(name_, profile_, dim_k_, tokens_, crc)                                             \
+    {                                                                                              \
+        .name = name_, .profile = profile_, .kind = KVF_KIND_KV, .dtype = KVF_DTYPE_F32,           \
+        .n_layers = 1, .n_heads = 1, .dim_k = dim_k_, .n_tokens = tokens_, .halfway = true,        \
         .decoded_crc32c = crc                                                                      \
     }
 
@@ -137,7 +145,9 @@ static void check_golden(const struct golden *golden)
     fixture_kv_init(&kv, &geometry, golden->n_tokens);
     fixture_kv_init(&back, &geometry, golden->n_tokens);
     fixture_codec_init(&codec, &geometry, golden->profile);
-    if (golden->biased) {
+    if (golden->halfway) {
+        fixture_fill_halfway(&kv, &random);
+    } else if (golden->biased) {
         fixture_fill_biased(&kv, &random);
     } else {
         fixture_fill_hard(&kv, &random);

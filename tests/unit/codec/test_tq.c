@@ -211,6 +211,63 @@ static void residuals_are_those_of_the_text(void **state)
     }
 }
 
+/* Vectors halfway between two scales, found by the model: another order of additions gives another
+ * scale for some of them, so that comparisons of such vectors would show it. */
+static void other_orders_of_sums_are_seen(void **state)
+{
+    (void)state;
+    enum {
+        DIM = 256,
+        N = 100
+    };
+    static const char *const profiles[] = {"tq4-paper", "tq3-unbiased"}; /* S; S and P */
+    struct kvf_random_seeded random;
+    kvf_random_seeded_init(&random, 1); /* always the same: how many see it is chance */
+    for (size_t p = 0; p < 2; p++) {
+        struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 1, 1, DIM, 0, N);
+        struct fixture_kv kv;
+        struct fixture_kv back;
+        struct fixture_codec codec;
+        fixture_kv_init(&kv, &geometry, N);
+        fixture_kv_init(&back, &geometry, N);
+        fixture_codec_init(&codec, &geometry, profiles[p]);
+        fixture_fill_normal(&kv, &random);
+        struct tq_model model = model_of(&codec.plan.k, NULL);
+        int seen = 0;
+        for (uint32_t token = 0; token < N; token++) {
+            float *vector = (float *)(void *)fixture_kv_vector(&kv, 0, 0, 0, token);
+            struct tq_model_vector coded;
+            tq_model_encode(&model, vector, NULL, &coded);
+            uint16_t scale = coded.scales[0];
+            float low = 1.0f; /* times vector: scale; times high: more */
+            float high = 1.0f + 0x1p-8f;
+            float scaled[DIM];
+            for (int step = 0; step < 20; step++) {
+                float middle = 0.5f * (low + high);
+                for (uint32_t i = 0; i < DIM; i++) {
+                    scaled[i] = vector[i] * middle;
+                }
+                tq_model_encode(&model, scaled, NULL, &coded);
+                *(coded.scales[0] == scale ? &low : &high) = middle;
+            }
+            memcpy(vector, scaled, sizeof(scaled));
+            model.by_coefficient = true;
+            struct tq_model_vector wrong;
+            tq_model_encode(&model, scaled, NULL, &wrong);
+            model.by_coefficient = false;
+            seen += wrong.scales[0] != coded.scales[0];
+        }
+        print_message("%s: %d of %d vectors see another order\n", profiles[p], seen, (int)N);
+        assert_true(seen > N / 20);
+        fixture_encode(&codec, &kv, 0);
+        fixture_decode(&codec, &back);
+        compare_record(&kv, &back, &codec);
+        fixture_codec_fini(&codec);
+        fixture_kv_fini(&back);
+        fixture_kv_fini(&kv);
+    }
+}
+
 static void codebooks_are_what_their_crc_says(void **state)
 {
     (void)state;
@@ -687,6 +744,7 @@ int main(void)
         cmocka_unit_test(codebooks_are_what_their_crc_says),
         cmocka_unit_test(records_are_those_of_the_text),
         cmocka_unit_test(residuals_are_those_of_the_text),
+        cmocka_unit_test(other_orders_of_sums_are_seen),
         cmocka_unit_test(distortion_is_that_of_theory),
         cmocka_unit_test(cosines_are_those_of_theory),
         cmocka_unit_test(residuals_have_the_published_cosines),

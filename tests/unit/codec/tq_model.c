@@ -64,12 +64,14 @@ static struct saw_model rotation_model(const struct kvf_codec_rotation *rotation
 }
 
 /* (5) terms by coefficient, in the stored order. */
-static float sum_of(const float *a, const float *b, const uint8_t *order, uint32_t n)
+static float sum_of(const struct tq_model *model, const float *a, const float *b,
+                    const uint8_t *order, uint32_t n)
 {
     float sums[16] = {0};
     uint32_t run = (n + 15) / 16;
     for (uint32_t p = 0; p < n; p++) {
-        sums[p / run] = fmaf(a[order[p]], b[order[p]], sums[p / run]);
+        uint32_t i = model->by_coefficient ? p : order[p];
+        sums[p / run] = fmaf(a[i], b[i], sums[p / run]);
     }
     for (int half = 8; half > 0; half /= 2) {
         for (int s = 0; s < half; s++) {
@@ -146,14 +148,14 @@ static void encode_residual(const struct tq_model *model, const float *y, const 
     for (uint32_t i = 0; i < n; i++) {
         residual[i] = fmaf(-a, levels[i], y[i]);
     }
-    float square = sum_of(residual, residual, order, n);
+    float square = sum_of(model, residual, residual, order, n);
     float r = 1.0f / sqrtf((float)n * (float)rotation->order);
     out->scales[1] = f16_nearest((double)(sqrtf(square) * r));
     for (uint32_t j = 0; j < n; j++) {
         for (uint32_t i = 0; i < n; i++) {
             signs[i] = tq_model_is_minus(model, j, i) ? -1.0f : 1.0f;
         }
-        out->signs[j] = sum_of(residual, signs, order, n) < 0.0f;
+        out->signs[j] = sum_of(model, residual, signs, order, n) < 0.0f;
     }
 }
 
@@ -180,7 +182,7 @@ static void encode_rotation(const struct tq_model *model, uint32_t r, const floa
     for (uint32_t i = 0; i < n && mean != NULL; i++) {
         y[i] = y[i] - rotated_mean[i];
     }
-    float square = sum_of(y, y, order, n);
+    float square = sum_of(model, y, y, order, n);
     float root_mean_square = sqrtf(square) * (1.0f / sqrtf((float)n * (float)rotation->order));
     out->escape |= square != 0.0f && !(root_mean_square >= 0x1p-20f && root_mean_square < 0x1p13f);
     float f = sqrtf((float)n) / (255.0f * books[rotation->bits].step);
@@ -191,7 +193,7 @@ static void encode_rotation(const struct tq_model *model, uint32_t r, const floa
         levels[i] = (float)level_of(rotation->bits, out->codes[first + i]);
         power += levels[i] * levels[i];
     }
-    out->scales[r] = scale_of(model, rotation, square, sum_of(y, levels, order, n), power);
+    out->scales[r] = scale_of(model, rotation, square, sum_of(model, y, levels, order, n), power);
     if ((tensor->descriptor.flags & KVF_TENSOR_RESIDUAL) != 0) {
         encode_residual(model, y, levels, out);
     }

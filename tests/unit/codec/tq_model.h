@@ -13,6 +13,7 @@
 struct tq_model {
     const struct kvf_codec_tensor *tensor; /* shapes, orders, signs */
     uint8_t channels[MODEL_DIM_MAX];       /* of the first rotation, then of the second one */
+    bool by_coefficient;                   /* a wrong one: sums in the order of coefficients */
 };
 
 struct tq_model_vector {
