@@ -86,9 +86,9 @@ void fixture_fill_hard(struct fixture_kv *kv, struct kvf_random_seeded *random);
  * every change of their order shows. */
 void fixture_fill_biased(struct fixture_kv *kv, struct kvf_random_seeded *random);
 
-/* Normal vectors of so much power that its root is as good as in the middle between two fp16 numbers
- * (fp32): what the order of additions changes in the last place of a sum of squares then changes the
- * number that is stored. */
+/* Normal vectors of so much power that its root is as good as in the middle between two fp16
+ * numbers (fp32): what the order of additions changes in the last place of a sum of squares then
+ * changes the number that is stored. */
 void fixture_fill_halfway(struct fixture_kv *kv, struct kvf_random_seeded *random);
 
 /* Squared error and signal of decoded against original, for K or V. */

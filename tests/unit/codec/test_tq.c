@@ -403,9 +403,9 @@ static void cosines_are_those_of_theory(void **state)
     }
 }
 
-/* What was published for TurboQuant with a residual, and what theory gives for dim 128: 1 / sqrt(1 +
- * pi / 2 (127 / 128) D) with the distortion D of a bit less. One matrix of signs differs from another
- * by .002, so the mean over some; always the same data. */
+/* What was published for TurboQuant with a residual, and what theory gives for dim 128: 1 / sqrt(1
+ * + pi / 2 (127 / 128) D) with the distortion D of a bit less. One matrix of signs differs from
+ * another by .002, so the mean over some; always the same data. */
 static void residuals_have_the_published_cosines(void **state)
 {
     (void)state;

@@ -228,8 +228,8 @@ void tq_model_encode(const struct tq_model *model, const float *input, const flo
     }
 }
 
-/* Row i of H^T for each i, by rotating unit vectors: e_i has at j what H has at (j, i). Kept for the
- * next vector. */
+/* Row i of H^T for each i, by rotating unit vectors: e_i has at j what H has at (j, i). Kept for
+ * the next vector. */
 static const int8_t (*transposed_of(const struct kvf_codec_rotation *rotation,
                                     uint32_t r))[MODEL_DIM_MAX]
 {
