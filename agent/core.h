@@ -249,6 +249,7 @@ struct kvf_session {
     bool is_draining;
     bool is_broken;  /* to be ended at the next safe place */
     bool is_writing; /* the socket is full: watched for room */
+    bool owes_ready; /* READY has not been sent yet */
     int fd;
     int eventfd;
     int ring_fd;
@@ -455,6 +456,10 @@ uint64_t kvf_namespace_id(const struct kvf_agent *agent, uint16_t tenant,
 /* The slot of this namespace, made if it is new. KVF_OK; KVF_ERR_BUSY: the table is full. */
 int kvf_namespace_get(struct kvf_agent *agent, uint64_t id, uint16_t shard_count,
                       uint16_t *index_out);
+
+/* The same for a client of a tenant, which has a quota of them. KVF_ERR_REFUSED: it is used up. */
+int kvf_namespace_join(struct kvf_agent *agent, uint16_t tenant, uint64_t id, uint16_t shard_count,
+                       uint16_t *index_out);
 
 /* session.c */
 void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener);

@@ -39,6 +39,39 @@ static bool is_idle(const struct kvf_namespace *ns)
     return ns->clients == 0 && ns->blocks == 0 && ns->dram_bytes == 0 && ns->writeback_bytes == 0;
 }
 
+/* Of the table, so that no tenant takes another one's places: names cost nothing to invent, and
+ * each with a block in it takes a place until the block goes. */
+static uint32_t quota(const struct kvf_agent *agent)
+{
+    uint32_t share = KVF_INDEX_NAMESPACES_MAX / agent->n_tenants;
+
+    if (agent->config->quota_namespaces != 0) {
+        return (uint32_t)agent->config->quota_namespaces;
+    }
+    return share < KVF_INDEX_NAMESPACES_MAX / 4 ? share : KVF_INDEX_NAMESPACES_MAX / 4;
+}
+
+int kvf_namespace_join(struct kvf_agent *agent, uint16_t tenant, uint64_t id, uint16_t shard_count,
+                       uint16_t *index_out)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < KVF_INDEX_NAMESPACES_MAX; i++) {
+        const struct kvf_namespace *ns = &agent->namespaces[i];
+
+        if (ns->id == id && !is_idle(ns)) {
+            *index_out = (uint16_t)i;
+            return KVF_OK;
+        }
+        n += ns->id != 0 && ns->is_known && ns->tenant == tenant && !is_idle(ns);
+    }
+    if (n >= quota(agent)) {
+        agent->metrics.namespaces_refused++;
+        return KVF_ERR_REFUSED;
+    }
+    return kvf_namespace_get(agent, id, shard_count, index_out);
+}
+
 int kvf_namespace_get(struct kvf_agent *agent, uint64_t id, uint16_t shard_count,
                       uint16_t *index_out)
 {

@@ -131,6 +131,10 @@ void kvf_session_flush(struct kvf_session *session)
     bool was_waiting = session->is_writing;
     int status = KVF_OK;
 
+    if (session->owes_ready) {
+        status = send_note(session, KVF_WIRE_READY, KVF_OK);
+        session->owes_ready = status != KVF_OK;
+    }
     while (status == KVF_OK && session->announce_head != session->announce_tail) {
         uint32_t word = session->announce[session->announce_head & (ANNOUNCE_MAX - 1)];
 
@@ -143,7 +147,7 @@ void kvf_session_flush(struct kvf_session *session)
         session->is_broken = true;
         return;
     }
-    session->is_writing = session->announce_head != session->announce_tail;
+    session->is_writing = session->owes_ready || session->announce_head != session->announce_tail;
     if (session->is_writing != was_waiting) {
         kvf_loop_change(session->agent, session->fd,
                         EPOLLIN | EPOLLRDHUP | (session->is_writing ? EPOLLOUT : 0u),
@@ -396,12 +400,21 @@ static int join_namespace(struct kvf_session *session, char *text, size_t bytes)
     struct kvf_namespace *ns;
     uint16_t index;
     uint32_t n_sizes;
+    int status = kvf_namespace_join(agent, session->tenant,
+                                    kvf_namespace_id(agent, session->tenant, hello, &session->plan),
+                                    session->shard_count, &index);
 
-    if (kvf_namespace_get(agent, kvf_namespace_id(agent, session->tenant, hello, &session->plan),
-                          session->shard_count, &index) != KVF_OK) {
+    if (status == KVF_ERR_REFUSED) {
+        (void)snprintf(text, bytes,
+                       "tenant %s has blocks in as many namespaces as quota.namespaces allows; "
+                       "purge one of them or raise it",
+                       agent->tenants[session->tenant].name);
+    } else if (status != KVF_OK) {
         (void)snprintf(text, bytes, "%d namespaces are in use; purge one of them",
                        KVF_INDEX_NAMESPACES_MAX);
-        return KVF_ERR_BUSY;
+    }
+    if (status != KVF_OK) {
+        return status;
     }
     session->namespace_index = index;
     ns = &agent->namespaces[index];
@@ -626,16 +639,18 @@ static void seal_done(struct kvf_work *work)
     if (status == KVF_OK) {
         status = kvf_loop_add(agent, session->eventfd, EPOLLIN | EPOLLET, &session->eventfd_source);
     }
-    if (status == KVF_OK) {
-        status = send_note(session, KVF_WIRE_READY, KVF_OK);
-    }
     if (status != KVF_OK) {
         kvf_session_end(session, "its memory cannot be sealed");
         return;
     }
     session->state = KVF_SESSION_READY;
     session->attached_ns = agent->now_ns;
+    session->hello_deadline_ns = agent->now_ns + HELLO_TIMEOUT_NS;
     agent->metrics.attaches++;
+    /* pieces that came meanwhile may have filled the socket of a client that is well, but not
+     * inside a call */
+    session->owes_ready = true;
+    kvf_session_flush(session);
     if (may_log(agent)) {
         kvf_log(KVF_LOG_INFO, "client %s (pid %d, tenant %s, profile %s) attached as %llu",
                 session->name, session->pid, agent->tenants[session->tenant].name, session->profile,
@@ -851,7 +866,9 @@ void kvf_session_tick(struct kvf_session *session)
 
     if (session->state == KVF_SESSION_READY) {
         kvf_ring_daemon_beat(&session->ring);
-        if (kvf_lease_oldest_age_ns(session) > agent->config->lease_max_age * KVF_NS_PER_S) {
+        if (session->owes_ready && agent->now_ns > session->hello_deadline_ns) {
+            kvf_session_end(session, "did not finish the handshake in time");
+        } else if (kvf_lease_oldest_age_ns(session) > agent->config->lease_max_age * KVF_NS_PER_S) {
             kvf_session_end(session, "held a lease longer than lease.max_age");
         }
     } else if (session->state != KVF_SESSION_FREE && session->state != KVF_SESSION_DEAD &&

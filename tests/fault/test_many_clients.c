@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_many_clients.c: 64 processes put and get through an arena that holds a tenth of their
- * blocks; a reader holds a lease all the while; and processes are killed in the middle of a put and
- * of a read.
+ * blocks; a reader holds a lease all the while; processes are killed in the middle of a put and of
+ * a read; and one puts a block under more names than its tenant may have.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,8 +11,10 @@
 
 #include <cmocka.h>
 
+#include <inttypes.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -29,6 +31,7 @@
 #define N_HELD      16
 #define HELD_FIRST  1000000
 #define KILL_ROUNDS 10
+#define N_NAMES     3
 
 static struct kvf_test_daemon the_daemon;
 
@@ -280,6 +283,84 @@ static void test_killed_clients(void **state)
     kvf_close(other);
 }
 
+/* --- one that invents names ---------------------------------------------------------------------
+ */
+
+struct name {
+    uint64_t number;
+    struct kvf_client *client;
+    int status; /* of the last try */
+};
+
+static bool opens(void *arg)
+{
+    struct name *name = arg;
+    struct kvf_options options;
+    char label[32];
+
+    kvf_test_client_options(&the_daemon, &options);
+    snprintf(label, sizeof(label), "name %" PRIu64, name->number);
+    options.namespace_label = label;
+    name->status = kvf_open(&options, &name->client);
+    return name->status == KVF_OK;
+}
+
+/* Whoever was there before may still be on its way out. */
+static struct kvf_client *open_name(uint64_t number)
+{
+    struct name name = {.number = number};
+
+    assert_true(kvf_test_wait_until(opens, &name, 60000));
+    return name.client;
+}
+
+static void assert_refused(uint64_t number)
+{
+    struct name name = {.number = number};
+    uint64_t before = kvf_test_daemon_number(&the_daemon, "metrics.namespaces_refused");
+
+    assert_false(opens(&name));
+    assert_int_equal(name.status, KVF_ERR_REFUSED);
+    assert_int_equal(kvf_test_daemon_number(&the_daemon, "metrics.namespaces_refused"), before + 1);
+}
+
+/* A tiny block under each of many names: it gets as many as its tenant may have, the others are
+ * told, and one that has become empty makes room. */
+static void test_namespaces_have_a_quota(void **state)
+{
+    struct kvf_info info = {.struct_bytes = sizeof(info)};
+    struct kvf_client *client;
+    char question[128];
+
+    (void)state;
+    for (uint64_t i = 0; i < N_NAMES; i++) {
+        client = open_name(i);
+        assert_int_equal(kvf_test_block_put(client, i, 100, 0), KVF_OK);
+        kvf_close(client);
+    }
+    assert_refused(N_NAMES);
+    assert_refused(N_NAMES + 1);
+    assert_true(kvf_test_daemon_log_has(&the_daemon, "quota.namespaces"));
+
+    client = open_name(1);
+    assert_int_equal(kvf_test_block_get(client, 1, 100, NULL), KVF_OK);
+    assert_int_equal(kvf_client_info(client, &info), KVF_OK);
+    kvf_close(client);
+    snprintf(question, sizeof(question), "/v1/evict?namespace=%016" PRIx64, info.namespace_id);
+    assert_int_equal(kvf_test_daemon_command(&the_daemon, question, "evicted"), 1);
+    kvf_close(open_name(N_NAMES));
+}
+
+static int setup_names(void **state)
+{
+    static const char *const sets[] = {"dram.bytes=16MiB", "quota.namespaces=3", NULL};
+
+    (void)state;
+    kvf_test_daemon_create(&the_daemon, sets);
+    kvf_test_daemon_start(&the_daemon);
+    return 0;
+}
+
 static int setup(void **state)
 {
     static const char *const sets[] = {"dram.bytes=32MiB", "nvme.0.bytes=256MiB",
@@ -307,6 +388,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_64_clients, setup, teardown),
         cmocka_unit_test_setup_teardown(test_killed_clients, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_namespaces_have_a_quota, setup_names, teardown),
     };
 
     the_shared = mmap(NULL, sizeof(*the_shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,

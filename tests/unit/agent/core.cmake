@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Index, leases, admission and names.
+# Index, leases, admission, names and sessions.
 kvf_add_test(NAME index LABEL unit SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_index.c
              LIBS kvf_agent kvf_test_support)
-foreach(name lease admit key_name)
+foreach(name lease admit key_name namespace)
     kvf_add_test(NAME ${name} LABEL unit
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c ${CMAKE_CURRENT_LIST_DIR}/core_bed.c
         LIBS kvf_agent kvf_test_support)
 endforeach()
+kvf_add_test(NAME session LABEL unit
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_session.c ${PROJECT_SOURCE_DIR}/tests/fault/raw_client.c
+    LIBS kvf_agent kvf_test_support)
