@@ -5,6 +5,13 @@
  *
  *   bench_hostile --socket PATH [--seconds N] [--pairs N]
  *
+ * There are two well-behaved neighbours. One keeps as many threads on CPUs during its bursts as the
+ * hostile one does, because it looks for its answers without sleeping: on a machine of few CPUs the
+ * slowest requests are those that wait for a CPU, and with this one they wait as often. The other
+ * sleeps while it waits. A pair is made of slices, all neighbours in turn, so that what else the
+ * machine does falls on all of them; the slices of one are counted together. One pair before the
+ * first is not counted: the daemon makes its memory meanwhile.
+ *
  * The honest client puts and gets blocks of 64 KiB in turn, each at its time, and compares every
  * byte. A request is timed from when it was due: one that waits for those before it, because the
  * daemon stood still, is late as well. One that fails, that is answered after its deadline or that
@@ -31,25 +38,32 @@
 #define PERIOD_NS   (400 * KVF_NS_PER_US)
 #define BUDGET_MS   2000
 #define SAMPLES_MAX (1u << 20)
-#define SIDE_S_MIN  0.3 /* below that a busy machine may not let the neighbour run at all */
+#define SIDES       3
+#define SLICE_S     0.5
+#define SLICE_S_MIN 0.3 /* below that a busy machine may not let the neighbour run at all */
+
+/* The honest client beside one neighbour, over the slices of a pair. */
+struct side {
+    enum hostile_mode mode;
+    uint64_t *samples_ns;
+    uint64_t n_samples;
+    uint64_t elapsed_ns;
+    uint64_t neighbour_ns; /* its CPU time */
+    double p50_us, p99_us;
+    double cpu; /* of the neighbour, in CPUs */
+};
 
 struct honest {
     struct kvf_client *client;
     uint8_t *sources; /* block i has the bytes of source i modulo N_SOURCES, and its number */
     uint8_t *block;
     uint64_t n_put;
-    uint64_t due_ns; /* of the next request */
-    uint64_t *samples_ns;
-    uint64_t n_samples;
+    uint64_t due_ns;   /* of the next request */
+    struct side *side; /* NULL: not measured */
+    uint32_t n_rounds; /* of slices, so far */
     struct kvf_random_seeded random;
     struct hostile_control *control;
     clockid_t neighbour_clock; /* its CPU time */
-};
-
-/* What one side of a pair comes to. */
-struct side {
-    double p50_us, p99_us;
-    double cpu; /* of the neighbour, in CPUs */
 };
 
 static void fill(struct honest *honest, uint64_t number)
@@ -85,8 +99,8 @@ static void note(struct honest *honest, uint64_t due_ns, uint64_t begin_ns)
     if (end_ns - begin_ns > BUDGET_MS * KVF_NS_PER_MS) {
         bench_die("an honest request was answered after its deadline");
     }
-    if (honest->n_samples < SAMPLES_MAX) {
-        honest->samples_ns[honest->n_samples++] = end_ns - due_ns;
+    if (honest->side != NULL && honest->side->n_samples < SAMPLES_MAX) {
+        honest->side->samples_ns[honest->side->n_samples++] = end_ns - due_ns;
     }
 }
 
@@ -147,14 +161,12 @@ static uint64_t neighbour_cpu_ns(const struct honest *honest)
     return (uint64_t)cpu.tv_sec * KVF_NS_PER_S + (uint64_t)cpu.tv_nsec;
 }
 
-static struct side measure(struct honest *honest, enum hostile_mode mode, double seconds)
+static void measure_slice(struct honest *honest, struct side *side, double seconds)
 {
-    struct side side;
     uint64_t begin_ns, begin_cpu_ns;
 
-    seconds = seconds < SIDE_S_MIN ? SIDE_S_MIN : seconds;
-    hostile_load_set(honest->control, mode);
-    honest->n_samples = 0;
+    hostile_load_set(honest->control, side->mode);
+    honest->side = side;
     begin_ns = kvf_now_ns();
     honest->due_ns = begin_ns;
     begin_cpu_ns = neighbour_cpu_ns(honest);
@@ -162,30 +174,62 @@ static struct side measure(struct honest *honest, enum hostile_mode mode, double
         put_one(honest);
         get_one(honest);
     }
-    side.cpu = (double)(neighbour_cpu_ns(honest) - begin_cpu_ns) /
-               (double)(kvf_now_ns() - begin_ns);
+    side->neighbour_ns += neighbour_cpu_ns(honest) - begin_cpu_ns;
+    side->elapsed_ns += kvf_now_ns() - begin_ns;
+    honest->side = NULL;
     hostile_load_set(honest->control, HOSTILE_IDLE);
-    side.p50_us = (double)bench_median(honest->samples_ns, honest->n_samples) / 1e3;
-    /* sorted by that */
-    side.p99_us = (double)honest->samples_ns[honest->n_samples * 99 / 100] / 1e3;
-    return side;
+}
+
+/* Every side for `seconds`. Forth and back: nobody is always the first. */
+static void measure_sides(struct honest *honest, struct side sides[SIDES], double seconds)
+{
+    uint32_t n_slices = seconds > SLICE_S ? (uint32_t)(seconds / SLICE_S) : 1;
+    double slice_s = seconds / n_slices > SLICE_S_MIN ? seconds / n_slices : SLICE_S_MIN;
+
+    for (uint32_t k = 0; k < SIDES; k++) {
+        sides[k].n_samples = 0;
+        sides[k].elapsed_ns = sides[k].neighbour_ns = 0;
+    }
+    for (uint32_t i = 0; i < n_slices; i++) {
+        for (uint32_t k = 0; k < SIDES; k++) {
+            uint32_t back = honest->n_rounds % 2;
+
+            measure_slice(honest, &sides[back != 0 ? SIDES - 1 - k : k], slice_s);
+        }
+        honest->n_rounds++;
+    }
+    for (uint32_t k = 0; k < SIDES; k++) {
+        struct side *side = &sides[k];
+
+        side->p50_us = (double)bench_median(side->samples_ns, side->n_samples) / 1e3;
+        /* sorted by that */
+        side->p99_us = (double)side->samples_ns[side->n_samples * 99 / 100] / 1e3;
+        side->cpu = (double)side->neighbour_ns / (double)side->elapsed_ns;
+    }
 }
 
 static void measure_pairs(struct honest *honest, const struct bench_run *run)
 {
-    for (uint32_t i = 0; i < run->n_pairs; i++) {
-        struct side bad, good;
+    struct side sides[SIDES] = {
+        {.mode = HOSTILE_BAD}, {.mode = HOSTILE_GOOD}, {.mode = HOSTILE_CALM}};
+    const struct side *bad = &sides[0], *good = &sides[1], *calm = &sides[2];
 
-        if (i % 2 == 0) {
-            bad = measure(honest, HOSTILE_BAD, run->seconds);
+    for (uint32_t k = 0; k < SIDES; k++) {
+        sides[k].samples_ns = bench_memory(SAMPLES_MAX * sizeof(*sides[k].samples_ns), 0);
+    }
+    for (uint32_t i = 0; i <= run->n_pairs; i++) {
+        measure_sides(honest, sides, run->seconds);
+        if (i == 0) {
+            continue;
         }
-        good = measure(honest, HOSTILE_GOOD, run->seconds);
-        if (i % 2 != 0) {
-            bad = measure(honest, HOSTILE_BAD, run->seconds);
-        }
-        bench_print_pair("hostile_p99_vs_honest", bad.p99_us, good.p99_us);
-        bench_print_pair("hostile_p50_vs_honest", bad.p50_us, good.p50_us);
-        bench_print_pair("hostile_cpu_vs_honest", bad.cpu, good.cpu);
+        bench_print_pair("hostile_p99_vs_honest", bad->p99_us, good->p99_us);
+        bench_print_pair("hostile_p50_vs_honest", bad->p50_us, good->p50_us);
+        bench_print_pair("hostile_cpu_vs_honest", bad->cpu, good->cpu);
+        bench_print_pair("hostile_p99_vs_calm", bad->p99_us, calm->p99_us);
+        bench_print_pair("hostile_p50_vs_calm", bad->p50_us, calm->p50_us);
+    }
+    for (uint32_t k = 0; k < SIDES; k++) {
+        bench_memory_free(sides[k].samples_ns, SAMPLES_MAX * sizeof(*sides[k].samples_ns));
     }
 }
 
@@ -229,7 +273,6 @@ int main(int argc, char **argv)
     }
     honest.sources = bench_memory((size_t)N_SOURCES * BLOCK_BYTES, 1);
     honest.block = bench_memory(BLOCK_BYTES, 0);
-    honest.samples_ns = bench_memory(SAMPLES_MAX * sizeof(*honest.samples_ns), 0);
     kvf_random_seeded_init(&honest.random, 2);
     attach(&honest, socket_path);
     honest.due_ns = kvf_now_ns();

@@ -18,6 +18,9 @@
 #define EVENTS    16
 #define POLL_MS   10000
 #define CHAIN_MAX 16
+/* Keys that the daemon has never seen, four times as many as it remembers the names of. */
+#define STRANGERS_A_CALL 1024
+#define STRANGER_CALLS   16
 
 /* ----------------------------------------------------------------------------------------------
  * Blocks and handles
@@ -319,6 +322,49 @@ static double get_chain_cpu_us(void *ctx, double seconds)
     return get_cpu_us(local, &pipe, seconds);
 }
 
+/* Have the daemon forget the names of our keys, by naming others. */
+static void push_names_out(struct local *local)
+{
+    static struct local_key bytes[STRANGERS_A_CALL];
+    static struct kvf_key keys[STRANGERS_A_CALL];
+    static uint64_t number = UINT64_MAX;
+
+    for (uint32_t call = 0; call < STRANGER_CALLS; call++) {
+        int status;
+
+        for (uint32_t i = 0; i < STRANGERS_A_CALL; i++) {
+            keys[i] = local_key(number--, &bytes[i]);
+        }
+        status = kvf_prefetch(local->client, keys, STRANGERS_A_CALL, NULL);
+        if (status != KVF_MISS) {
+            bench_die("prefetch: %s", kvf_status_text(status));
+        }
+    }
+}
+
+/* The same as get_single_cpu_us for keys that come for the first time. */
+static double get_new_cpu_us(void *ctx, double seconds)
+{
+    struct local *local = ctx;
+    struct local_pipe pipe = {local->client, submit_get, release, 1};
+    uint64_t start_ns = kvf_now_ns();
+    double cpu_s = 0;
+    uint64_t n = 0;
+
+    local_order_restart(local);
+    do {
+        uint64_t elapsed_ns;
+        double begin_s;
+
+        push_names_out(local);
+        begin_s = daemon_cpu_s(local) + bench_cpu_s();
+        n += local_pipe_run(local, &pipe, 0, &elapsed_ns); /* once through the working set */
+        cpu_s += daemon_cpu_s(local) + bench_cpu_s() - begin_s;
+        local_order_next(local);
+    } while ((double)(kvf_now_ns() - start_ns) < seconds * 1e9);
+    return cpu_s * 1e6 / (double)n;
+}
+
 /* ----------------------------------------------------------------------------------------------
  * All of it
  */
@@ -374,6 +420,7 @@ int main(int argc, char **argv)
     bench_pairs(&local.run, "get_touch_vs_read", get_touch, read_private, &local);
     bench_pairs(&local.run, "get_touch_one_vs_read", get_touch_one, read_private, &local);
     bench_values(&local.run, "get_cpu_us", get_single_cpu_us, &local);
+    bench_values(&local.run, "get_new_cpu_us", get_new_cpu_us, &local);
     bench_values(&local.run, "get_chain_cpu_us", get_chain_cpu_us, &local);
     local_latency(&local);
     local_redis(&local, get_touch);

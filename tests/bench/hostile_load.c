@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hostile_load.c: the well-behaved neighbour and the bad one.
+ * hostile_load.c: the well-behaved neighbours and the bad one.
  *
- * Both take CPU_SHARE of a CPU: whoever has used less spins, whoever has used more sleeps, after
+ * All take CPU_SHARE of a CPU: whoever has used less spins, whoever has used more sleeps, after
  * each burst of work. What is compared is what the daemon makes of a neighbour, not how busy the
  * machine is.
  */
@@ -131,7 +131,7 @@ static void scribbler_aim(const struct raw_client *raw)
 
 /* --- the well-behaved one --------------------------------------------------------------------- */
 
-static struct kvf_client *good_open(void)
+static struct kvf_client *good_open(uint32_t flags)
 {
     struct kvf_options options;
     struct kvf_client *client = NULL;
@@ -140,6 +140,7 @@ static struct kvf_client *good_open(void)
     kvf_options_init(&options);
     options.socket_path = the_socket;
     options.client_name = "neighbour";
+    options.flags = flags;
     options.namespace_label = "neighbour";
     options.staging_bytes = 4 << 20;
     status = kvf_open(&options, &client);
@@ -384,15 +385,16 @@ static void (*const attacks[])(void) = {
 
 /* --- the process ------------------------------------------------------------------------------ */
 
-/* One request after the other, or one kind of attack again and again, for a burst. */
-static void burst(enum hostile_mode mode, struct kvf_client *client, uint64_t serial)
+/* One request after the other, or (without a client) one kind of attack again and again, for a
+ * burst. */
+static void burst(struct kvf_client *client, uint64_t serial)
 {
     static uint64_t n_requests;
     uint64_t end_ns = kvf_now_ns() + BURST_NS;
 
     atomic_store(&scribbler.is_on, true);
     do {
-        if (mode == HOSTILE_GOOD) {
+        if (client != NULL) {
             good_step(client, n_requests++);
         } else {
             attacks[serial % (sizeof(attacks) / sizeof(attacks[0]))]();
@@ -403,13 +405,16 @@ static void burst(enum hostile_mode mode, struct kvf_client *client, uint64_t se
 
 static void run_mode(enum hostile_mode mode)
 {
-    struct kvf_client *client = mode == HOSTILE_GOOD ? good_open() : NULL;
+    struct kvf_client *client = NULL;
 
+    if (mode != HOSTILE_BAD) {
+        client = good_open(mode == HOSTILE_GOOD ? KVF_ATTACH_SPIN : 0);
+    }
     mode_began_ns = kvf_now_ns();
     mode_began_cpu_ns = cpu_ns();
     atomic_store(&the_control->current, mode);
     for (uint64_t serial = 0; atomic_load(&the_control->wanted) == mode; serial++) {
-        burst(mode, client, serial);
+        burst(client, serial);
         balance(mode);
     }
     kvf_close(client);

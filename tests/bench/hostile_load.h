@@ -12,7 +12,8 @@
 
 enum hostile_mode {
     HOSTILE_IDLE = 0, /* detached */
-    HOSTILE_GOOD,
+    HOSTILE_GOOD,     /* keeps the rules; spins while it waits */
+    HOSTILE_CALM,     /* keeps the rules; sleeps while it waits */
     HOSTILE_BAD,
 };
 

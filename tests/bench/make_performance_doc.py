@@ -58,6 +58,9 @@ How the two sides are kept alike:
   either a well-behaved client or one that, in turn, scribbles over its rings, keys and staging
   while it puts, submits wild entries, opens namespaces without end and sends descriptors, punches
   holes into 96 MiB before MAPPED, fills a blocking eventfd, floods lookups, and connects in storms.
+  The well-behaved one spins while it waits, so that both keep as many threads on CPUs at a time
+  (with two CPUs the slowest requests are those that wait for one), or sleeps. Slices of half a
+  second alternate, and all slices of a pair are counted together.
 """
 
 TITLES = {
