@@ -198,7 +198,8 @@ int kvf_gpu_launch_all(struct kvf_gpu *gpu, struct kvf_gpu_work *work,
         uint32_t tensors = launches[i].tensors;
         void *parameters[2] = {work, &tensors};
         struct kvf_gpu_shape shape = {launches[i].kernel, launches[i].n_blocks,
-                                      launches[i].n_threads, launches[i].shared_bytes};
+                                      launches[i].blocks_a_processor, launches[i].n_threads,
+                                      launches[i].shared_bytes};
 
         status = kvf_gpu_device_launch(gpu->device, &shape, parameters, stream);
     }

@@ -20,7 +20,9 @@ enum {
 
 struct kvf_gpu_launch {
     const char *kernel;
-    uint32_t n_blocks; /* thread blocks, one dimension */
+    uint32_t n_blocks;           /* thread blocks, one dimension */
+    uint32_t blocks_a_processor; /* if not 0: no more than these for each multiprocessor; each
+                                    thread block then takes more than one share of the work */
     uint32_t n_threads;
     uint32_t shared_bytes; /* dynamic; over 48 KiB the caller raises the kernel's limit */
     uint32_t tensors;

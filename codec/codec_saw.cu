@@ -12,38 +12,40 @@
 #include "codec/codec_saw_generic.cuh"
 
 /* Thread blocks a multiprocessor: what registers and shared memory have room for. */
-#define KVF_SAW_FAST(dim, bits, encode_blocks, decode_blocks)                                      \
-    extern "C" __global__ void __launch_bounds__(kvf::saw_encode_threads_of<dim>, encode_blocks)   \
+#define KVF_SAW_FAST(dim, bits)                                                                    \
+    extern "C" __global__ void __launch_bounds__(SAW_ENCODE_THREADS,                               \
+                                                 saw_encode_blocks_a_processor(dim))               \
         kvf_saw_encode_##dim##_##bits(const __grid_constant__ struct kvf_gpu_work work,            \
                                       uint32_t tensors)                                            \
     {                                                                                              \
-        kvf::encode_row_fast<dim, bits>(work, tensors);                                            \
+        kvf::encode_rows_fast<dim, bits>(work, tensors);                                           \
     }                                                                                              \
-    extern "C" __global__ void __launch_bounds__(SAW_DECODE_THREADS, decode_blocks)                \
+    extern "C" __global__ void __launch_bounds__(saw_decode_threads(bits),                         \
+                                                 saw_decode_blocks_a_processor(dim, bits))         \
         kvf_saw_decode_##dim##_##bits(const __grid_constant__ struct kvf_gpu_work work,            \
                                       uint32_t tensors)                                            \
     {                                                                                              \
         kvf::decode_row_fast<dim, bits>(work, tensors);                                            \
     }
 
-KVF_SAW_FAST(64, 2, 6, 3)
-KVF_SAW_FAST(64, 3, 6, 3)
-KVF_SAW_FAST(64, 4, 6, 3)
-KVF_SAW_FAST(64, 5, 6, 3)
-KVF_SAW_FAST(64, 6, 6, 3)
-KVF_SAW_FAST(64, 8, 6, 3)
-KVF_SAW_FAST(128, 2, 3, 3)
-KVF_SAW_FAST(128, 3, 3, 3)
-KVF_SAW_FAST(128, 4, 3, 3)
-KVF_SAW_FAST(128, 5, 3, 3)
-KVF_SAW_FAST(128, 6, 3, 3)
-KVF_SAW_FAST(128, 8, 3, 3)
-KVF_SAW_FAST(256, 2, 1, 2)
-KVF_SAW_FAST(256, 3, 1, 2)
-KVF_SAW_FAST(256, 4, 1, 2)
-KVF_SAW_FAST(256, 5, 1, 2)
-KVF_SAW_FAST(256, 6, 1, 2)
-KVF_SAW_FAST(256, 8, 1, 2)
+KVF_SAW_FAST(64, 2)
+KVF_SAW_FAST(64, 3)
+KVF_SAW_FAST(64, 4)
+KVF_SAW_FAST(64, 5)
+KVF_SAW_FAST(64, 6)
+KVF_SAW_FAST(64, 8)
+KVF_SAW_FAST(128, 2)
+KVF_SAW_FAST(128, 3)
+KVF_SAW_FAST(128, 4)
+KVF_SAW_FAST(128, 5)
+KVF_SAW_FAST(128, 6)
+KVF_SAW_FAST(128, 8)
+KVF_SAW_FAST(256, 2)
+KVF_SAW_FAST(256, 3)
+KVF_SAW_FAST(256, 4)
+KVF_SAW_FAST(256, 5)
+KVF_SAW_FAST(256, 6)
+KVF_SAW_FAST(256, 8)
 
 extern "C" __global__ void __launch_bounds__(SAW_GENERIC_THREADS)
     kvf_saw_encode(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)

@@ -220,7 +220,7 @@ static __device__ __forceinline__ void store_16(uint8_t *to, const uint32_t word
                                                 bool is_aligned)
 {
     if (is_aligned) {
-        *reinterpret_cast<uint4 *>(to) = make_uint4(word[0], word[1], word[2], word[3]);
+        __stcs(reinterpret_cast<uint4 *>(to), make_uint4(word[0], word[1], word[2], word[3]));
         return;
     }
 #pragma unroll
@@ -271,52 +271,97 @@ static __device__ __forceinline__ void store_values(const decode_row<dim> &at, u
     }
 }
 
-/* What a lane needs of a tile, on its way from memory. */
-template <int dim, int bits> struct tile_input {
-    lane_codes<dim, bits> codes;
-    uint32_t meta;
+/* A warp's tiles, every eighth one of the row, on their way from memory, some at a time: while much
+ * is written reads take long, and it takes many of them not to wait. They come to shared memory by
+ * asynchronous copies, for which no registers are needed. */
+template <int dim, int bits> struct decode_ring {
+    static constexpr uint32_t n_warps = saw_decode_threads(bits) / warp_lanes;
+    static constexpr uint32_t vector_bytes = dim / 8 * bits;
+    static constexpr uint32_t codes_bytes = 8 * vector_bytes;
+    static constexpr uint32_t slot_bytes = codes_bytes + 8 * KVF_SAW_META_BYTES;
+    static constexpr uint32_t n_slots = n_warps * slot_bytes > 11264 ? 2
+                                        : n_warps *slot_bytes > 3072 ? 4
+                                                                     : 8;
+    static constexpr uint32_t unit_bytes = vector_bytes % 16 == 0 ? 16 : 8; /* of a copy */
 
-    __device__ __forceinline__ void load(const decode_row<dim> &at, uint32_t tile)
+    uint8_t *base;
+    uint32_t page_id; /* lane k: of tile k, where a tile lies in one page */
+
+    /* Tile k of the warp, in a group of copies. */
+    __device__ __forceinline__ void ask(const decode_row<dim> &at, uint32_t warp, uint32_t k) const
     {
-        uint32_t token = tile * 8 + threadIdx.x % warp_lanes / 4;
-        if (token < at.part.n_wanted) {
-            uint32_t vector = at.row * at.part.n_tokens + at.part.token_first + token;
-            codes.load(at.parts.codes + vector * (uint32_t)(dim / 8 * bits));
-            meta = at.parts.meta[vector];
+        uint32_t lane = threadIdx.x % warp_lanes;
+        uint32_t token = (warp + k * n_warps) * 8;
+        uint32_t n = token < at.part.n_wanted ? min(8u, at.part.n_wanted - token) : 0;
+        uint32_t vector = at.row * at.part.n_tokens + at.part.token_first + token;
+        const uint8_t *codes = at.parts.codes + vector * vector_bytes;
+        uint32_t to = (uint32_t)__cvta_generic_to_shared(base + k % n_slots * slot_bytes);
+#pragma unroll
+        for (uint32_t unit = 0; unit < codes_bytes; unit += warp_lanes * unit_bytes) {
+            uint32_t offset = unit + lane * unit_bytes;
+            if (offset < n * vector_bytes) {
+                copy<unit_bytes>(to + offset, codes + offset);
+            }
         }
+        if (lane < n) {
+            const uint32_t *meta = at.parts.meta + vector + lane;
+            copy<4>(to + codes_bytes + lane * KVF_SAW_META_BYTES,
+                    reinterpret_cast<const uint8_t *>(meta));
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+
+    template <uint32_t bytes>
+    static __device__ __forceinline__ void copy(uint32_t to, const uint8_t *from)
+    {
+        if constexpr (bytes == 16) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from)
+                         : "memory");
+        } else {
+            asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from),
+                         "n"(bytes)
+                         : "memory");
+        }
+    }
+
+    /* The lane's codes and meta word of tile k, asked for n_slots tiles ago. */
+    __device__ __forceinline__ uint32_t take(uint32_t k, lane_codes<dim, bits> *codes) const
+    {
+        uint32_t g = threadIdx.x % warp_lanes / 4;
+        const uint8_t *slot = base + k % n_slots * slot_bytes;
+        asm volatile("cp.async.wait_group %0;" ::"n"(n_slots - 1) : "memory");
+        __syncwarp();
+        codes->load(slot + g * vector_bytes);
+        uint32_t meta = reinterpret_cast<const uint32_t *>(slot + codes_bytes)[g];
+        __syncwarp(); /* then the slot may be filled again */
+        return meta;
     }
 };
 
-template <int dim, int bits, bool centred>
-static __device__ __forceinline__ void decode_tile(const decode_row<dim> &at, uint32_t tile,
-                                                   const tile_input<dim, bits> &input,
-                                                   const hadamard_pair &h16)
-{
-    uint32_t g = threadIdx.x % warp_lanes / 4;
-    float offset = f32_of_half_bits(input.meta & 0xffff) * at.tensor.sqrt_order;
-    float factor = f32_of_half_bits(input.meta >> 16) * at.tensor.rsqrt_order;
-    float z[dim / 32][2][4];
-    rotate_codes<dim, bits>(input.codes, h16, z);
-    if (tile * 8 + g < at.part.n_wanted) {
-        const tile_pages tiles(at.pages, g);
-        store_values<dim, centred>(at, tiles.vector(tile), z, factor, offset);
-    }
-}
-
-/* A warp's tiles, each loaded while the one before it is worked on. */
+/* A warp's tiles. */
 template <int dim, int bits, bool centred>
 static __device__ __forceinline__ void decode_tiles(const decode_row<dim> &at, uint32_t warp,
-                                                    const tile_input<dim, bits> &first,
+                                                    const decode_ring<dim, bits> &ring,
                                                     const hadamard_pair &h16)
 {
-    constexpr uint32_t n_warps = SAW_DECODE_THREADS / warp_lanes;
-    uint32_t end = ceil_div(at.part.n_wanted, 8);
-    tile_input<dim, bits> next = first;
+    constexpr uint32_t n_warps = decode_ring<dim, bits>::n_warps;
+    uint32_t g = threadIdx.x % warp_lanes / 4;
 #pragma unroll 1
-    for (uint32_t tile = warp; tile < end; tile += n_warps) {
-        const tile_input<dim, bits> input = next;
-        next.load(at, tile + n_warps);
-        decode_tile<dim, bits, centred>(at, tile, input, h16);
+    for (uint32_t k = 0; (warp + k * n_warps) * 8 < at.part.n_wanted; k++) {
+        lane_codes<dim, bits> codes;
+        uint32_t meta = ring.take(k, &codes);
+        uint32_t page_id = __shfl_sync(all_lanes, ring.page_id, k);
+        ring.ask(at, warp, k + ring.n_slots);
+        float offset = f32_of_half_bits(meta & 0xffff) * at.tensor.sqrt_order;
+        float factor = f32_of_half_bits(meta >> 16) * at.tensor.rsqrt_order;
+        float z[dim / 32][2][4];
+        rotate_codes<dim, bits>(codes, h16, z);
+        uint32_t token = (warp + k * n_warps) * 8 + g;
+        if (token < at.part.n_wanted) {
+            uint8_t *vector = at.pages.has_whole_tiles() ? at.pages.vector(token, page_id)
+                                                         : at.pages.vector(token);
+            store_values<dim, centred>(at, vector, z, factor, offset);
+        }
     }
 }
 
@@ -325,7 +370,10 @@ template <int dim, int bits>
 static __device__ __forceinline__ void decode_row_fast(const struct kvf_gpu_work &work,
                                                        uint32_t tensors)
 {
+    using ring_of = decode_ring<dim, bits>;
     __shared__ __align__(16) decode_shared<dim> shared;
+    __shared__ __align__(16)
+        uint8_t rings[ring_of::n_warps][ring_of::n_slots * ring_of::slot_bytes];
     uint32_t n_rows = saw_rows_max(&work, tensors);
     uint32_t index = blockIdx.x / n_rows;
     uint32_t row = blockIdx.x - index * n_rows;
@@ -337,15 +385,21 @@ static __device__ __forceinline__ void decode_row_fast(const struct kvf_gpu_work
     const decode_row<dim> at = {
         tensor, part, saw_parts(tensor, part), row_pages(work, part, tensor, row), row, &shared};
     uint32_t warp = uniform_warp();
-    tile_input<dim, bits> first = {};
-    first.load(at, warp);
+    ring_of ring = {rings[warp], 0};
+    for (uint32_t k = 0; k < ring.n_slots; k++) {
+        ring.ask(at, warp, k);
+    }
+    uint32_t token = (warp + threadIdx.x % warp_lanes * ring.n_warps) * 8;
+    if (token < part.n_wanted) {
+        ring.page_id = at.pages.page_ids[at.pages.page_of(token)];
+    }
     fill_row<dim>(at);
     __syncthreads();
     const hadamard_pair h16(0x3c00, tensors >> 2);
     if (at.parts.mean != nullptr) {
-        decode_tiles<dim, bits, true>(at, warp, first, h16);
+        decode_tiles<dim, bits, true>(at, warp, ring, h16);
     } else {
-        decode_tiles<dim, bits, false>(at, warp, first, h16);
+        decode_tiles<dim, bits, false>(at, warp, ring, h16);
     }
 }
 

@@ -48,31 +48,36 @@ struct saw_parts {
 
     __device__ __forceinline__ saw_parts(const struct kvf_gpu_tensor &tensor,
                                          const struct kvf_gpu_part &part)
+        : saw_parts(tensor, part.stored, part.n_tokens)
     {
-        uint8_t *at = reinterpret_cast<uint8_t *>(part.stored);
-        uint32_t mean_bytes = saw_mean_bytes(tensor, part.n_tokens);
-        n_vectors = tensor.n_rows * part.n_tokens;
+    }
+
+    __device__ __forceinline__ saw_parts(const struct kvf_gpu_tensor &tensor, uint64_t stored,
+                                         uint32_t n_tokens)
+    {
+        uint8_t *at = reinterpret_cast<uint8_t *>(stored);
+        uint32_t mean_bytes = saw_mean_bytes(tensor, n_tokens);
+        n_vectors = tensor.n_rows * n_tokens;
         mean = mean_bytes != 0 ? at : nullptr;
         meta = reinterpret_cast<uint32_t *>(at + mean_bytes);
         codes = at + mean_bytes + part_bytes(n_vectors * KVF_SAW_META_BYTES);
     }
 };
 
-/* What the parts do not fill, by all threads of a thread block. */
+/* What the parts do not fill, by n_threads threads, of which the caller is the given one. */
 static __device__ __forceinline__ void zero_gaps(const struct kvf_gpu_tensor &tensor,
-                                                 const saw_parts &parts)
+                                                 const saw_parts &parts, uint32_t thread,
+                                                 uint32_t n_threads)
 {
     uint32_t mean_bytes = 2u * tensor.n_heads * tensor.dim;
     if (parts.mean != nullptr) {
-        zero_bytes(parts.mean + mean_bytes, part_bytes(mean_bytes) - mean_bytes, threadIdx.x,
-                   blockDim.x);
+        zero_bytes(parts.mean + mean_bytes, part_bytes(mean_bytes) - mean_bytes, thread, n_threads);
     }
     uint32_t meta_bytes = parts.n_vectors * KVF_SAW_META_BYTES;
     uint8_t *meta = reinterpret_cast<uint8_t *>(parts.meta);
-    zero_bytes(meta + meta_bytes, part_bytes(meta_bytes) - meta_bytes, threadIdx.x, blockDim.x);
+    zero_bytes(meta + meta_bytes, part_bytes(meta_bytes) - meta_bytes, thread, n_threads);
     uint32_t code_bytes = parts.n_vectors * tensor.code_bytes;
-    zero_bytes(parts.codes + code_bytes, part_bytes(code_bytes) - code_bytes, threadIdx.x,
-               blockDim.x);
+    zero_bytes(parts.codes + code_bytes, part_bytes(code_bytes) - code_bytes, thread, n_threads);
 }
 
 /* The vectors of one row in the engine's pages. */
@@ -100,17 +105,26 @@ struct row_pages {
         page_shift = __popc(tokens_a_page) == 1 ? __ffs(tokens_a_page) - 1 : 32;
     }
 
+    __device__ __forceinline__ uint32_t page_of(uint32_t token) const
+    {
+        return page_shift < 32 ? token >> page_shift : token / tokens_a_page;
+    }
+
+    __device__ __forceinline__ uint8_t *vector(uint32_t token, uint32_t page_id) const
+    {
+        uint32_t slot = token - page_of(token) * tokens_a_page;
+        return base + page_id * page_stride_bytes + slot * token_stride_bytes;
+    }
+
     __device__ __forceinline__ uint8_t *vector(uint32_t token) const
     {
-        uint32_t page = page_shift < 32 ? token >> page_shift : token / tokens_a_page;
-        uint32_t slot = token - page * tokens_a_page;
-        return base + page_ids[page] * page_stride_bytes + slot * token_stride_bytes;
+        return vector(token, page_ids[page_of(token)]);
     }
 
     /* Do the 8 tokens of a tile lie in one page? */
     __device__ __forceinline__ bool has_whole_tiles() const
     {
-        return page_shift >= 3 && page_shift < 32;
+        return tokens_a_page % KVF_SAW_TILE_TOKENS == 0;
     }
 
     /* Are all vectors on 16 bytes? */
@@ -118,31 +132,6 @@ struct row_pages {
     {
         return ((reinterpret_cast<uint64_t>(base) | page_stride_bytes | token_stride_bytes) & 15) ==
                0;
-    }
-};
-
-/* The vectors of lane g of every tile of a row, that is of 8 tokens: where pages have a power of
- * two of tokens, at least 8, a tile lies in one page. */
-struct tile_pages {
-    const row_pages &row;
-    uint8_t *lane_base;
-    uint32_t g;
-    bool is_simple;
-
-    __device__ __forceinline__ tile_pages(const row_pages &row_, uint32_t g_)
-        : row(row_), lane_base(row_.base + g_ * row_.token_stride_bytes), g(g_),
-          is_simple(row.page_shift >= 3 && row.page_shift < 32)
-    {
-    }
-
-    __device__ __forceinline__ uint8_t *vector(uint32_t tile) const
-    {
-        uint32_t token = tile * 8;
-        if (!is_simple) {
-            return row.vector(token + g);
-        }
-        return lane_base + row.page_ids[token >> row.page_shift] * row.page_stride_bytes +
-               (token & (row.tokens_a_page - 1)) * row.token_stride_bytes;
     }
 };
 
@@ -307,40 +296,41 @@ static __device__ __forceinline__ uint32_t mean_half_bits(float sum, uint32_t co
 /* What a vector is coded with. */
 struct saw_scale {
     uint32_t meta;
-    float offset; /* lo d; 0 for escapes */
+    float offset; /* lo d, finite; early known, so that all but one product can be made */
     float factor; /* c (1 / scale); 0 for escapes and scale 0 */
 };
 
 /* (5, 6) of codec_saw.h. */
-static __device__ __forceinline__ saw_scale choose_scale(const struct kvf_gpu_tensor &tensor,
-                                                         float min, float max, float levels,
-                                                         float levels_inverse, bool is_escape)
+static __device__ __forceinline__ saw_scale choose_scale(float clip_ratio, float sqrt_order,
+                                                         float rsqrt_order, float min, float max,
+                                                         float levels, float levels_inverse,
+                                                         bool is_escape)
 {
-    if (tensor.clip_ratio != 1.0f) {
-        float middle = 0.5f * (min + max);
-        float half = 0.5f * (max - min) * tensor.clip_ratio;
-        min = middle - half;
-        max = middle + half;
-    }
-    uint32_t lo = half_bits_down(min * tensor.rsqrt_order + 0.0f);
-    uint32_t hi = half_bits_up(max * tensor.rsqrt_order + 0.0f);
+    float middle = 0.5f * (min + max);
+    float half = 0.5f * (max - min) * clip_ratio;
+    bool is_clipped = clip_ratio != 1.0f;
+    min = is_clipped ? middle - half : min;
+    max = is_clipped ? middle + half : max;
+    uint32_t lo = half_bits_down(min * rsqrt_order + 0.0f);
+    uint32_t hi = half_bits_up(max * rsqrt_order + 0.0f);
     float lo_value = f32_of_half_bits(lo);
     float range = f32_of_half_bits(hi) - lo_value;
-    /* the estimate may be one step off on either side; the products that decide are exact */
+    /* the estimate may be one step off on either side; the products that decide are exact. Below 0
+     * is NaN, which is not at least the range */
     uint32_t scale = half_bits_up(range * levels_inverse);
-    if (scale != 0 && levels * f32_of_half_bits(scale - 1) >= range) {
-        scale--;
-    } else if (levels * f32_of_half_bits(scale) < range) {
-        scale++;
-    }
+    bool is_above = levels * f32_of_half_bits(scale - 1) >= range;
+    bool is_below = levels * f32_of_half_bits(scale) < range;
+    scale = is_above ? scale - 1 : is_below ? scale + 1 : scale;
     float value = f32_of_half_bits(scale);
-    bool is_finite = (lo & 0x7c00) != 0x7c00 && (hi & 0x7c00) != 0x7c00;
-    saw_scale chosen = {(uint32_t)KVF_SAW_ESCAPE_SCALE << 16, 0.0f, 0.0f};
-    if (!is_escape && is_finite && (scale == 0 || value >= KVF_SAW_SCALE_MIN)) {
-        chosen.meta = lo | scale << 16;
-        chosen.offset = lo_value * tensor.sqrt_order;
-        chosen.factor = scale != 0 ? tensor.rsqrt_order * reciprocal_of_half(value) : 0.0f;
-    }
+    bool is_lo_finite = (lo & 0x7c00) != 0x7c00;
+    bool is_finite = is_lo_finite && (hi & 0x7c00) != 0x7c00;
+    bool is_coded = !is_escape && is_finite && (scale == 0 || value >= KVF_SAW_SCALE_MIN);
+    /* without branches: what is beside this in the program can then run in between */
+    float factor = rsqrt_order * reciprocal_of_half(value);
+    saw_scale chosen;
+    chosen.meta = is_coded ? lo | scale << 16 : (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
+    chosen.offset = is_lo_finite ? lo_value * sqrt_order : 0.0f;
+    chosen.factor = is_coded && scale != 0 ? factor : 0.0f;
     return chosen;
 }
 

@@ -2,24 +2,21 @@
  *
  * codec_saw_encode.cuh: encode of bf16 rows whose rotation is Sylvester's of 64, 128 or 256, the
  * whole vector. Numbers in comments are steps of codec_saw.h; who has which element is in
- * codec_saw_device.cuh.
+ * codec_saw_device.cuh, who has which vector in codec_saw_encode_rows.cuh.
  *
- * A thread block has one row, which it reads once. Vectors come to shared memory by asynchronous
- * copies; each lane copies what it will work on, and only the mean needs all of it. Within a vector
- * 64 bytes and the 64 after them change places if the token is odd: so 8 lanes read from 32 banks.
+ * Warps meet only over a mean. The first tile that a warp has of a row is a sample, and is summed
+ * before the last tile of the row before is coded; one warp, another one each time, makes the mean
+ * of the eight sums while the others code.
  */
 #ifndef KVF_CODEC_CODEC_SAW_ENCODE_CUH
 #define KVF_CODEC_CODEC_SAW_ENCODE_CUH
 
-#include "codec/codec_saw_device.cuh"
-#include "codec/codec_saw_shape.h"
+#include "codec/codec_saw_encode_rows.cuh"
 
 namespace kvf
 {
 
 constexpr uint32_t escape_threshold = 0x7fff7fff; /* NaN: nothing is kept */
-constexpr uint32_t kept_row_tokens = 256;         /* KVF_CHUNK_TOKENS_MAX */
-template <int dim> constexpr uint32_t saw_encode_threads_of = saw_encode_threads(dim);
 
 /* A test and a bench have encoders that are wrong on purpose. */
 enum class encode_variant {
@@ -28,150 +25,9 @@ enum class encode_variant {
     unrotated,
 };
 
-/* What lies in shared memory before the vectors. */
-template <int dim> struct encode_shared {
-    uint32_t threshold[kept_row_tokens]; /* smallest magnitude that is kept, twice; centred only */
-    float partial[KVF_SAW_PARTIAL_SUMS][dim];
-    float mean[dim];         /* rotated, in the order of the lanes' registers */
-    uint32_t signs[dim / 2]; /* masks of two elements each */
-    uint32_t n_escapes;
-};
-
-/* A thread block's row, as one lane has it. A lane's vectors are those of its g in
- * every tile: tokens 8 tile + g. */
-template <int dim> struct encode_row {
-    const struct kvf_gpu_tensor &tensor;
-    const struct kvf_gpu_part &part;
-    saw_parts parts;
-    row_pages pages;
-    uint32_t row;
-    uint32_t n_tokens;
-    uint32_t g;
-    uint32_t t;
-    uint8_t *vectors; /* in shared memory: where the lane's first 16 bytes of tile 0 lie */
-    encode_shared<dim> *shared;
-};
-
-constexpr uint32_t swap_bytes = 64; /* see above */
-
-/* Where the lane's 16 bytes i of a tile lie in shared memory. */
+/* (1) The largest magnitudes of the lane's elements, 0x7fff if one is NaN, in either half. */
 template <int dim>
-static __device__ __forceinline__ uint8_t *kept_bytes(const encode_row<dim> &at, uint32_t tile,
-                                                      uint32_t i)
-{
-    uint8_t *even = at.vectors + tile * (8 * dim * 2) + i / 2 * 128;
-    return i % 2 == 0 ? even : even + swap_bytes - (at.g & 1) * (2 * swap_bytes);
-}
-
-template <int dim>
-static __device__ __forceinline__ void copy_16(uint8_t *even, uint8_t *odd, const uint8_t *from)
-{
-    uint32_t address[2] = {(uint32_t)__cvta_generic_to_shared(even),
-                           (uint32_t)__cvta_generic_to_shared(odd)};
-#pragma unroll
-    for (uint32_t i = 0; i < dim / 32; i++) {
-        asm volatile(
-            "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address[i % 2] + i / 2 * 128),
-            "l"(from + i * 64));
-    }
-}
-
-/* From any address of an element, at once. */
-template <int dim>
-static __device__ __noinline__ void copy_slowly(uint8_t *even, uint8_t *odd, const uint8_t *from)
-{
-    for (uint32_t i = 0; i < dim / 32; i++) {
-        uint8_t *to = (i % 2 == 0 ? even : odd) + i / 2 * 128;
-        for (uint32_t k = 0; k < 16; k += 2) {
-            *reinterpret_cast<uint16_t *>(to + k) = *reinterpret_cast<const uint16_t *>(from +
-                                                                                        i * 64 + k);
-        }
-    }
-}
-
-/* Pages of any size, vectors on any address of an element. */
-template <int dim>
-static __device__ __forceinline__ void fetch_tiles_slowly(const encode_row<dim> &at, uint32_t warp)
-{
-    bool is_aligned = at.pages.is_aligned();
-#pragma unroll 1
-    for (uint32_t k = 0; k < saw_encode_tiles(dim); k++) {
-        uint32_t tile = warp + k * saw_encode_warps(dim);
-        if (tile * 8 + at.g < at.n_tokens) {
-            const uint8_t *from = at.pages.vector(tile * 8 + at.g) + at.t * 16;
-            uint8_t *even = kept_bytes<dim>(at, tile, 0);
-            uint8_t *odd = kept_bytes<dim>(at, tile, 1);
-            if (is_aligned) {
-                copy_16<dim>(even, odd, from);
-            } else {
-                copy_slowly<dim>(even, odd, from);
-            }
-        }
-        asm volatile("cp.async.commit_group;");
-    }
-}
-
-/* Ask for the lane's part of a warp's tiles, in a group of copies each. */
-template <int dim>
-static __device__ __forceinline__ void fetch_tiles(const encode_row<dim> &at, uint32_t warp)
-{
-    if (!at.pages.has_whole_tiles() || !at.pages.is_aligned()) {
-        fetch_tiles_slowly<dim>(at, warp);
-        return;
-    }
-    const uint8_t *base = at.pages.base + at.g * at.pages.token_stride_bytes + at.t * 16;
-    uint32_t page_ids[saw_encode_tiles(dim)];
-#pragma unroll
-    for (uint32_t k = 0; k < saw_encode_tiles(dim); k++) {
-        uint32_t token = (warp + k * saw_encode_warps(dim)) * 8;
-        page_ids[k] = token < at.n_tokens ? at.pages.page_ids[token >> at.pages.page_shift] : 0;
-    }
-#pragma unroll
-    for (uint32_t k = 0; k < saw_encode_tiles(dim); k++) {
-        uint32_t tile = warp + k * saw_encode_warps(dim);
-        uint32_t slot = tile * 8 & (at.pages.tokens_a_page - 1);
-        if (tile * 8 + at.g < at.n_tokens) {
-            copy_16<dim>(kept_bytes<dim>(at, tile, 0), kept_bytes<dim>(at, tile, 1),
-                         base + page_ids[k] * at.pages.page_stride_bytes +
-                             slot * at.pages.token_stride_bytes);
-        }
-        asm volatile("cp.async.commit_group;");
-    }
-}
-
-/* Wait until all tiles of this lane are there but for the last `behind`. */
-static __device__ __forceinline__ void await_tile(uint32_t behind)
-{
-    if (behind >= 3) {
-        asm volatile("cp.async.wait_group 3;" ::: "memory");
-    } else if (behind == 2) {
-        asm volatile("cp.async.wait_group 2;" ::: "memory");
-    } else if (behind == 1) {
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-    } else {
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
-    }
-}
-
-template <int dim>
-static __device__ __forceinline__ void load_words(const encode_row<dim> &at, uint32_t tile,
-                                                  uint32_t x[dim / 32][4])
-{
-#pragma unroll
-    for (uint32_t i = 0; i < dim / 32; i++) {
-        const uint4 word = *reinterpret_cast<const uint4 *>(kept_bytes<dim>(at, tile, i));
-        x[i][0] = word.x;
-        x[i][1] = word.y;
-        x[i][2] = word.z;
-        x[i][3] = word.w;
-    }
-}
-
-/* (1, 3) The smallest magnitude that is kept, twice; escape_threshold for escapes. The same in the
- * four lanes of a vector. */
-template <int dim>
-static __device__ __forceinline__ uint32_t keep_threshold(const uint32_t x[dim / 32][4],
-                                                          bool is_coded)
+static __device__ __forceinline__ uint32_t find_lane_peak(const uint32_t x[dim / 32][4])
 {
     uint32_t peak = max_magnitudes(x[0][0], x[0][1]);
     uint32_t other = max_magnitudes(x[0][2], x[0][3]);
@@ -182,10 +38,20 @@ static __device__ __forceinline__ uint32_t keep_threshold(const uint32_t x[dim /
         peak = max_magnitudes(peak, x[i][2]);
         other = max_magnitudes(other, x[i][3]);
     }
-    peak = max_magnitudes(peak, other);
-    peak = max_magnitudes(peak, __shfl_xor_sync(all_lanes, peak, 1));
+    return max_magnitudes(peak, other);
+}
+
+/* The bits of the vector's largest one, the same in its four lanes. */
+static __device__ __forceinline__ uint32_t find_peak(uint32_t lane_peak)
+{
+    uint32_t peak = max_magnitudes(lane_peak, __shfl_xor_sync(all_lanes, lane_peak, 1));
     peak = max_magnitudes(peak, __shfl_xor_sync(all_lanes, peak, 2));
-    peak = max_magnitudes(peak, permute_bytes(peak, 0, 0x1032)) & 0xffff;
+    return max_magnitudes(peak, permute_bytes(peak, 0, 0x1032)) & 0xffff;
+}
+
+/* (3) The smallest magnitude that is kept, twice; escape_threshold for escapes. */
+static __device__ __forceinline__ uint32_t keep_threshold(uint32_t peak, bool is_coded)
+{
     constexpr uint32_t escape_bits = KVF_SAW_ESCAPE_EXPONENT << 7;
     constexpr uint32_t drop_bits = KVF_SAW_DROP_BINADES << 7;
     uint32_t exponent_bits = peak & 0x7f80;
@@ -196,56 +62,88 @@ static __device__ __forceinline__ uint32_t keep_threshold(const uint32_t x[dim /
 /* -------------------------------------------------------------------------------------------------
  * (2) The mean
  */
+enum encode_barrier { /* numbers of barriers of the thread block */
+    ENCODE_SUMS = 1,  /* the eight sums are in shared memory */
+    ENCODE_MEAN,      /* and the mean */
+    ENCODE_ROWS,      /* and the entries of more rows */
+};
 
-/* Escapes are known by their thresholds, which the lanes of the row leave in shared memory. */
-template <int dim>
-static __device__ __forceinline__ void find_threshold(const encode_row<dim> &at, uint32_t tile)
+static __device__ __forceinline__ void arrive(encode_barrier barrier)
 {
-    uint32_t token = tile * 8 + at.g;
-    uint32_t x[dim / 32][4];
-    load_words<dim>(at, tile, x);
-    uint32_t threshold = keep_threshold<dim>(x, token >= at.part.n_sinks);
-    if (at.t == 0) {
-        at.shared->threshold[token] = threshold;
-        if (threshold == escape_threshold && token < at.n_tokens) {
-            atomicAdd(&at.shared->n_escapes, 1u);
-        }
+    asm volatile("bar.arrive %0, %1;" ::"r"((int)barrier), "r"((int)SAW_ENCODE_THREADS) : "memory");
+}
+
+static __device__ __forceinline__ void await(encode_barrier barrier)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"((int)barrier), "r"((int)SAW_ENCODE_THREADS) : "memory");
+}
+
+/* One lane's channels of a vector: dim / 32 in a row. */
+template <int dim>
+static __device__ __forceinline__ void add_channels(float sum[dim / 32], const uint8_t *from)
+{
+    uint32_t words[dim / 64];
+    if constexpr (dim == 64) {
+        words[0] = *reinterpret_cast<const uint32_t *>(from);
+    } else if constexpr (dim == 128) {
+        const uint2 pair = *reinterpret_cast<const uint2 *>(from);
+        words[0] = pair.x;
+        words[1] = pair.y;
+    } else {
+        const uint4 four = *reinterpret_cast<const uint4 *>(from);
+        words[0] = four.x;
+        words[1] = four.y;
+        words[2] = four.z;
+        words[3] = four.w;
+    }
+#pragma unroll
+    for (uint32_t w = 0; w < dim / 64; w++) {
+        sum[2 * w] += __uint_as_float(words[w] << 16);
+        sum[2 * w + 1] += __uint_as_float(words[w] & 0xffff0000);
     }
 }
 
-static __device__ __forceinline__ void add_channels(float4 &sum, const uint8_t *from)
+/* The warp's partial sum and its number of vectors, to shared memory. The first tile has come. */
+template <int dim>
+static __device__ __forceinline__ void sum_sample(const encode_team &team,
+                                                  const encode_ring<dim> &ring,
+                                                  const encode_row &row, encode_shared<dim> *shared)
 {
-    uint2 word = *reinterpret_cast<const uint2 *>(from);
-    sum.x += __uint_as_float(word.x << 16);
-    sum.y += __uint_as_float(word.x & 0xffff0000);
-    sum.z += __uint_as_float(word.y << 16);
-    sum.w += __uint_as_float(word.y & 0xffff0000);
-}
-
-/* Partial sums of four channels over every eighth token, by one thread. */
-template <int dim> static __device__ __forceinline__ void sum_tokens(const encode_row<dim> &at)
-{
-    uint32_t residue = threadIdx.x / (dim / 4);
-    uint32_t place = threadIdx.x % (dim / 4);
-    uint32_t swap = (residue & 1) * swap_bytes;
-    const uint8_t *from = at.vectors - at.g * (dim * 2) - (at.g & 1) * swap_bytes - at.t * 16 +
-                          residue * (dim * 2) + (place * 8 ^ swap);
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    uint32_t n = (at.n_tokens - residue + KVF_SAW_PARTIAL_SUMS - 1) / KVF_SAW_PARTIAL_SUMS;
-    if (at.shared->n_escapes == 0) {
-#pragma unroll 8
-        for (uint32_t i = 0; i < n; i++) {
-            add_channels(sum, from + i * (KVF_SAW_PARTIAL_SUMS * dim * 2));
-        }
-    } else {
+    constexpr uint32_t per = dim / 32;
+    float sum[per] = {0.0f};
+    uint32_t left_out = all_lanes; /* four bits a vector */
+    uint32_t token = team.seat * row.seat_tiles * KVF_SAW_TILE_TOKENS;
+    if (token < row.n_tokens) {
+        uint32_t x[dim / 32][4];
+        ring.load(0, x);
+        token += team.lane / 4;
+        bool is_coded = token >= row.n_sinks && token < row.n_tokens;
+        uint32_t threshold = keep_threshold(find_peak(find_lane_peak<dim>(x)), is_coded);
+        left_out = __ballot_sync(all_lanes, threshold == escape_threshold); /* and all is there */
+        uint32_t at = team.lane * (per * 2);
+        const uint8_t *even = ring.slot(0) + at;
+        const uint8_t *odd = ring.slot(0) + (at ^ swap_bytes);
+        if (left_out == 0) {
+#pragma unroll
+            for (uint32_t i = 0; i < KVF_SAW_TILE_TOKENS; i++) {
+                add_channels<dim>(sum, (i % 2 == 0 ? even : odd) + i * (dim * 2));
+            }
+        } else {
 #pragma unroll 1
-        for (uint32_t i = 0; i < n; i++) {
-            if (at.shared->threshold[residue + i * KVF_SAW_PARTIAL_SUMS] != escape_threshold) {
-                add_channels(sum, from + i * (KVF_SAW_PARTIAL_SUMS * dim * 2));
+            for (uint32_t i = 0; i < KVF_SAW_TILE_TOKENS; i++) {
+                if ((left_out >> (4 * i) & 1) == 0) {
+                    add_channels<dim>(sum, (i % 2 == 0 ? even : odd) + i * (dim * 2));
+                }
             }
         }
     }
-    *reinterpret_cast<float4 *>(&at.shared->partial[residue][place * 4]) = sum;
+#pragma unroll
+    for (uint32_t r = 0; r < per; r++) {
+        shared->partial[team.warp][team.lane * per + r] = sum[r];
+    }
+    if (team.lane == 0) {
+        shared->counts[team.warp] = KVF_SAW_TILE_TOKENS - __popc(left_out & 0x11111111);
+    }
 }
 
 /* One butterfly of a vector that lies in a warp, per elements a lane, along index bit `bit`. */
@@ -268,25 +166,30 @@ template <int per, int bit> static __device__ __forceinline__ void rotate_bit(fl
     }
 }
 
-/* By one warp: the mean to its part, and rotated to shared memory. */
-template <int dim> static __device__ __forceinline__ void finish_mean(const encode_row<dim> &at)
+/* By one warp: the mean to `stored`, and rotated to shared memory. */
+template <int dim>
+static __device__ __forceinline__ void
+finish_mean(const encode_team &team, const encode_shared<dim> *shared, const uint32_t *signs,
+            uint16_t *stored, float *rotated)
 {
     constexpr int per = dim / 32;
-    uint32_t lane = threadIdx.x % warp_lanes;
     float y[per];
-    uint32_t count = at.n_tokens - at.shared->n_escapes;
-    uint16_t *mean = reinterpret_cast<uint16_t *>(at.parts.mean) + at.row * dim;
+    uint32_t count = 0;
+#pragma unroll
+    for (uint32_t s = 0; s < encode_warps; s++) {
+        count += shared->counts[s];
+    }
 #pragma unroll
     for (int r = 0; r < per; r++) {
-        uint32_t element = lane * per + r;
-        const float(*p)[dim] = at.shared->partial;
+        uint32_t element = team.lane * per + r;
+        const float(*p)[dim] = shared->partial;
         float sum04 = p[0][element] + p[4][element];
         float sum15 = p[1][element] + p[5][element];
         float sum26 = p[2][element] + p[6][element];
         float sum37 = p[3][element] + p[7][element];
         uint32_t half = mean_half_bits((sum04 + sum26) + (sum15 + sum37), count);
-        mean[element] = (uint16_t)half;
-        uint32_t sign = at.shared->signs[element / 2] << (element % 2 != 0 ? 0 : 16) & 0x80000000;
+        stored[element] = (uint16_t)half;
+        uint32_t sign = signs[element / 2] << (element % 2 != 0 ? 0 : 16) & 0x80000000;
         y[r] = __uint_as_float(__float_as_uint(f32_of_half_bits(half)) ^ sign);
     }
     rotate_bit<per, 0>(y);
@@ -303,11 +206,26 @@ template <int dim> static __device__ __forceinline__ void finish_mean(const enco
     }
 #pragma unroll
     for (int r = 0; r < per; r++) {
-        uint32_t e = lane * per + r;
+        uint32_t e = team.lane * per + r;
         uint32_t group = e / 32 * 2 + (e >> 1 & 1);
-        at.shared->mean[(group * 4 + (e >> 3 & 3)) * 4 + (e >> 2 & 1) * 2 + (e & 1)] = y[r];
+        rotated[(group * 4 + (e >> 3 & 3)) * 4 + (e >> 2 & 1) * 2 + (e & 1)] = y[r];
     }
 }
+
+/* -------------------------------------------------------------------------------------------------
+ * Where codes go
+ */
+
+/* A row, as a lane codes its vectors; what changes from tile to tile is that of the next one. */
+struct encode_target {
+    const uint32_t *signs; /* masks of the row's channels, the lane's first ones */
+    const float *mean;     /* NULL: not centred; the lane's first ones */
+    uint8_t *codes;        /* of the lane's vector */
+    uint32_t *meta;
+    int32_t n_sinks; /* before the tile, plus the lane's g: its vector is one if positive */
+    uint32_t t;
+    float clip_ratio;
+};
 
 /* -------------------------------------------------------------------------------------------------
  * (4) Rotation
@@ -340,7 +258,7 @@ template <int dim> static __device__ __forceinline__ void rotate_bit_2(float y[d
 
 template <int dim, encode_variant variant>
 static __device__ __forceinline__ void
-rotate_words(const encode_row<dim> &at, const hadamard_pair &h16, uint32_t threshold,
+rotate_words(const encode_target &at, const hadamard_pair &h16, uint32_t threshold,
              const uint32_t x[dim / 32][4], float y[dim / 32][2][4])
 {
 #pragma unroll
@@ -354,7 +272,7 @@ rotate_words(const encode_row<dim> &at, const hadamard_pair &h16, uint32_t thres
             }
             continue;
         }
-        const uint4 sign = *reinterpret_cast<const uint4 *>(&at.shared->signs[i * 16 + at.t * 4]);
+        const uint4 sign = *reinterpret_cast<const uint4 *>(&at.signs[i * 16]);
         uint32_t a0 = (x[i][0] & not_below(x[i][0], threshold)) ^ sign.x;
         uint32_t a1 = (x[i][2] & not_below(x[i][2], threshold)) ^ sign.z;
         uint32_t a2 = (x[i][1] & not_below(x[i][1], threshold)) ^ sign.y;
@@ -378,13 +296,12 @@ rotate_words(const encode_row<dim> &at, const hadamard_pair &h16, uint32_t thres
 }
 
 template <int dim>
-static __device__ __forceinline__ void subtract_mean(const encode_row<dim> &at,
+static __device__ __forceinline__ void subtract_mean(const encode_target &at,
                                                      float y[dim / 32][2][4])
 {
 #pragma unroll
     for (uint32_t group = 0; group < dim / 16; group++) {
-        const float4 mean = *reinterpret_cast<const float4 *>(
-            &at.shared->mean[(group * 4 + at.t) * 4]);
+        const float4 mean = *reinterpret_cast<const float4 *>(&at.mean[group * 16]);
         float *to = y[group / 2][group % 2];
         to[0] -= mean.x;
         to[1] -= mean.y;
@@ -583,12 +500,11 @@ static __device__ __forceinline__ void store_bytes(uint8_t *to, float y[dim / 32
 }
 
 template <int dim, int bits>
-static __device__ __forceinline__ void store_codes(const encode_row<dim> &at, uint32_t vector,
-                                                   float y[dim / 32][2][4], const saw_scale &scale,
-                                                   bool is_there)
+static __device__ __forceinline__ void store_codes(const encode_target &at, float y[dim / 32][2][4],
+                                                   const saw_scale &scale, bool is_there)
 {
     constexpr uint32_t low_bits = saw_low_bits(bits);
-    uint8_t *to = at.parts.codes + vector * (uint32_t)(dim / 8 * bits);
+    uint8_t *to = at.codes;
     const quantizer by(scale);
     if constexpr (bits == 8) {
         if (is_there) {
@@ -613,160 +529,235 @@ static __device__ __forceinline__ void store_codes(const encode_row<dim> &at, ui
 /* -------------------------------------------------------------------------------------------------
  * Tiles and rows
  */
-/* Is the lane the first one of a vector that is an escape? */
-template <int dim, int bits, encode_variant variant, bool centred>
-static __device__ __forceinline__ bool encode_tile(const encode_row<dim> &at, uint32_t tile,
-                                                   const hadamard_pair &h16)
+/* Code the lane's vector of tile k, if it exists, and go on to the next tile. *peak is that of tile
+ * k, and becomes that of tile k + 1 (of the next row's first one, behind the last): what it takes to
+ * find it fills the gaps that the long way to a scale leaves. Is the lane the first one of a vector
+ * that is an escape? */
+template <int dim, int bits, encode_variant variant>
+static __device__ __forceinline__ bool encode_tile(encode_target &at, const encode_ring<dim> &ring,
+                                                   uint32_t k, bool is_there,
+                                                   const hadamard_pair &h16, uint32_t *peak)
 {
-    uint32_t token = tile * 8 + at.g;
-    bool is_there = token < at.n_tokens; /* else all of what follows is garbage */
     uint32_t x[dim / 32][4];
-    load_words<dim>(at, tile, x);
-    uint32_t threshold;
-    if constexpr (centred) {
-        threshold = at.shared->threshold[token];
-    } else {
-        threshold = keep_threshold<dim>(x, token >= at.part.n_sinks);
-    }
+    ring.load(k, x);
+    uint32_t threshold = keep_threshold(*peak, at.n_sinks <= 0);
     float y[dim / 32][2][4];
     rotate_words<dim, variant>(at, h16, threshold, x, y);
-    if constexpr (centred) {
+    if (at.mean != nullptr) {
         subtract_mean<dim>(at, y);
     }
+    ring.load(k + 1, x);
+    uint32_t lane_peak = find_lane_peak<dim>(x);
     float min;
     float max;
     measure<dim>(y, &min, &max);
     constexpr float levels = (float)((1 << bits) - 1);
-    saw_scale scale = choose_scale(at.tensor, min, max, levels, 1.0f / levels,
-                                   threshold == escape_threshold);
-    uint32_t vector = at.row * at.n_tokens + token;
-    store_codes<dim, bits>(at, vector, y, scale, is_there);
+    constexpr float sqrt_order = dim == 64 ? 8.0f : dim == 128 ? 0x1.6a09e6p3f : 16.0f;
+    saw_scale scale = choose_scale(at.clip_ratio, sqrt_order, sqrt_order / dim, min, max, levels,
+                                   1.0f / levels, threshold == escape_threshold);
+    *peak = find_peak(lane_peak);
+    store_codes<dim, bits>(at, y, scale, is_there);
     bool is_first = is_there && at.t == 0;
     if (is_first) {
-        store_global(reinterpret_cast<uint8_t *>(at.parts.meta + vector), scale.meta);
+        store_global(reinterpret_cast<uint8_t *>(at.meta), scale.meta);
     }
+    at.codes += KVF_SAW_TILE_TOKENS * (dim / 8 * bits);
+    at.meta += KVF_SAW_TILE_TOKENS;
+    at.n_sinks -= KVF_SAW_TILE_TOKENS;
     return is_first && scale.meta == (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
 }
 
-/* Elements of the row that are flipped, as masks of words. */
-template <int dim> static __device__ __forceinline__ void fill_signs(const encode_row<dim> &at)
+/* Masks of the channels that are flipped: K's, then V's. */
+static __device__ __forceinline__ void fill_signs(const struct kvf_gpu_work &work, uint32_t *signs)
 {
-    uint32_t word = threadIdx.x;
-    if (word < dim / 2) {
-        uint32_t channel = at.row % (at.tensor.dim / at.tensor.group) * dim + 2 * word;
-        uint32_t flipped = at.tensor.sign_bits[channel / 8] >> (channel % 8);
-        at.shared->signs[word] = (flipped & 1) << 15 | (flipped & 2) << 30;
+    uint32_t n_k = saw_encode_sign_words(work.tensors[0].dim);
+    uint32_t n = n_k + saw_encode_sign_words(work.tensors[1].dim);
+    for (uint32_t i = threadIdx.x; i < n; i += SAW_ENCODE_THREADS) {
+        uint32_t is_v = i >= n_k;
+        uint32_t channel = 2 * (i - (is_v ? n_k : 0));
+        uint32_t flipped = work.tensors[is_v].sign_bits[channel / 8] >> (channel % 8);
+        signs[i] = (flipped & 1) << 15 | (flipped & 2) << 30;
     }
 }
 
-/* The mean of the row, and thresholds. */
-template <int dim>
-static __device__ __forceinline__ void prepare_mean(const encode_row<dim> &at, uint32_t warp)
-{
+/* What a warp does: prepare means, code tiles, ask for others. */
+template <int dim, int bits, encode_variant variant> struct encode_warp {
+    static constexpr uint32_t n_slots = encode_ring<dim>::n_slots;
+
+    const struct kvf_gpu_work &work;
+    uint32_t tensors;
+    encode_team team;
+    encode_ring<dim> ring;
+    encode_shared<dim> *shared;
+    const uint32_t *signs;
+    encode_source<dim> source; /* of the row whose tiles are asked for */
+    hadamard_pair h16;
+    uint32_t peak; /* of the lane's vector of the tile that is next */
+
+    __device__ __forceinline__ encode_warp(const struct kvf_gpu_work &work_, uint32_t tensors_,
+                                           uint8_t *shared_bytes)
+        : work(work_), tensors(tensors_), team(work_),
+          ring(shared_bytes + saw_encode_more_bytes(&work_, dim), team),
+          shared(reinterpret_cast<encode_shared<dim> *>(shared_bytes)),
+          signs(reinterpret_cast<const uint32_t *>(shared_bytes + sizeof(encode_shared<dim>))),
+          h16(0x3f80, tensors_ >> 2)
+    {
+        pin(h16.b[0]);
+        pin(h16.b[1]);
+        pin(h16.b[2]);
+        pin(h16.b[3]);
+    }
+
+    /* The warp's row in the thread block's unit. */
+    __device__ __forceinline__ const encode_row *row_of(uint32_t unit) const
+    {
+        return &shared->rows[(unit * team.unit_rows() + team.warp / team.row_warps) % rows_kept];
+    }
+
+    /* Of the first tile of a row. */
+    __device__ __forceinline__ uint32_t first_peak() const
+    {
+        uint32_t x[dim / 32][4];
+        ring.load(0, x);
+        return find_peak(find_lane_peak<dim>(x));
+    }
+
+    /* The mean of the row, in the given unit, whose first tiles have been asked for; this warp's
+     * has come. */
+    __device__ __forceinline__ void prepare_mean(const encode_row &row, uint32_t unit) const
+    {
+        sum_sample<dim>(team, ring, row, shared);
+        if (team.warp != unit % encode_warps) {
+            arrive(ENCODE_SUMS);
+            return;
+        }
+        await(ENCODE_SUMS);
+        uint64_t stored = row.meta - row.row * row.n_tokens * KVF_SAW_META_BYTES -
+                          saw_mean_bytes(work.tensors[row.is_v], row.n_tokens);
+        finish_mean<dim>(team, shared, signs + row.signs,
+                         at_address<uint16_t>(stored) + row.row * dim, shared->mean[unit % 2]);
+        __syncwarp();
+        arrive(ENCODE_MEAN);
+    }
+
+    __device__ __forceinline__ encode_target target_of(const encode_row &row, uint32_t unit,
+                                                       const lane_tiles &tiles) const
+    {
+        uint32_t g = team.lane / 4;
+        uint32_t token = tiles.first * KVF_SAW_TILE_TOKENS + g;
+        encode_target at;
+        at.t = team.lane % 4;
+        at.signs = signs + row.signs + at.t * 4;
+        at.mean = row.is_centred ? shared->mean[unit % 2] + at.t * 4 : nullptr;
+        at.meta = at_address<uint32_t>(row.meta) + token;
+        at.codes = at_address<uint8_t>(row.codes) + token * (dim / 8 * bits);
+        at.n_sinks = (int32_t)(row.n_sinks - token);
+        at.clip_ratio = work.tensors[row.is_v].clip_ratio;
+        return at;
+    }
+
+    /* By the warp that has a part's first tokens. */
+    __device__ __noinline__ static void zero_gaps_of(const struct kvf_gpu_work &work,
+                                                     const encode_row &row)
+    {
+        const struct kvf_gpu_tensor &tensor = work.tensors[row.is_v];
+        uint64_t stored = row.meta - saw_mean_bytes(tensor, row.n_tokens);
+        zero_gaps(tensor, saw_parts(tensor, stored, row.n_tokens), threadIdx.x % warp_lanes,
+                  warp_lanes);
+    }
+
+    /* Make the entries of rows to come: those of the units from 0, n, 2 n, ... on, n so that it is
+     * 32 rows. Half of the time before they are needed, by one warp, when no warp needs those
+     * before the present ones; all meet before the first one is needed. */
+    __device__ __forceinline__ void look_ahead(uint32_t unit) const
+    {
+        uint32_t n_units = warp_lanes / team.unit_rows();
+        uint32_t at = unit & (n_units - 1);
+        if (at == n_units / 2 && team.warp == 0) {
+            fill_rows(work, tensors, (unit + n_units / 2) * team.unit_rows(), shared->rows);
+            __syncwarp();
+        }
+        if (at == n_units - 1) {
+            await(ENCODE_ROWS);
+        }
+    }
+
+    /* Code the row of the unit, and ask for the tiles of the next one. */
+    __device__ __forceinline__ void run_unit(uint32_t unit)
+    {
+        const encode_row &row = *row_of(unit);
+        const lane_tiles tiles(team, row);
+        uint32_t block = row.block;
+        encode_target at = target_of(row, unit, tiles);
+        if (row.row == 0 && team.seat == 0 && tiles.n != 0) {
+            zero_gaps_of(work, row);
+            __syncwarp();
+        }
+        look_ahead(unit);
+        const encode_row *next = row_of(unit + 1);
+        uint32_t page_id = source.ask_page(work, team, *next);
+        if (at.mean != nullptr && team.warp != unit % encode_warps) {
+            await(ENCODE_MEAN);
+        }
+        uint32_t n_escapes = 0;
 #pragma unroll 1
-    for (uint32_t k = 0; k < saw_encode_tiles(dim); k++) {
-        uint32_t tile = warp + k * saw_encode_warps(dim);
-        await_tile(saw_encode_tiles(dim) - 1 - k);
-        if (tile * 8 < at.n_tokens) {
-            find_threshold<dim>(at, tile);
+        for (uint32_t k = 0; k < unit_tiles; k++) {
+            await_copies<n_slots - 2>(); /* of tile k + 1 */
+            if (k == unit_tiles - 1 && next->is_centred) {
+                prepare_mean(*next, unit + 1);
+            }
+            if (k < tiles.n) {
+                bool is_escape = encode_tile<dim, bits, variant>(at, ring, k, k < tiles.lane_n, h16,
+                                                                 &peak);
+                n_escapes += __popc(__ballot_sync(all_lanes, is_escape));
+            }
+            if (k == unit_tiles - 1 && tiles.n < unit_tiles) {
+                peak = first_peak();
+            }
+            if (k == unit_tiles - n_slots) {
+                source.point_at(work, team, next, page_id);
+            }
+            source.fetch(work, team, ring, (k + n_slots) % unit_tiles);
+        }
+        if (n_escapes != 0 && team.lane == 0) {
+            atomicAdd(&results_of(work)[block].n_escapes, n_escapes);
         }
     }
-    __syncthreads();
-    sum_tokens<dim>(at);
-    __syncthreads();
-    if (warp == 0) {
-        finish_mean<dim>(at);
-    }
-    __syncthreads();
-}
 
-template <int dim, int bits, encode_variant variant, bool centred>
-static __device__ __forceinline__ void encode_tiles(const struct kvf_gpu_work &work,
-                                                    const encode_row<dim> &at, uint32_t tensors,
-                                                    uint32_t warp)
-{
-    const hadamard_pair h16(0x3f80, tensors >> 2);
-    uint32_t n_escapes = 0;
+    /* All units of the thread block. */
+    __device__ __forceinline__ void run()
+    {
+        if (team.warp == 0) {
+            fill_rows(work, tensors, 0, shared->rows);
+        }
+        __syncthreads();
+        const encode_row *row = row_of(0);
+        source.point_at(work, team, row, source.ask_page(work, team, *row));
 #pragma unroll 1
-    for (uint32_t k = 0; k < saw_encode_tiles(dim); k++) {
-        uint32_t tile = warp + k * saw_encode_warps(dim);
-        if constexpr (!centred) {
-            await_tile(saw_encode_tiles(dim) - 1 - k);
+        for (uint32_t k = 0; k < n_slots; k++) {
+            source.fetch(work, team, ring, k);
         }
-        if (tile * 8 < at.n_tokens) {
-            bool is_escape = encode_tile<dim, bits, variant, centred>(at, tile, h16);
-            n_escapes += __popc(__ballot_sync(all_lanes, is_escape));
+        await_copies<n_slots - 1>();
+        peak = first_peak();
+        if (row->is_centred) {
+            prepare_mean(*row, 0);
+        }
+        uint32_t n_units = saw_encode_units(&work, tensors);
+#pragma unroll 1
+        for (uint32_t unit = 0; blockIdx.x + unit * gridDim.x < n_units; unit++) {
+            run_unit(unit);
         }
     }
-    if (n_escapes != 0 && threadIdx.x % warp_lanes == 0) {
-        atomicAdd(&results_of(work)[at.part.block].n_escapes, n_escapes);
-    }
-}
-
-/* Which row is this thread block's? */
-struct encode_place {
-    uint32_t part;
-    uint32_t row;
 };
 
-static __device__ __forceinline__ encode_place find_place(const struct kvf_gpu_work &work,
-                                                          uint32_t tensors)
-{
-    uint32_t index = blockIdx.x;
-    uint32_t is_v = tensors == 2 ? 1 : 0;
-    if (tensors == 3 && work.tensors[0].n_rows == work.tensors[1].n_rows) {
-        is_v = index % 2; /* side by side: one waits for a mean while the other one computes */
-        index = index / 2;
-    } else if (tensors == 3) {
-        uint32_t n_blocks = saw_encode_blocks(&work, 1);
-        is_v = index >= n_blocks;
-        index = is_v ? index - n_blocks : index;
-    }
-    encode_place place;
-    place.part = index / work.tensors[is_v].n_rows;
-    place.row = index - place.part * work.tensors[is_v].n_rows;
-    place.part = work.has_v != 0 ? 2 * place.part + is_v : place.part;
-    return place;
-}
-
 template <int dim, int bits, encode_variant variant = encode_variant::normal>
-static __device__ __forceinline__ void encode_row_fast(const struct kvf_gpu_work &work,
-                                                       uint32_t tensors)
+static __device__ __forceinline__ void encode_rows_fast(const struct kvf_gpu_work &work,
+                                                        uint32_t tensors)
 {
     extern __shared__ __align__(128) uint8_t shared_bytes[];
-    static_assert(sizeof(encode_shared<dim>) <= saw_encode_more_bytes(dim), "the host asks for it");
-    const encode_place place = find_place(work, tensors);
-    const struct kvf_gpu_part part = parts_of(work)[place.part];
-    const struct kvf_gpu_tensor &tensor = work.tensors[part.is_v];
-    uint32_t g = threadIdx.x % warp_lanes / 4;
-    uint32_t t = threadIdx.x % 4;
-    uint8_t *vectors = shared_bytes + saw_encode_more_bytes(dim);
-    const encode_row<dim> at = {tensor,
-                                part,
-                                saw_parts(tensor, part),
-                                row_pages(work, part, tensor, place.row),
-                                place.row,
-                                part.n_tokens,
-                                g,
-                                t,
-                                vectors + g * (dim * 2) + (g & 1) * swap_bytes + t * 16,
-                                reinterpret_cast<encode_shared<dim> *>(shared_bytes)};
-    uint32_t warp = uniform_warp();
-    fetch_tiles<dim>(at, warp);
-    fill_signs<dim>(at);
-    if (threadIdx.x == 0) {
-        at.shared->n_escapes = 0;
-    }
-    __syncthreads();
-    if (at.parts.mean != nullptr) {
-        prepare_mean<dim>(at, warp);
-        encode_tiles<dim, bits, variant, true>(work, at, tensors, warp);
-    } else {
-        encode_tiles<dim, bits, variant, false>(work, at, tensors, warp);
-    }
-    if (place.row == 0) {
-        zero_gaps(tensor, at.parts);
-    }
+    static_assert(sizeof(encode_shared<dim>) == saw_encode_sums_bytes(dim), "the host asks for it");
+    fill_signs(work, reinterpret_cast<uint32_t *>(shared_bytes + sizeof(encode_shared<dim>)));
+    encode_warp<dim, bits, variant>(work, tensors, shared_bytes).run();
 }
 
 } /* namespace kvf */

@@ -346,7 +346,7 @@ static __device__ void encode_row_generic(const struct kvf_gpu_work &work, uint3
     const generic_row at = {
         tensor, part, saw_parts(tensor, part), row_pages(work, part, tensor, row), row, &shared};
     if (row == 0) {
-        zero_gaps(tensor, at.parts);
+        zero_gaps(tensor, at.parts, threadIdx.x, blockDim.x);
     }
     if (at.parts.mean != nullptr) {
         make_mean(at);
@@ -357,7 +357,8 @@ static __device__ void encode_row_generic(const struct kvf_gpu_work &work, uint3
         float min;
         float max;
         bool escape = load_rotated(at, token, &min, &max);
-        saw_scale scale = choose_scale(tensor, min, max, levels, levels_inverse, escape);
+        saw_scale scale = choose_scale(tensor.clip_ratio, tensor.sqrt_order, tensor.rsqrt_order,
+                                       min, max, levels, levels_inverse, escape);
         uint32_t vector = row * part.n_tokens + token;
         store_codes_of(at, scale, at.parts.codes + vector * (uint32_t)tensor.code_bytes);
         if (lane_id() == 0) {

@@ -70,8 +70,9 @@ static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint
     }
     return (struct kvf_gpu_launch){
         .kernel = fast->encode[tensor->bits],
-        .n_blocks = saw_encode_blocks(work, tensors),
-        .n_threads = saw_encode_threads(fast->dim),
+        .n_blocks = saw_encode_units(work, tensors),
+        .blocks_a_processor = saw_encode_blocks_a_processor(fast->dim),
+        .n_threads = SAW_ENCODE_THREADS,
         .shared_bytes = saw_encode_shared_bytes(work, fast->dim),
         .tensors = tensors,
     };
@@ -93,7 +94,7 @@ static struct kvf_gpu_launch decode_launch(const struct kvf_gpu_work *work, uint
     return (struct kvf_gpu_launch){
         .kernel = fast->decode[tensor->bits],
         .n_blocks = n_rows,
-        .n_threads = SAW_DECODE_THREADS,
+        .n_threads = saw_decode_threads(tensor->bits),
         .tensors = tensors,
     };
 }

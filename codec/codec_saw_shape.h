@@ -17,42 +17,77 @@
 
 enum saw_shape {
     SAW_GENERIC_THREADS = 128, /* a warp has one vector at a time */
-    SAW_DECODE_THREADS = 256,
+    SAW_ENCODE_THREADS = 256,
 };
 
-/* Fast kernels, encode: a thread block has a row, of 8 sums of all channels, 4 channels a thread. A
- * warp has every n-th tile of 8 tokens. */
-KVF_SAW_SHAPE uint32_t saw_encode_threads(uint32_t dim)
+/* Fast kernels, encode. A warp has a share of a row, up to 4 tiles of 8 tokens; eight warps share a
+ * row of 128 tokens or more, whose mean is over eight samples. */
+KVF_SAW_SHAPE uint32_t saw_encode_row_warps(const struct kvf_gpu_work *work)
 {
-    return 2 * dim;
+    return work->tokens_max >= 128 ? 8 : work->tokens_max > 64 ? 4 : work->tokens_max > 32 ? 2 : 1;
 }
 
-KVF_SAW_SHAPE uint32_t saw_encode_warps(uint32_t dim)
-{
-    return dim / 16;
-}
-
-KVF_SAW_SHAPE uint32_t saw_encode_tiles(uint32_t dim)
-{
-    return 256 / 8 / saw_encode_warps(dim); /* KVF_CHUNK_TOKENS_MAX */
-}
-
-KVF_SAW_SHAPE uint32_t saw_encode_blocks(const struct kvf_gpu_work *work, uint32_t tensors)
+KVF_SAW_SHAPE uint32_t saw_encode_rows(const struct kvf_gpu_work *work, uint32_t tensors)
 {
     uint32_t n_rows = ((tensors & 1) != 0 ? work->tensors[0].n_rows : 0u) +
                       ((tensors & 2) != 0 ? work->tensors[1].n_rows : 0u);
     return (work->has_v != 0 ? work->n_parts / 2 : work->n_parts) * n_rows;
 }
 
-/* Shared memory before the vectors: a threshold a token, sums, mean, signs, and a little. */
-KVF_SAW_SHAPE uint32_t saw_encode_more_bytes(uint32_t dim)
+/* Rows that a thread block works on at a time are a unit. */
+KVF_SAW_SHAPE uint32_t saw_encode_units(const struct kvf_gpu_work *work, uint32_t tensors)
 {
-    return 256 * 4 + 8 * dim * 4 + dim * 4 + dim / 2 * 4 + 128;
+    uint32_t a_unit = SAW_ENCODE_THREADS / 32 / saw_encode_row_warps(work);
+    return (saw_encode_rows(work, tensors) + a_unit - 1) / a_unit;
+}
+
+/* Thread blocks that a multiprocessor has room for. */
+KVF_SAW_SHAPE uint32_t saw_encode_blocks_a_processor(uint32_t dim)
+{
+    return dim <= 64 ? 3 : 2;
+}
+
+/* Tiles of a warp in shared memory. */
+KVF_SAW_SHAPE uint32_t saw_encode_slots(uint32_t dim)
+{
+    return dim <= 128 ? 4 : 2;
+}
+
+KVF_SAW_SHAPE uint32_t saw_encode_sign_words(uint32_t dim)
+{
+    return (dim + 7) / 8 * 4; /* two channels each; 16 bytes at a time are read */
+}
+
+/* What is known about rows; means, sums and their counts. */
+KVF_SAW_SHAPE uint32_t saw_encode_sums_bytes(uint32_t dim)
+{
+    return 64 * 80 + 2 * dim * 4 + 8 * dim * 4 + 8 * 4;
+}
+
+/* Shared memory before the rings: the above, signs of K and of V. */
+KVF_SAW_SHAPE uint32_t saw_encode_more_bytes(const struct kvf_gpu_work *work, uint32_t dim)
+{
+    uint32_t n_words = saw_encode_sign_words(work->tensors[0].dim) +
+                       saw_encode_sign_words(work->tensors[1].dim);
+    return (saw_encode_sums_bytes(dim) + n_words * 4 + 127) / 128 * 128;
 }
 
 KVF_SAW_SHAPE uint32_t saw_encode_shared_bytes(const struct kvf_gpu_work *work, uint32_t dim)
 {
-    return saw_encode_more_bytes(dim) + (work->tokens_max + 7) / 8 * 8 * dim * 2; /* whole tiles */
+    uint32_t ring = saw_encode_slots(dim) * 8 * dim * 2;
+    return saw_encode_more_bytes(work, dim) + SAW_ENCODE_THREADS / 32 * ring;
+}
+
+/* Fast kernels, decode: a thread block has a row. Few bits want more tiles of a warp on their way. */
+KVF_SAW_SHAPE uint32_t saw_decode_threads(uint32_t bits)
+{
+    return bits < 4 ? 128 : 256;
+}
+
+/* Thread blocks that a multiprocessor has room for. */
+KVF_SAW_SHAPE uint32_t saw_decode_blocks_a_processor(uint32_t dim, uint32_t bits)
+{
+    return (dim <= 128 ? 1024u : 512u) / saw_decode_threads(bits);
 }
 
 /* Rows of the tensor that has more; thread blocks beyond a tensor's rows do nothing. */

@@ -252,6 +252,7 @@ int kvf_gpu_device_launch(struct kvf_gpu_device *device, const struct kvf_gpu_sh
                           void **parameters, void *stream)
 {
     struct kvf_gpu_kernel *kernel = NULL;
+    uint32_t n_blocks = shape->n_blocks;
     int status = kernel_find(device, shape->kernel, &kernel);
 
     if (status == KVF_OK && shape->shared_bytes > kernel->shared_bytes) {
@@ -267,10 +268,15 @@ int kvf_gpu_device_launch(struct kvf_gpu_device *device, const struct kvf_gpu_sh
     if (status != KVF_OK) {
         return status;
     }
+    if (shape->blocks_a_processor != 0) {
+        uint32_t n_blocks_max = shape->blocks_a_processor * (uint32_t)device->processors;
+
+        n_blocks = n_blocks < n_blocks_max ? n_blocks : n_blocks_max;
+    }
     return kvf_gpu_device_result(
         device,
-        device->driver.cuLaunchKernel(kernel->function, shape->n_blocks, 1, 1, shape->n_threads, 1,
-                                      1, shape->shared_bytes, stream, parameters, NULL),
+        device->driver.cuLaunchKernel(kernel->function, n_blocks, 1, 1, shape->n_threads, 1, 1,
+                                      shape->shared_bytes, stream, parameters, NULL),
         shape->kernel);
 }
 

@@ -60,6 +60,7 @@ struct kvf_gpu_device {
 struct kvf_gpu_shape {
     const char *kernel; /* static storage */
     uint32_t n_blocks;
+    uint32_t blocks_a_processor; /* if not 0: n_blocks is at most that for each multiprocessor */
     uint32_t n_threads;
     uint32_t shared_bytes; /* dynamic */
 };

@@ -41,6 +41,7 @@ static void launch_all(struct kernels_bench *bench)
         struct kvf_gpu_shape shape = {
             .kernel = bench->launches[i].kernel,
             .n_blocks = bench->launches[i].n_blocks,
+            .blocks_a_processor = bench->launches[i].blocks_a_processor,
             .n_threads = bench->launches[i].n_threads,
             .shared_bytes = bench->launches[i].shared_bytes,
         };
@@ -88,6 +89,21 @@ static double copy_gb_s(void *ctx, double seconds)
     struct kernels_bench *bench = ctx;
 
     return (double)bench->bytes / burst_s(bench, seconds, copy_all) / 1e9;
+}
+
+static void fill_all(struct kernels_bench *bench)
+{
+    gpu_must(bench->gpu,
+             bench->gpu->driver.cuMemsetD8Async(bench->copy_to, 0, bench->bytes / 2, bench->stream),
+             "fill");
+}
+
+/* What writing alone reaches. */
+static double fill_gb_s(void *ctx, double seconds)
+{
+    struct kernels_bench *bench = ctx;
+
+    return (double)(bench->bytes / 2) / burst_s(bench, seconds, fill_all) / 1e9;
 }
 
 static double kernel_ms(void *ctx, double seconds)
@@ -238,6 +254,7 @@ int main(int argc, char **argv)
     measure_layout(&run, &bench, "paged");
     choose_traffic(&bench, "kvf_bench_encode_traffic");
     bench_pairs(&run, "encode_traffic_vs_copy", kernel_gb_s, copy_gb_s, &bench);
+    bench_pairs(&run, "fill_vs_copy", fill_gb_s, copy_gb_s, &bench);
     choose_encode(&bench);
     bench_pairs(&run, "rotation_cost", kernel_ms, unrotated_ms, &bench);
     make_contiguous(&bench);

@@ -147,6 +147,8 @@ GPU_KERNELS = [
            note="a kernel with the encoder's traffic and no maths, pages of 16 tokens"),
     Figure("decode_traffic_vs_copy", "GB/s", "device copy, read + written",
            note="a kernel with the decoder's traffic and no maths, pages of 16 tokens"),
+    Figure("fill_vs_copy", "GB/s", "device copy, read + written",
+           note="cuMemsetD8Async: what writing alone reaches"),
     Figure("rotation_cost", "ms", "the same kernel without rotation", 1.10, "lower",
            note="time of a burst's encode"),
 ] + [

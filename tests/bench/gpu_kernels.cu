@@ -43,10 +43,10 @@ extern "C" __global__ void __launch_bounds__(256)
     const row_pages pages(work, at.part, tensor, at.row);
     const saw_parts parts(tensor, at.part);
     uint32_t lane = threadIdx.x % warp_lanes;
-    const tile_pages tiles(pages, lane / 4);
     for (uint32_t i = threadIdx.x / warp_lanes; i < piece_tiles; i += 8) {
         uint32_t tile = at.first_tile + i;
-        const uint4 *from = reinterpret_cast<const uint4 *>(tiles.vector(tile) + lane % 4 * 16);
+        const uint8_t *lane_from = pages.vector(tile * tile_tokens + lane / 4) + lane % 4 * 16;
+        const uint4 *from = reinterpret_cast<const uint4 *>(lane_from);
         uint4 all = from[0];
         for (uint32_t k = 1; k < dim / 32; k++) {
             uint4 more = from[k * 4];
@@ -71,16 +71,23 @@ extern "C" __global__ void __launch_bounds__(256)
     const row_pages pages(work, at.part, tensor, at.row);
     const saw_parts parts(tensor, at.part);
     uint32_t lane = threadIdx.x % warp_lanes;
-    const tile_pages tiles(pages, lane / 4);
-    for (uint32_t i = threadIdx.x / warp_lanes; i < piece_tiles; i += 8) {
-        uint32_t tile = at.first_tile + i;
+    uint4 codes[piece_tiles / 8];
+    uint32_t metas[piece_tiles / 8];
+    /* all reads first: it takes many on their way while much is written */
+    for (uint32_t i = 0; i < piece_tiles / 8; i++) {
+        uint32_t tile = at.first_tile + threadIdx.x / warp_lanes + i * 8;
         uint32_t vector = at.row * at.part.n_tokens + tile * tile_tokens + lane / 4;
-        const uint4 code = *reinterpret_cast<const uint4 *>(parts.codes + vector * (dim / 2) +
-                                                            lane % 4 * 16);
-        uint32_t meta = parts.meta[vector];
-        uint8_t *to = tiles.vector(tile) + lane % 4 * 16;
+        codes[i] = __ldcs(
+            reinterpret_cast<const uint4 *>(parts.codes + vector * (dim / 2) + lane % 4 * 16));
+        metas[i] = __ldcs(parts.meta + vector);
+    }
+    for (uint32_t i = 0; i < piece_tiles / 8; i++) {
+        uint32_t tile = at.first_tile + threadIdx.x / warp_lanes + i * 8;
+        const uint4 code = codes[i];
         for (uint32_t k = 0; k < dim / 32; k++) {
-            store_global(to + k * 64, code.x + k, code.y ^ meta, code.z, code.w);
+            uint8_t *to = pages.vector(tile * 8 + k * 2 + lane / 16) + lane % 16 * 16;
+            __stcs(reinterpret_cast<uint4 *>(to),
+                   make_uint4(code.x + k, code.y ^ metas[i], code.z, code.w));
         }
     }
 }
@@ -106,8 +113,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(saw_encode_threads_of<dim>, 3)
+extern "C" __global__ void __launch_bounds__(SAW_ENCODE_THREADS, 3)
     kvf_bench_encode_unrotated(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)
 {
-    encode_row_fast<dim, 4, encode_variant::unrotated>(work, tensors);
+    encode_rows_fast<dim, 4, encode_variant::unrotated>(work, tensors);
 }

@@ -302,6 +302,7 @@ static void launch(struct kvf_gpu_device *gpu, const struct kvf_gpu_launch *laun
         struct kvf_gpu_shape shape = {
             .kernel = launches[i].kernel,
             .n_blocks = launches[i].n_blocks,
+            .blocks_a_processor = launches[i].blocks_a_processor,
             .n_threads = launches[i].n_threads,
             .shared_bytes = launches[i].shared_bytes,
         };

@@ -124,6 +124,7 @@ void codec_device_launch(const struct kvf_gpu_work *work, const struct kvf_gpu_l
                           ? replacement
                           : launches[i].kernel,
             .n_blocks = launches[i].n_blocks,
+            .blocks_a_processor = launches[i].blocks_a_processor,
             .n_threads = launches[i].n_threads,
             .shared_bytes = launches[i].shared_bytes,
         };
