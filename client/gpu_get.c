@@ -2,17 +2,18 @@
  *
  * gpu_get.c: hits to pages, in groups.
  *
- *   hits, in the order in which they came:   A (8 MiB)          B            C
- *   groups of up to 8 MiB:                  |  1  |    2    |    3    |    4    |
- *   copy:    H2D of a group                    1       2         3         4
- *   decode:  behind that copy                          1         2         3 ...
+ *   hits, in the order in which they came:     A (9 MiB)        B (9 MiB)      C D E ... (small)
+ *   groups of about 8 MiB:                  | 1 |    2     |        3        |      4       |
+ *   copy:    H2D of a group                   1      2               3              4
+ *   decode:  behind that copy                        1               2              3 ...
  *
  * A group is a place in device memory, and a list of parts that are copied and decoded together:
  * layers of one large block, or several small ones. Each copy costs the link some microseconds in
  * which nothing moves, so there are few: payloads run one behind the other on one stream, with
- * nothing between them, lists on another one. Decodes follow on a third. A block is complete when
- * the group that holds its end has been decoded. In mode WINDOW its bytes leave the daemon's memory
- * by this thread's hands, and the lease ends there; else it ends behind the copy.
+ * nothing between them, and a group ends with a block where it can; lists go on another stream.
+ * Decodes follow on a third. A block is complete when the group that holds its end has been
+ * decoded. In mode WINDOW its bytes leave the daemon's memory by this thread's hands, and the lease
+ * ends there; else it ends behind the copy.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,10 +71,11 @@ static void groups_size(struct kvf_gpu *gpu)
                                                        : KVF_GPU_GROUP_BYTES;
     uint64_t n;
 
-    gpu->group_bytes = align_up(window / 8 < most ? window / 8 : most, KVF_GPU_ALIGN_BYTES);
-    if (gpu->group_bytes < unit) {
-        gpu->group_bytes = unit;
+    gpu->group_target_bytes = window / 8 < most ? window / 8 : most;
+    if (gpu->group_target_bytes < unit) {
+        gpu->group_target_bytes = unit;
     }
+    gpu->group_bytes = align_up(gpu->group_target_bytes / 2 * 3, KVF_GPU_ALIGN_BYTES);
     n = window / gpu->group_bytes;
     n = n < KVF_GPU_GROUPS_MIN ? KVF_GPU_GROUPS_MIN : n;
     gpu->n_groups = (uint32_t)(n < KVF_GPU_GROUPS_MAX ? n : KVF_GPU_GROUPS_MAX);
@@ -410,23 +412,47 @@ static void group_add(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
     cut->has_unit = false;
 }
 
-/* Fill a group with what there is to decode, up to a size. False: nothing. */
+/* How far a group may be filled by the block that is being cut: to its end if that fits, since each
+ * piece of a block is a copy of its own; else it begins here only if this group is short so far. */
+static uint64_t fill_limit(const struct kvf_gpu *gpu, const struct kvf_gpu_group *group,
+                           uint64_t target_bytes, uint64_t bytes_max)
+{
+    const struct kvf_gpu_cut *cut = &gpu->cut;
+    uint64_t offset = cut->is_section ? cut->section.offset : cut->part.offset;
+    uint64_t rest = cut->item->hit.payload_bytes - offset;
+
+    if (group->used_bytes + rest + KVF_BLOCK_ALIGN_BYTES <= bytes_max) {
+        return bytes_max;
+    }
+    return group->used_bytes <= target_bytes / 2 ? target_bytes : 0;
+}
+
+/* Fill a group with what there is to decode, up to a size or to the end of a block that lies up to
+ * half of that behind it. False: nothing. */
 static bool group_fill(struct kvf_gpu *gpu, struct kvf_gpu_group *group, uint64_t target_bytes)
 {
+    uint64_t bytes_max = target_bytes < gpu->group_target_bytes ? target_bytes : gpu->group_bytes;
     struct kvf_gpu_cut *cut = &gpu->cut;
+    const struct kvf_gpu_item *item = NULL;
+    uint64_t limit = target_bytes;
 
-    while (group->used_bytes < target_bytes && group->n_ends < KVF_GPU_GROUP_ITEMS) {
-        if (cut->item == NULL && !cut_begin(gpu)) {
+    while (group->used_bytes < limit && group->n_ends < KVF_GPU_GROUP_ITEMS) {
+        if (cut->item == NULL && (group->used_bytes >= target_bytes || !cut_begin(gpu))) {
             break;
         }
         if (cut_peek(cut) == KVF_EMPTY) {
             group->ends[group->n_ends++] = cut->item;
             cut->item = NULL;
-        } else if (group_takes(gpu, group)) {
-            group_add(gpu, group);
-        } else {
+            continue;
+        }
+        if (cut->item != item) {
+            item = cut->item;
+            limit = fill_limit(gpu, group, target_bytes, bytes_max);
+        }
+        if (group->used_bytes >= limit || !group_takes(gpu, group)) {
             break;
         }
+        group_add(gpu, group);
     }
     /* a block that ends here is complete with this group, not with the next one */
     if (cut->item != NULL && group->n_ends < KVF_GPU_GROUP_ITEMS && cut_peek(cut) == KVF_EMPTY) {
@@ -608,9 +634,10 @@ int kvf_gpu_get_advance(struct kvf_gpu *gpu)
          status == KVF_OK && n < KVF_GPU_GROUPS_A_CALL && gpu->groups_in_flight < gpu->n_groups;
          n++) {
         struct kvf_gpu_group *group = group_at(gpu, gpu->groups_in_flight);
-        uint64_t target = gpu->groups_in_flight == 0 && gpu->group_bytes > KVF_GPU_FIRST_GROUP_BYTES
+        uint64_t target = gpu->groups_in_flight == 0 &&
+                                  gpu->group_target_bytes > KVF_GPU_FIRST_GROUP_BYTES
                               ? KVF_GPU_FIRST_GROUP_BYTES
-                              : gpu->group_bytes;
+                              : gpu->group_target_bytes;
 
         group_clear(group);
         if (!group_fill(gpu, group, target)) {

@@ -258,9 +258,10 @@ struct kvf_gpu {
 
     /* get */
     uint64_t group_memory;
-    uint8_t *group_window; /* pinned */
-    uint8_t *group_lists;  /* pinned */
-    uint64_t group_bytes;
+    uint8_t *group_window;       /* pinned */
+    uint8_t *group_lists;        /* pinned */
+    uint64_t group_bytes;        /* room in each */
+    uint64_t group_target_bytes; /* a block is cut there if its end does not fit */
     struct kvf_gpu_group *groups;
     uint32_t n_groups;
     uint32_t group_first;

@@ -576,9 +576,10 @@ struct kvf_gpu_options {
     uint64_t burst_bytes;       /* of KV, encoded by one set of launches; 0: 64 MiB */
     uint64_t load_window_bytes; /* device memory, and pinned memory in mode WINDOW, for blocks on
                                    their way in; 0: 64 MiB, as much as is ever in flight */
-    uint64_t load_group_bytes;  /* of one copy on the way in: more is nearer to the link's rate and
-                                   later with a chunk's first layer while others are under way;
-                                   at most an eighth of the window; 0: 8 MiB */
+    uint64_t load_group_bytes;  /* of one copy on the way in, or half as much again where a block
+                                   ends there: more is nearer to the link's rate, and later with
+                                   a layer while others are under way; at most an eighth of the
+                                   window; 0: 8 MiB */
     uint32_t pinning;           /* enum kvf_gpu_pinning */
     uint32_t flags;             /* 0 */
 };
