@@ -201,9 +201,10 @@ KVF_LANES_INLINE lanes_i place(const float *y, lanes_f f)
     return i_bits(f_fma(p, f_set1((float)KVF_TQ_GRID), f_set1(0x1.8p23f)));
 }
 
-/* (6) Codes of four elements, as quantize_four of codec_saw_tile_encode.h has them. */
+/* (6) Codes of four elements, as quantize_four of codec_saw_tile_encode.h has them. limits:
+ * thresholds less 1. */
 KVF_LANES_INLINE lanes_i quantize_four(const float *const e[4], lanes_f f, uint32_t bits,
-                                       const struct kvf_tq_codebook *codebook)
+                                       const lanes_i *limits)
 {
     uint8_t half = (uint8_t)(1u << (bits - 1));
     lanes_i m = i_pack_words(i_low_words(place(e[0], f), place(e[1], f)),
@@ -213,18 +214,10 @@ KVF_LANES_INLINE lanes_i quantize_four(const float *const e[4], lanes_f f, uint3
     lanes_i code = i_set1_8(half);
     KVF_UNROLL
     for (uint32_t t = 0; t + 1 < half; t++) {
-        code = i_count_above_8(code, a, i_set1_8((uint8_t)(codebook->thresholds[t] - 1)));
+        code = i_count_above_8(code, a, limits[t]);
     }
     return code ^ (lower & i_set1_8((uint8_t)(2 * half - 1)));
 }
-
-/* What a rotation's codes are made with, and what comes of it. */
-struct tq_coding {
-    lanes_f f;
-    lanes_i power;     /* Q */
-    bool needs_levels; /* of every position, for P */
-    bool needs_power;
-};
 
 /* Levels of four positions to memory, those of position and the ones 8, 16 and 24 behind. */
 KVF_LANES_INLINE void store_levels(lanes_i codes, lanes_i table, uint32_t position, uint32_t n,
@@ -248,21 +241,26 @@ KVF_LANES_INLINE lanes_i add_power(lanes_i power, lanes_i codes, lanes_i magnitu
     return i_add(power, i_multiply_add_16(squares, i_set1(0x00010001)));
 }
 
-/* (6) Codes of n positions to raw, as pack_blocks of saw. */
-KVF_LANES_INLINE void code_blocks(const struct tq_row *row, uint32_t n, uint32_t bits,
-                                  const uint8_t *order, float (*y)[LANES], struct tq_coding *coding,
-                                  uint32_t low_at)
+/* What is wanted beside codes: levels of every position, in memory, for P; Q. */
+enum tq_wanted {
+    WANTS_LEVELS = 1 << 0,
+    WANTS_POWER = 1 << 1,
+};
+
+/* (6) Codes of n positions to raw, as pack_blocks of saw. Returns Q if that is wanted. */
+KVF_LANES_INLINE lanes_i code_blocks(const struct tq_row *row, uint32_t n, uint32_t bits,
+                                     const uint8_t *order, float (*y)[LANES], lanes_f f,
+                                     uint32_t wanted, uint32_t low_at)
 {
-    const struct kvf_tq_codebook *codebook = row->codebook;
     uint32_t(*raw)[LANES] = row->work->tile.raw;
-    lanes_i table = i_load_16_bytes(codebook->levels);
-    uint8_t magnitudes[KVF_TQ_LEVELS_MAX] = {0};
-    for (uint32_t code = 0; code < 1u << bits; code++) {
-        int level = codebook->levels[code] - KVF_TQ_LEVEL_BIAS;
-        magnitudes[code] = (uint8_t)(level < 0 ? -level : level);
-    }
-    lanes_i squared = i_load_16_bytes(magnitudes);
+    lanes_i table = i_load_16_bytes(row->codebook->levels);
+    lanes_i magnitudes = i_magnitude_8(table ^ i_set1_8(KVF_TQ_LEVEL_BIAS));
     lanes_i power = i_set1(0);
+    lanes_i limits[KVF_TQ_THRESHOLDS_MAX];
+    KVF_UNROLL
+    for (uint32_t t = 0; t < KVF_TQ_THRESHOLDS_MAX; t++) {
+        limits[t] = i_set1_8((uint8_t)(row->codebook->thresholds[t] - 1));
+    }
     for (uint32_t first = 0; first < n; first += BLOCK_CODES) {
         lanes_i q[BLOCK_QUADS];
         KVF_UNROLL
@@ -270,12 +268,12 @@ KVF_LANES_INLINE void code_blocks(const struct tq_row *row, uint32_t n, uint32_t
             const float *const e[4] = {
                 at_position(y, order, n, first + s), at_position(y, order, n, first + s + 8),
                 at_position(y, order, n, first + s + 16), at_position(y, order, n, first + s + 24)};
-            q[s] = quantize_four(e, coding->f, bits, codebook);
-            if (coding->needs_levels) {
+            q[s] = quantize_four(e, f, bits, limits);
+            if ((wanted & WANTS_LEVELS) != 0) {
                 store_levels(q[s], table, first + s, n, row->work->levels);
             }
-            if (coding->needs_power) {
-                power = add_power(power, q[s], squared);
+            if ((wanted & WANTS_POWER) != 0) {
+                power = add_power(power, q[s], magnitudes);
             }
         }
         if (bits == 4) {
@@ -287,20 +285,24 @@ KVF_LANES_INLINE void code_blocks(const struct tq_row *row, uint32_t n, uint32_t
             pack_plane_1(q, raw + low_at + first / 32);
         }
     }
-    coding->power = power;
+    return power;
 }
 
 #define CODE_BLOCKS(name, bits)                                                                    \
-    static void name(const struct tq_row *row, float(*y)[LANES], struct tq_coding *coding,         \
-                     uint32_t low_at)                                                              \
+    static lanes_i name(const struct tq_row *row, float(*y)[LANES], lanes_f f, uint32_t wanted,    \
+                        uint32_t low_at)                                                           \
     {                                                                                              \
+        uint32_t n = row->rotation->n;                                                             \
         if (row->order != NULL) {                                                                  \
-            code_blocks(row, row->rotation->n, bits, row->order, y, coding, low_at);               \
-        } else if (coding->needs_levels) {                                                         \
-            code_blocks(row, row->rotation->n, bits, NULL, y, coding, low_at);                     \
-        } else {                                                                                   \
-            coding->needs_levels = false; /* known here */                                         \
-            code_blocks(row, row->rotation->n, bits, NULL, y, coding, low_at);                     \
+            return code_blocks(row, n, bits, row->order, y, f, wanted, low_at);                    \
+        }                                                                                          \
+        switch (wanted) {                                                                          \
+        case 0:                                                                                    \
+            return code_blocks(row, n, bits, NULL, y, f, 0, low_at);                               \
+        case WANTS_POWER:                                                                          \
+            return code_blocks(row, n, bits, NULL, y, f, WANTS_POWER, low_at);                     \
+        default:                                                                                   \
+            return code_blocks(row, n, bits, NULL, y, f, WANTS_LEVELS | WANTS_POWER, low_at);      \
         }                                                                                          \
     }
 
@@ -308,9 +310,9 @@ CODE_BLOCKS(code_blocks_4, 4)
 CODE_BLOCKS(code_blocks_3, 3)
 CODE_BLOCKS(code_blocks_2, 2)
 
-/* (6) Codes of a rotation to the rows, from their byte on. */
-static void code_rotation(const struct tq_row *row, float (*y)[LANES], struct tq_coding *coding,
-                          uint8_t *const *rows, uint32_t at, uint32_t n_lanes)
+/* (6) Codes of a rotation to the rows, from their byte on. Returns Q if that is wanted. */
+static lanes_i code_rotation(const struct tq_row *row, float (*y)[LANES], lanes_f f,
+                             uint32_t wanted, uint8_t *const *rows, uint32_t at, uint32_t n_lanes)
 {
     const struct kvf_codec_rotation *rotation = row->rotation;
     uint32_t low_bits = kvf_saw_low_bits(rotation->bits);
@@ -319,20 +321,12 @@ static void code_rotation(const struct tq_row *row, float (*y)[LANES], struct tq
     bool whole = rotation->n % BLOCK_CODES == 0;
     uint32_t low_at = whole ? high_bytes / DWORD : GROUP_MAX / 8;
     uint32_t(*raw)[LANES] = row->work->tile.raw;
-    switch (rotation->bits) {
-    case 4:
-        code_blocks_4(row, y, coding, low_at);
-        break;
-    case 3:
-        code_blocks_3(row, y, coding, low_at);
-        break;
-    default:
-        code_blocks_2(row, y, coding, low_at);
-        break;
-    }
+    lanes_i power = rotation->bits == 4   ? code_blocks_4(row, y, f, wanted, low_at)
+                    : rotation->bits == 3 ? code_blocks_3(row, y, f, wanted, low_at)
+                                          : code_blocks_2(row, y, f, wanted, low_at);
     if (whole) {
         store_codes(raw, rows, at, rotation->code_bytes, n_lanes);
-        return;
+        return power;
     }
     clear_tail(raw, rotation->n, rotation->bits - low_bits);
     store_codes(raw, rows, at, high_bytes, n_lanes);
@@ -341,14 +335,12 @@ static void code_rotation(const struct tq_row *row, float (*y)[LANES], struct tq
         store_codes(raw + low_at, rows, at + high_bytes, rotation->code_bytes - high_bytes,
                     n_lanes);
     }
+    return power;
 }
 
-/* (7) Q: of whole blocks it is there already. Sums of integers that fp32 holds. */
-static lanes_f power_of(const struct tq_row *row, const struct tq_coding *coding)
+/* (7) Q by levels, where blocks are not whole: sums of integers that fp32 holds. */
+static lanes_f power_of_levels(const struct tq_row *row)
 {
-    if (coding->needs_power) {
-        return f_from_i(coding->power);
-    }
     lanes_f power = f_set1(0.0f);
     for (uint32_t position = 0; position < row->rotation->n; position++) {
         lanes_f level = f_load(row->work->levels[position]);
@@ -359,15 +351,15 @@ static lanes_f power_of(const struct tq_row *row, const struct tq_coding *coding
 
 /* (7) */
 static lanes_f choose_scale(const struct tq_row *row, float (*y)[LANES], lanes_f square,
-                            const struct tq_coding *coding)
+                            lanes_f power)
 {
     const struct kvf_codec_rotation *rotation = row->rotation;
     lanes_f c = f_set1(rotation->scale);
     switch (kvf_tq_policy(row->tiles.tensor)) {
     case KVF_TENSOR_SCALE_MATCHED:
-        return f_sqrt(square / power_of(row, coding)) * c;
+        return f_sqrt(square / power) * c;
     case KVF_TENSOR_SCALE_LEAST_SQUARES:
-        return sum_of_products(row, y, row->work->levels) / power_of(row, coding) * c;
+        return sum_of_products(row, y, row->work->levels) / power * c;
     case KVF_TENSOR_SCALE_UNBIASED:
         return square / sum_of_products(row, y, row->work->levels) * c;
     default:
@@ -382,9 +374,9 @@ static lanes_i encode_rotation(const struct tq_row *row, float (*y)[LANES], uint
     const struct kvf_codec_rotation *rotation = row->rotation;
     uint32_t policy = kvf_tq_policy(row->tiles.tensor);
     bool whole = rotation->n % BLOCK_CODES == 0;
-    bool for_power = policy == KVF_TENSOR_SCALE_MATCHED || policy == KVF_TENSOR_SCALE_LEAST_SQUARES;
-    bool for_product = policy == KVF_TENSOR_SCALE_LEAST_SQUARES ||
-                       policy == KVF_TENSOR_SCALE_UNBIASED;
+    uint32_t wanted = policy == KVF_TENSOR_SCALE_MATCHED ? (whole ? WANTS_POWER : WANTS_LEVELS)
+                      : policy != 0                      ? WANTS_LEVELS | WANTS_POWER
+                                                         : 0;
     lanes_f square = sum_of_products(row, y, NULL);
     lanes_f root = f_sqrt(square);
     lanes_m is_zero = m_equal_i(i_bits(square), i_set1(0));
@@ -392,14 +384,13 @@ static lanes_i encode_rotation(const struct tq_row *row, float (*y)[LANES], uint
     lanes_m fits = m_and(m_at_least(mean, f_set1(KVF_TQ_RMS_MIN)),
                          m_less(mean, f_set1(KVF_TQ_RMS_MAX)));
     *escaped = m_or(*escaped, m_not(m_or(fits, is_zero)));
-    struct tq_coding coding = {
-        .f = f_bits(
-            i_keep(m_not(is_zero), i_bits(f_set1(rotation->quantize) * (f_set1(1.0f) / root)))),
-        .needs_levels = for_product || (for_power && !whole),
-        .needs_power = for_power && whole,
-    };
-    code_rotation(row, y, &coding, rows, at, n_lanes);
-    lanes_f scale = f_min(choose_scale(row, y, square, &coding), f_set1(KVF_TQ_SCALE_MAX));
+    lanes_f f = f_bits(
+        i_keep(m_not(is_zero), i_bits(f_set1(rotation->quantize) * (f_set1(1.0f) / root))));
+    lanes_f power = f_from_i(code_rotation(row, y, f, wanted, rows, at, n_lanes));
+    if ((wanted & WANTS_LEVELS) != 0 && !whole) {
+        power = power_of_levels(row);
+    }
+    lanes_f scale = f_min(choose_scale(row, y, square, power), f_set1(KVF_TQ_SCALE_MAX));
     return i_keep(m_not(is_zero), i_half_nearest(scale));
 }
 

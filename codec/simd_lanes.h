@@ -131,6 +131,8 @@ LANES_OP(uint64_t, i_zero_bytes, (lanes_i a), _mm512_testn_epi8_mask(a, a))
 /* all bits of bytes below 128, none of the others */
 LANES_OP(lanes_i, i_lower_half_8, (lanes_i a),
          _mm512_movm_epi8(_mm512_testn_epi8_mask(a, _mm512_set1_epi8((char)0x80))))
+/* of signed bytes */
+LANES_OP(lanes_i, i_magnitude_8, (lanes_i a), _mm512_abs_epi8(a))
 /* count, plus 1 in each byte where a, up to 127, is above limit */
 LANES_OP(lanes_i, i_count_above_8, (lanes_i count, lanes_i a, lanes_i limit),
          _mm512_mask_sub_epi8(count, _mm512_cmpgt_epi8_mask(a, limit), count, _mm512_set1_epi8(-1)))
@@ -307,6 +309,7 @@ LANES_OP(lanes_i, i_order_unpacked, (lanes_i a), _mm256_permute4x64_epi64(a, 0xd
 LANES_OP(uint64_t, i_zero_bytes, (lanes_i a),
          (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, _mm256_setzero_si256())))
 LANES_OP(lanes_i, i_lower_half_8, (lanes_i a), _mm256_cmpgt_epi8(a, _mm256_set1_epi8(-1)))
+LANES_OP(lanes_i, i_magnitude_8, (lanes_i a), _mm256_abs_epi8(a))
 LANES_OP(lanes_i, i_count_above_8, (lanes_i count, lanes_i a, lanes_i limit),
          _mm256_sub_epi8(count, _mm256_cmpgt_epi8(a, limit)))
 
