@@ -88,6 +88,13 @@ struct kivi_pass {
     uint32_t n; /* elements of a vector */
     uint32_t bits;
     uint32_t group_size;
+    uint32_t shift;        /* of the kernels */
+    uint32_t vector_bytes; /* in pages */
+    ptrdiff_t to_next;     /* from a vector of this row to the same token's in the next row */
+};
+
+enum {
+    CACHE_LINE = 64
 };
 
 static struct kivi_pass pass_of(const struct kvf_codec_tensor *tensor,
@@ -101,20 +108,35 @@ static struct kivi_pass pass_of(const struct kvf_codec_tensor *tensor,
         .n = tensor->dim,
         .bits = tensor->descriptor.bits,
         .group_size = tensor->descriptor.group_size,
+        .shift = is_by_channel(tensor) ? 0 : (uint32_t)__builtin_ctz(tensor->descriptor.group_size),
+        .vector_bytes = (uint32_t)tensor->dim * tensor->element_bytes,
     };
 }
 
-/* By token: what each group has, to each of its elements. */
-static void spread_groups(const struct kivi_pass *pass)
+/* Before a row's first vector. */
+static void find_next_row(struct kivi_pass *pass)
 {
-    struct kvf_kivi_work *work = pass->work;
-    uint32_t group_size = pass->group_size;
-    for (uint32_t first = 0, g = 0; first < pass->n; first += group_size, g++) {
-        float lo = work->group_lo[g];
-        float scale = work->group_scale[g];
-        for (uint32_t i = first; i < first + group_size; i++) { /* there is room behind the last */
-            work->lo[i] = lo;
-            work->scale[i] = scale;
+    const struct kvf_codec_job *job = pass->job;
+    const uint8_t *here = kvf_pages_vector(pass->tensor, job, pass->row, 0);
+    pass->to_next = 0;
+    if (pass->row + 1 < pass->tensor->n_rows) {
+        pass->to_next = kvf_pages_vector(pass->tensor, job, pass->row + 1, 0) - here;
+    } else if (job->next_base != NULL) {
+        pass->to_next = (intptr_t)job->next_base - (intptr_t)job->base -
+                        (here - kvf_pages_vector(pass->tensor, job, 0, 0));
+    }
+}
+
+/* Have the next row's vector come into the cache, to be read or to be written. Pages have all heads
+ * of a token side by side, which is not an order that processors foresee. Nothing may be there. */
+static inline void fetch_next(const struct kivi_pass *pass, const uint8_t *vector, bool to_write)
+{
+    uintptr_t next = (uintptr_t)vector + (uintptr_t)pass->to_next;
+    for (uint32_t at = 0; at < pass->vector_bytes; at += CACHE_LINE) {
+        if (to_write) {
+            __builtin_prefetch((const void *)(next + at), 1, 2);
+        } else {
+            __builtin_prefetch((const void *)(next + at), 0, 2);
         }
     }
 }
@@ -123,16 +145,19 @@ static void spread_groups(const struct kivi_pass *pass)
  * Encode
  */
 
-/* (1) A vector to work->x; false if it is an escape. */
-static bool load_vector(const struct kivi_pass *pass, uint32_t token)
+/* (1) A vector to work->x; false if it is an escape. is_first: the row has not had it
+ * before. */
+static bool load_vector(const struct kivi_pass *pass, uint32_t token, bool is_first)
 {
     const struct kvf_codec_tensor *tensor = pass->tensor;
+    const uint8_t *vector = kvf_pages_vector(tensor, pass->job, pass->row, token);
     if (token < pass->job->n_sinks) {
         return false;
     }
-    uint32_t peak = pass->use->load(tensor->dtype,
-                                    kvf_pages_vector(tensor, pass->job, pass->row, token), pass->n,
-                                    pass->work->x);
+    if (is_first) {
+        fetch_next(pass, vector, false);
+    }
+    uint32_t peak = pass->use->load(tensor->dtype, vector, pass->n, pass->work->x);
     return peak == 0 || (peak >= kvf_f32_bits(KVF_KIVI_PEAK_MIN) &&
                          peak <= kvf_f32_bits(KVF_KIVI_MAGNITUDE_MAX));
 }
@@ -167,7 +192,7 @@ static bool measure_channels(const struct kivi_pass *pass, uint32_t token_first,
         work->max[i] = -INFINITY;
     }
     for (uint32_t t = 0; t < n_tokens; t++) {
-        work->escaped[t] = !load_vector(pass, token_first + t);
+        work->escaped[t] = !load_vector(pass, token_first + t, true);
         if (!work->escaped[t]) {
             pass->use->widen_ranges(work->x, pass->n, work->min, work->max);
             n_coded++;
@@ -202,8 +227,9 @@ static int encode_channels(const struct kivi_pass *pass, uint8_t *meta, uint8_t 
             if (work->escaped[t]) {
                 memset(codes, 0, pass->tensor->code_bytes);
             } else {
-                (void)load_vector(pass, token + t);
-                pass->use->quantize(work->x, work->lo, work->scale, pass->n, pass->bits, codes);
+                (void)load_vector(pass, token + t, false);
+                pass->use->quantize(work->x, work->lo, work->scale, pass->shift, pass->n,
+                                    pass->bits, codes);
             }
             codes += pass->tensor->code_bytes;
         }
@@ -221,13 +247,13 @@ static int encode_tokens(const struct kivi_pass *pass, uint8_t *meta, uint8_t *c
     uint32_t n_groups = kvf_kivi_groups(pass->n, pass->group_size);
     size_t meta_bytes = (size_t)n_groups * KVF_KIVI_META_BYTES;
     for (uint32_t token = 0; token < pass->job->n_tokens; token++) {
-        if (load_vector(pass, token)) {
+        if (load_vector(pass, token, true)) {
             pass->use->find_ranges(work->x, pass->n, pass->group_size, work->min, work->max);
-            pass->use->choose(work->min, work->max, n_groups, pass->bits, work->meta,
-                              work->group_lo, work->group_scale);
+            pass->use->choose(work->min, work->max, n_groups, pass->bits, work->meta, work->lo,
+                              work->scale);
             memcpy(meta, work->meta, meta_bytes);
-            spread_groups(pass);
-            pass->use->quantize(work->x, work->lo, work->scale, pass->n, pass->bits, codes);
+            pass->use->quantize(work->x, work->lo, work->scale, pass->shift, pass->n, pass->bits,
+                                codes);
         } else {
             fill_empty(meta, n_groups);
             memset(codes, 0, pass->tensor->code_bytes);
@@ -258,6 +284,7 @@ static int kivi_encode(const struct kvf_codec_tensor *tensor, const struct kvf_c
     size_t meta_bytes = row_words(tensor, job->n_tokens) * KVF_KIVI_META_BYTES;
     size_t code_bytes = (size_t)job->n_tokens * tensor->code_bytes;
     for (; pass.row < tensor->n_rows; pass.row++) {
+        find_next_row(&pass);
         int status = is_by_channel(tensor) ? encode_channels(&pass, meta, codes)
                                            : encode_tokens(&pass, meta, codes);
         if (status != KVF_OK) {
@@ -275,6 +302,16 @@ static int kivi_encode(const struct kvf_codec_tensor *tensor, const struct kvf_c
  * Decode
  */
 
+/* With lo and scale of its groups, to the t-th of the wanted tokens. */
+static void decode_vector(const struct kivi_pass *pass, const uint8_t *codes, uint32_t t)
+{
+    const struct kvf_kivi_work *work = pass->work;
+    uint8_t *vector = kvf_pages_vector(pass->tensor, pass->job, pass->row, t);
+    fetch_next(pass, vector, true);
+    pass->use->decode(codes, work->lo, work->scale, pass->shift, pass->n, pass->bits,
+                      pass->tensor->dtype, vector);
+}
+
 /* The wanted tokens of a row; meta and codes are those of the row. */
 static void decode_channels(const struct kivi_pass *pass, const uint8_t *meta, const uint8_t *codes)
 {
@@ -289,9 +326,7 @@ static void decode_channels(const struct kivi_pass *pass, const uint8_t *meta, c
             memcpy(work->meta, meta + group * meta_bytes, meta_bytes);
             pass->use->split(work->meta, pass->n, work->lo, work->scale);
         }
-        pass->use->decode(codes + (size_t)token * pass->tensor->code_bytes, work->lo, work->scale,
-                          pass->n, pass->bits, pass->tensor->dtype,
-                          kvf_pages_vector(pass->tensor, job, pass->row, t));
+        decode_vector(pass, codes + (size_t)token * pass->tensor->code_bytes, t);
     }
 }
 
@@ -304,11 +339,8 @@ static void decode_tokens(const struct kivi_pass *pass, const uint8_t *meta, con
     for (uint32_t t = 0; t < job->n_wanted; t++) {
         uint32_t token = job->token_first + t;
         memcpy(work->meta, meta + token * meta_bytes, meta_bytes);
-        pass->use->split(work->meta, n_groups, work->group_lo, work->group_scale);
-        spread_groups(pass);
-        pass->use->decode(codes + (size_t)token * pass->tensor->code_bytes, work->lo, work->scale,
-                          pass->n, pass->bits, pass->tensor->dtype,
-                          kvf_pages_vector(pass->tensor, job, pass->row, t));
+        pass->use->split(work->meta, n_groups, work->lo, work->scale);
+        decode_vector(pass, codes + (size_t)token * pass->tensor->code_bytes, t);
     }
 }
 
@@ -319,6 +351,7 @@ static int kivi_decode(const struct kvf_codec_tensor *tensor, const struct kvf_c
     const uint8_t *meta = strip;
     const uint8_t *codes = strip + sizes->meta_bytes;
     for (; pass.row < tensor->n_rows; pass.row++) {
+        find_next_row(&pass);
         if (is_by_channel(tensor)) {
             decode_channels(&pass, meta, codes);
         } else {

@@ -173,34 +173,43 @@ KVF_LANES_INLINE void pack_bytes(lanes_i codes, uint32_t bits, uint8_t *to)
     }
 }
 
+/* What elements i .. i + LANES - 1 have: groups are longer than vectors. */
+KVF_LANES_INLINE lanes_f of_groups(const float *numbers, uint32_t i, uint32_t shift,
+                                   bool by_channel)
+{
+    return by_channel ? f_load(numbers + i) : f_set1(numbers[i >> shift]);
+}
+
 /* (4) The product is exact in the fused operation, and adding 1.5 2^23 rounds it to an integer in
  * the low bits, ties to even. It lies within 0 .. 2^b, because lo is no larger than any element of
  * the group. */
-KVF_LANES_INLINE void quantize_as(const float *x, const float *lo, const float *factor, uint32_t n,
-                                  uint32_t bits, uint8_t *packed)
+KVF_LANES_INLINE void quantize_as(const float *x, const float *lo, const float *factor,
+                                  uint32_t shift, bool by_channel, uint32_t n, uint32_t bits,
+                                  uint8_t *packed)
 {
     for (uint32_t first = 0; first < n; first += VECTOR_BYTES) {
-        _Alignas(64) uint8_t codes[VECTOR_BYTES];
+        lanes_i q[4];
         KVF_UNROLL
-        for (uint32_t j = 0; j < VECTOR_BYTES; j += LANES) {
-            uint32_t i = first + j;
-            lanes_f q = f_fma(f_load(x + i) - f_load(lo + i), f_load(factor + i),
-                              f_set1(0x1.8p23f));
-            i_store_bytes(codes + j, i_bits(q));
+        for (uint32_t j = 0; j < 4; j++) {
+            uint32_t i = first + j * LANES;
+            lanes_f offset = of_groups(lo, i, shift, by_channel);
+            lanes_f integer = f_fma(f_load(x + i) - offset, of_groups(factor, i, shift, by_channel),
+                                    f_set1(0x1.8p23f));
+            q[j] = i_bits(integer) & i_set1(0xff);
         }
-        pack_bytes(i_load(codes), bits, packed + first * bits / 8);
+        pack_bytes(i_pack_bytes(q[0], q[1], q[2], q[3]), bits, packed + first * bits / 8);
     }
 }
 
-static void lanes_quantize(const float *x, const float *lo, const float *factor, uint32_t n,
-                           uint32_t bits, uint8_t *to)
+static void lanes_quantize(const float *x, const float *lo, const float *factor, uint32_t shift,
+                           uint32_t n, uint32_t bits, uint8_t *to)
 {
     _Alignas(64) uint8_t packed[KVF_KIVI_ARRAY];
     uint32_t bytes = kvf_kivi_code_bytes(n, bits);
-    if (bits == 4) {
-        quantize_as(x, lo, factor, n, 4, packed);
+    if (shift == 0) {
+        quantize_as(x, lo, factor, 0, true, n, bits, packed);
     } else {
-        quantize_as(x, lo, factor, n, 2, packed);
+        quantize_as(x, lo, factor, shift, false, n, bits, packed);
     }
     uint32_t used = n * bits % 8;
     if (used != 0) {
@@ -253,12 +262,15 @@ static void unpack(const uint8_t *packed, uint32_t n_bytes, uint32_t bits, uint8
     }
 }
 
-KVF_LANES_INLINE void store_as(uint8_t dtype, const uint8_t *codes, const float *lo,
-                               const float *scale, uint32_t n, uint8_t *to)
+KVF_LANES_INLINE void store_values(uint8_t dtype, const uint8_t *codes, const float *lo,
+                                   const float *scale, uint32_t shift, bool by_channel, uint32_t n,
+                                   uint8_t *to)
 {
     uint32_t bytes = element_bytes(dtype);
     for (uint32_t i = 0; i < n; i += LANES) {
-        lanes_f value = f_fma(f_load(scale + i), f_from_i(i_load_bytes(codes + i)), f_load(lo + i));
+        lanes_f value = f_fma(of_groups(scale, i, shift, by_channel),
+                              f_from_i(i_load_bytes(codes + i)),
+                              of_groups(lo, i, shift, by_channel));
         if (n - i >= LANES) {
             store_lanes(dtype, to + i * bytes, value);
         } else {
@@ -269,8 +281,18 @@ KVF_LANES_INLINE void store_as(uint8_t dtype, const uint8_t *codes, const float 
     }
 }
 
-static void lanes_decode(const uint8_t *codes, const float *lo, const float *scale, uint32_t n,
-                         uint32_t bits, uint8_t dtype, uint8_t *to)
+KVF_LANES_INLINE void store_as(uint8_t dtype, const uint8_t *codes, const float *lo,
+                               const float *scale, uint32_t shift, uint32_t n, uint8_t *to)
+{
+    if (shift == 0) {
+        store_values(dtype, codes, lo, scale, 0, true, n, to);
+    } else {
+        store_values(dtype, codes, lo, scale, shift, false, n, to);
+    }
+}
+
+static void lanes_decode(const uint8_t *codes, const float *lo, const float *scale, uint32_t shift,
+                         uint32_t n, uint32_t bits, uint8_t dtype, uint8_t *to)
 {
     enum {
         /* whole vectors of packed codes, of four codes a byte */
@@ -283,19 +305,19 @@ static void lanes_decode(const uint8_t *codes, const float *lo, const float *sca
     unpack(packed, n_bytes, bits, unpacked);
     switch (dtype) {
     case KVF_DTYPE_BF16:
-        store_as(KVF_DTYPE_BF16, unpacked, lo, scale, n, to);
+        store_as(KVF_DTYPE_BF16, unpacked, lo, scale, shift, n, to);
         break;
     case KVF_DTYPE_F16:
-        store_as(KVF_DTYPE_F16, unpacked, lo, scale, n, to);
+        store_as(KVF_DTYPE_F16, unpacked, lo, scale, shift, n, to);
         break;
     case KVF_DTYPE_F8E4M3:
-        store_as(KVF_DTYPE_F8E4M3, unpacked, lo, scale, n, to);
+        store_as(KVF_DTYPE_F8E4M3, unpacked, lo, scale, shift, n, to);
         break;
     case KVF_DTYPE_F8E5M2:
-        store_as(KVF_DTYPE_F8E5M2, unpacked, lo, scale, n, to);
+        store_as(KVF_DTYPE_F8E5M2, unpacked, lo, scale, shift, n, to);
         break;
     default:
-        store_as(KVF_DTYPE_F32, unpacked, lo, scale, n, to);
+        store_as(KVF_DTYPE_F32, unpacked, lo, scale, shift, n, to);
         break;
     }
 }

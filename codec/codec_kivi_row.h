@@ -32,16 +32,17 @@ struct kvf_kivi_kernels {
     void (*choose)(const float *min, const float *max, uint32_t n, uint32_t bits, uint32_t *meta,
                    float *lo, float *factor);
 
-    /* (4) The codes of a vector, to code_bytes at to. */
-    void (*quantize)(const float *x, const float *lo, const float *factor, uint32_t n,
-                     uint32_t bits, uint8_t *to);
+    /* (4) The codes of a vector, to code_bytes at to. Element i has the numbers of group i >> shift:
+     * shift is 0 by channel, else the logarithm of group_size. */
+    void (*quantize)(const float *x, const float *lo, const float *factor, uint32_t shift,
+                     uint32_t n, uint32_t bits, uint8_t *to);
 
     /* Words of meta as lo and scale. */
     void (*split)(const uint32_t *meta, uint32_t n, float *lo, float *scale);
 
     /* A vector back from its codes, to n elements of dtype at to, of any alignment. */
-    void (*decode)(const uint8_t *codes, const float *lo, const float *scale, uint32_t n,
-                   uint32_t bits, uint8_t dtype, uint8_t *to);
+    void (*decode)(const uint8_t *codes, const float *lo, const float *scale, uint32_t shift,
+                   uint32_t n, uint32_t bits, uint8_t dtype, uint8_t *to);
 };
 
 extern const struct kvf_kivi_kernels kvf_kivi_kernels_scalar;
@@ -55,11 +56,9 @@ struct kvf_kivi_work {
     float min[KVF_KIVI_ARRAY];
     float max[KVF_KIVI_ARRAY];
     uint32_t meta[KVF_KIVI_ARRAY];
-    float lo[KVF_KIVI_ARRAY];
-    float scale[KVF_KIVI_ARRAY];       /* encode: 1 / scale, or 0 */
-    float group_lo[KVF_KIVI_ARRAY];    /* by token: one a group */
-    float group_scale[KVF_KIVI_ARRAY]; /* the same */
-    bool escaped[KVF_KIVI_GROUP_MAX];  /* by channel: tokens of the group */
+    float lo[KVF_KIVI_ARRAY];         /* of a group */
+    float scale[KVF_KIVI_ARRAY];      /* the same; encode: 1 / scale, or 0 */
+    bool escaped[KVF_KIVI_GROUP_MAX]; /* by channel: tokens of the group */
 };
 
 #endif /* KVF_CODEC_CODEC_KIVI_ROW_H */

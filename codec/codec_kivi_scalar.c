@@ -97,14 +97,14 @@ static void scalar_choose(const float *min, const float *max, uint32_t n, uint32
 
 /* (4) In double the product of two floats is exact, and adding 1.5 2^52 rounds it to an integer in
  * the low bits, ties to even. */
-static void scalar_quantize(const float *x, const float *lo, const float *factor, uint32_t n,
-                            uint32_t bits, uint8_t *to)
+static void scalar_quantize(const float *x, const float *lo, const float *factor, uint32_t shift,
+                            uint32_t n, uint32_t bits, uint8_t *to)
 {
     double top = (double)((1 << bits) - 1);
     uint32_t a_byte = 8 / bits;
     memset(to, 0, kvf_kivi_code_bytes(n, bits));
     for (uint32_t i = 0; i < n; i++) {
-        double q = (double)(x[i] - lo[i]) * (double)factor[i];
+        double q = (double)(x[i] - lo[i >> shift]) * (double)factor[i >> shift];
         q = q > 0.0 ? q : 0.0;
         q = q < top ? q : top;
         q += 0x1.8p52;
@@ -123,14 +123,15 @@ static void scalar_split(const uint32_t *meta, uint32_t n, float *lo, float *sca
     }
 }
 
-static void scalar_decode(const uint8_t *codes, const float *lo, const float *scale, uint32_t n,
-                          uint32_t bits, uint8_t dtype, uint8_t *to)
+static void scalar_decode(const uint8_t *codes, const float *lo, const float *scale, uint32_t shift,
+                          uint32_t n, uint32_t bits, uint8_t dtype, uint8_t *to)
 {
     uint32_t a_byte = 8 / bits;
     uint32_t mask = (1u << bits) - 1;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t code = codes[i / a_byte] >> i % a_byte * bits & mask;
-        store_element(dtype, kvf_fma_f32(scale[i], (float)code, lo[i]), to, i);
+        float value = kvf_fma_f32(scale[i >> shift], (float)code, lo[i >> shift]);
+        store_element(dtype, value, to, i);
     }
 }
 

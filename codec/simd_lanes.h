@@ -146,6 +146,11 @@ LANES_OP(void, i_store_words, (void *to, lanes_i a),
          _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(a)))
 LANES_OP(void, i_store_bytes, (void *to, lanes_i a),
          _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(a)))
+/* integers 0 .. 255 as bytes: those of a, then of b, c and d */
+LANES_OP(lanes_i, i_pack_bytes, (lanes_i a, lanes_i b, lanes_i c, lanes_i d),
+         _mm512_permutexvar_epi32(
+             _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15),
+             _mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d))))
 /* over all lanes */
 LANES_OP(uint32_t, i_reduce_max_u32, (lanes_i a), _mm512_reduce_max_epu32(a))
 LANES_OP(float, f_reduce_min, (lanes_f a), _mm512_reduce_min_ps(a))
@@ -321,6 +326,11 @@ LANES_OP(void, i_store_words, (void *to, lanes_i a), _mm_storeu_si128((__m128i *
 LANES_OP(__m128i, bytes, (lanes_i a), _mm_and_si128(words(a), _mm_set1_epi16(0xff)))
 LANES_OP(void, i_store_bytes, (void *to, lanes_i a),
          _mm_storel_epi64((__m128i *)to, _mm_packus_epi16(bytes(a), bytes(a))))
+
+LANES_OP(lanes_i, i_pack_bytes, (lanes_i a, lanes_i b, lanes_i c, lanes_i d),
+         _mm256_permutevar8x32_epi32(_mm256_packus_epi16(_mm256_packus_epi32(a, b),
+                                                         _mm256_packus_epi32(c, d)),
+                                     _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)))
 
 KVF_LANES_INLINE uint32_t i_reduce_max_u32(lanes_i a)
 {
