@@ -607,16 +607,21 @@ static void test_a_profile_that_no_kernel_encodes(void **state)
 
 static void test_a_profile_that_no_kernel_decodes(void **state)
 {
+    static const char *const without_kernels[] = {"kivi4-g32", "tq4", "dense", "max"};
     struct kvf_gpu *gpu = NULL;
+    char text[64];
 
     (void)state;
-    calls_client_open(&calls, "kivi4-g32", seed);
-    calls.n_log_errors = 0;
-    assert_int_equal(kvf_gpu_open(calls.client, &calls.options, &gpu), KVF_ERR_UNSUPPORTED);
-    assert_null(gpu);
-    assert_int_equal(calls.n_log_errors, 1);
-    assert_non_null(strstr(calls.log_text, "no kernel decodes profile \"kivi4-g32\""));
-    calls.client = kvf_close(calls.client);
+    for (size_t i = 0; i < sizeof(without_kernels) / sizeof(without_kernels[0]); i++) {
+        calls_client_open(&calls, without_kernels[i], seed + i);
+        calls.n_log_errors = 0;
+        assert_int_equal(kvf_gpu_open(calls.client, &calls.options, &gpu), KVF_ERR_UNSUPPORTED);
+        assert_null(gpu);
+        assert_int_equal(calls.n_log_errors, 1);
+        snprintf(text, sizeof(text), "no kernel decodes profile \"%s\"", without_kernels[i]);
+        assert_non_null(strstr(calls.log_text, text));
+        calls.client = kvf_close(calls.client);
+    }
 }
 
 static void test_without_a_driver(void **state)
