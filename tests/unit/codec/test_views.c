@@ -27,8 +27,8 @@ enum {
 static struct kvf_random_seeded random_bits;
 static struct kvf_geometry geometry;
 static struct fixture_kv kv;
-static const char *const profiles[] = {"raw",  "exact",     "balanced", "saw8",
-                                       "saw5", "kivi4-g32", "kivi2-g64"};
+static const char *const profiles[] = {"raw",       "exact",     "balanced", "saw8", "saw5",
+                                       "kivi4-g32", "kivi2-g64", "tq4",      "tq2.5"};
 enum {
     N_PROFILES = sizeof(profiles) / sizeof(profiles[0])
 };
