@@ -12,19 +12,33 @@
 #include "base/mutant.h"
 #include "transport/shm_lease.h"
 
-#define NONE KVF_INDEX_NONE
+#define NONE         KVF_INDEX_NONE
+#define WORDS_A_LINE 8
+
+/* The k-th lease to be given out first: neighbours in time have their words on different cache
+ * lines, or the client's look at one would wait for what the daemon writes to the others. */
+static uint32_t index_of(uint32_t k, uint32_t capacity)
+{
+    uint32_t n_lines = capacity / WORDS_A_LINE;
+
+    return n_lines == 0 ? k : k % n_lines * WORDS_A_LINE + k / n_lines;
+}
 
 int kvf_lease_table_init(struct kvf_session *session, uint32_t capacity)
 {
+    assert(capacity > 0 && (capacity & (capacity - 1)) == 0);
     session->leases = calloc(capacity, sizeof(*session->leases));
     if (session->leases == NULL) {
         return KVF_ERR_NO_MEMORY;
     }
     session->lease_capacity = capacity;
-    for (uint32_t i = 0; i < capacity; i++) {
-        session->leases[i].newer = i + 1 < capacity ? i + 1 : NONE; /* the free list */
+    session->lease_free = NONE;
+    for (uint32_t k = capacity; k-- > 0;) {
+        uint32_t index = index_of(k, capacity);
+
+        session->leases[index].newer = session->lease_free;
+        session->lease_free = index;
     }
-    session->lease_free = 0;
     session->lease_oldest = NONE;
     session->lease_newest = NONE;
     return KVF_OK;

@@ -55,6 +55,9 @@ enum kvf_client_bounds {
     KVF_CLIENT_BACKOFF_MAX_MS = 2000,
     KVF_CLIENT_TEND_MS = 1,        /* how often a busy handle looks at the socket */
     KVF_CLIENT_SPINS = 400,        /* looks at the ring before sleeping: some 5 us */
+    KVF_CLIENT_SPINS_FEW = 20,     /* the same while looking has led to nothing ... */
+    KVF_CLIENT_VAIN_MAX = 4,       /* ... so many times; then one long look in ... */
+    KVF_CLIENT_VAIN_TRY = 16,      /* ... so many */
     KVF_CLIENT_LOOK_MS = 500,      /* longest sleep without a look at the heartbeat */
     KVF_CLIENT_MESSAGES_MAX = 256, /* control messages taken in one go */
 };
@@ -108,6 +111,7 @@ struct kvf_session {
     void *ring_base;
     struct kvf_ring_client ring;
     bool is_daemon_waking; /* since the last sleep it was woken */
+    uint32_t n_vain;       /* looks at the ring in a row that led to a sleep */
     uint8_t *staging;
     bool is_staging_blank;
     struct kvf_stage_area area;

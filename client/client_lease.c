@@ -57,6 +57,7 @@ int kvf_lease_note(struct kvf_session *session, uint64_t id, struct kvf_client_p
     if (index >= session->ring.lease_entries || session->leases[index].generation != 0) {
         return KVF_ERR_PROTOCOL;
     }
+    __builtin_prefetch(&session->ring.leases[index]); /* for the release */
     session->leases[index].generation = kvf_lease_id_generation(id);
     session->leases[index].piece = piece;
     session->n_leases++;

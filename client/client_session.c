@@ -705,19 +705,36 @@ static void cpu_pause(void)
 #endif
 }
 
-/* Look at the ring for a while. True: there is something. A daemon that had to be woken takes
- * longer than this lasts. */
+/* How often to look at the ring before sleeping. A daemon that had to be woken takes longer than
+ * the longest look. One that does not come in time again and again may be waiting for this very
+ * CPU. */
+static uint32_t looks(const struct kvf_session *session, bool is_asked)
+{
+    if (is_asked) {
+        return KVF_CLIENT_SPINS;
+    }
+    if (session->is_daemon_waking) {
+        return 1;
+    }
+    return session->n_vain >= KVF_CLIENT_VAIN_MAX && session->n_vain % KVF_CLIENT_VAIN_TRY != 0
+               ? KVF_CLIENT_SPINS_FEW
+               : KVF_CLIENT_SPINS;
+}
+
+/* Look at the ring for a while. True: there is something. */
 static bool spin(struct kvf_session *session, bool is_asked)
 {
-    uint32_t n = session->is_daemon_waking && !is_asked ? 1 : KVF_CLIENT_SPINS;
+    uint32_t n = looks(session, is_asked);
 
     session->is_daemon_waking = false;
     for (uint32_t i = 0; i < n; i++) {
         if (kvf_ring_client_ready(&session->ring)) {
+            session->n_vain = 0;
             return true;
         }
         cpu_pause();
     }
+    session->n_vain += n > 1;
     return false;
 }
 

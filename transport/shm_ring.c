@@ -229,7 +229,8 @@ void kvf_ring_daemon_init(struct kvf_ring_daemon *ring, void *base,
     };
 }
 
-/* Submissions that are known to wait, and the keys that the first of them may have. */
+/* Submissions that are known to wait, the keys that the first of them may have, and the word of the
+ * lease that the next one may give up. What is read here says where to look and nothing else. */
 static void fetch_submissions(const struct kvf_ring_daemon *ring)
 {
     uint32_t waiting = ring->sq_tail_seen - ring->sq_head;
@@ -244,6 +245,15 @@ static void fetch_submissions(const struct kvf_ring_daemon *ring)
 
         fetch_to_read(key);
         fetch_to_read(key + sizeof(struct kvf_shm_line));
+    }
+    if (n > 1) {
+        const struct kvf_shm_sqe *next = &ring->sq[(ring->sq_head + 1) & (ring->sq_entries - 1)];
+
+        if (__atomic_load_n(&next->opcode, __ATOMIC_RELAXED) == KVF_OP_RELEASE) {
+            uint64_t lease = __atomic_load_n(&next->arg, __ATOMIC_RELAXED);
+
+            fetch_to_write(&ring->leases[lease & (ring->lease_entries - 1)]);
+        }
     }
 }
 
