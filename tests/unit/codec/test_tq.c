@@ -19,6 +19,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include <cmocka.h>
 
 static struct kvf_random_seeded random_bits;
@@ -715,6 +719,55 @@ static void hostile_strips_end_in_a_status(void **state)
     }
 }
 
+/* A block that was made with other levels is not decoded with ours. */
+static void other_codebooks_are_refused(void **state)
+{
+    (void)state;
+    struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 1, 1, 64, 64, 16);
+    struct fixture_kv kv;
+    struct fixture_codec codec;
+    fixture_kv_init(&kv, &geometry, 16);
+    fixture_codec_init(&codec, &geometry, "tq3.5");
+    fixture_encode(&codec, &kv, 0);
+    struct kvf_block_header *header = &codec.page->header;
+    assert_int_equal(header->k.codebook_id, KVF_CODEBOOK_GAUSS);
+    for (int i = 0; i < 2; i++) {
+        header->v.codebook_crc32c ^= i == 0;
+        header->v.codebook_id = (uint8_t)(KVF_CODEBOOK_GAUSS + i);
+        kvf_block_seal_header(codec.page);
+        assert_int_equal(kvf_block_decode(&codec.plan, codec.page, codec.record_bytes, 0, 0, 0, 0,
+                                          &kv.view, codec.workspace),
+                         KVF_ERR_MISMATCH);
+        header->v.codebook_crc32c ^= i == 0;
+    }
+    fixture_codec_fini(&codec);
+    fixture_kv_fini(&kv);
+}
+
+#if defined(__x86_64__)
+/* A plan may be made by an engine that flushes subnormals or rounds otherwise. */
+static void constants_are_the_same_in_every_mode(void **state)
+{
+    (void)state;
+    static const char *const profiles[] = {"tq4", "tq2.5", "tq3-qjl"};
+    static const uint16_t dims[] = {64, 80, 96, 112, 128, 192, 256};
+    unsigned int before = _mm_getcsr();
+    for (size_t i = 0; i < 3 * sizeof(dims) / sizeof(dims[0]); i++) {
+        struct kvf_codec_plan want;
+        struct kvf_codec_plan have;
+        struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 1, 1, dims[i / 3], 0, 16);
+        assert_int_equal(kvf_codec_plan_init(&want, &geometry, profiles[i % 3]), KVF_OK);
+        for (unsigned int rounding = 1; rounding < 4; rounding++) {
+            _mm_setcsr(0x9fc0 | rounding << 13);
+            int status = kvf_codec_plan_init(&have, &geometry, profiles[i % 3]);
+            _mm_setcsr(before);
+            assert_int_equal(status, KVF_OK);
+            assert_memory_equal(have.k.rotations, want.k.rotations, sizeof(want.k.rotations));
+        }
+    }
+}
+#endif
+
 static void forms_that_do_not_exist_are_refused(void **state)
 {
     (void)state;
@@ -759,6 +812,10 @@ int main(void)
         cmocka_unit_test(extremes_come_back),
         cmocka_unit_test(outliers_are_spread),
         cmocka_unit_test(hostile_strips_end_in_a_status),
+        cmocka_unit_test(other_codebooks_are_refused),
+#if defined(__x86_64__)
+        cmocka_unit_test(constants_are_the_same_in_every_mode),
+#endif
         cmocka_unit_test(forms_that_do_not_exist_are_refused),
     };
     kvf_random_seeded_init(&random_bits, kvf_test_seed());
