@@ -27,9 +27,9 @@ struct kvf_gpu_tensor {
     uint16_t rot_order;
     uint8_t dtype;
     uint8_t element_bytes;
-    uint8_t codec; /* enum kvf_block_codec */
-    uint8_t bits;  /* of saw */
-    uint8_t flags; /* enum kvf_block_tensor_flags */
+    uint8_t codec;   /* enum kvf_block_codec */
+    uint8_t bits;    /* of saw */
+    uint8_t flags;   /* enum kvf_block_tensor_flags */
     uint8_t n_clips; /* ratios that the encoder is to try: no kernel does; 0: clip_ratio */
     uint8_t reserved[2];
     float sqrt_order;
