@@ -18,9 +18,6 @@
 #define EVENTS    16
 #define POLL_MS   10000
 #define CHAIN_MAX 16
-/* Keys that the daemon has never seen, four times as many as it remembers the names of. */
-#define STRANGERS_A_CALL 1024
-#define STRANGER_CALLS   16
 
 /* ----------------------------------------------------------------------------------------------
  * Blocks and handles
@@ -322,22 +319,44 @@ static double get_chain_cpu_us(void *ctx, double seconds)
     return get_cpu_us(local, &pipe, seconds);
 }
 
-/* Have the daemon forget the names of our keys, by naming others. */
-static void push_names_out(struct local *local)
-{
-    static struct local_key bytes[STRANGERS_A_CALL];
-    static struct kvf_key keys[STRANGERS_A_CALL];
-    static uint64_t number = UINT64_MAX;
+/* Blocks as small as can be, four times as many as the daemon remembers the names of: between two
+ * gets of one it has forgotten the name. */
+#define SMALL_BLOCKS 16384
+#define SMALL_FIRST  (UINT64_MAX / 2)
+#define SMALL_BYTES  64
+#define SMALL_BATCH  64
 
-    for (uint32_t call = 0; call < STRANGER_CALLS; call++) {
+static struct kvf_key small_key(uint64_t number, struct local_key *key_out)
+{
+    return local_key(SMALL_FIRST + number, key_out);
+}
+
+static int submit_small(struct local *local, uint64_t position, uint64_t *request_out)
+{
+    struct local_key bytes;
+    struct kvf_key key = small_key(local->order[position], &bytes);
+
+    return kvf_submit_get(local->client, &key, 1, NULL, 0, request_out);
+}
+
+static void store_small(struct local *local)
+{
+    struct local_key bytes[SMALL_BATCH];
+    struct kvf_put_item items[SMALL_BATCH];
+
+    for (uint64_t first = 0; first < SMALL_BLOCKS; first += SMALL_BATCH) {
         int status;
 
-        for (uint32_t i = 0; i < STRANGERS_A_CALL; i++) {
-            keys[i] = local_key(number--, &bytes[i]);
+        for (uint64_t i = 0; i < SMALL_BATCH; i++) {
+            items[i] = (struct kvf_put_item){.struct_bytes = sizeof(items[i]),
+                                             .source = KVF_SOURCE_BYTES,
+                                             .key = small_key(first + i, &bytes[i]),
+                                             .data = local->source,
+                                             .data_bytes = SMALL_BYTES};
         }
-        status = kvf_prefetch(local->client, keys, STRANGERS_A_CALL, NULL);
-        if (status != KVF_MISS) {
-            bench_die("prefetch: %s", kvf_status_text(status));
+        status = kvf_put(local->client, items, SMALL_BATCH, NULL, NULL);
+        if (status != KVF_OK) {
+            bench_die("put: %s", kvf_status_text(status));
         }
     }
 }
@@ -345,24 +364,21 @@ static void push_names_out(struct local *local)
 /* The same as get_single_cpu_us for keys that come for the first time. */
 static double get_new_cpu_us(void *ctx, double seconds)
 {
-    struct local *local = ctx;
-    struct local_pipe pipe = {local->client, submit_get, release, 1};
-    uint64_t start_ns = kvf_now_ns();
-    double cpu_s = 0;
-    uint64_t n = 0;
+    struct local *small = ctx;
+    struct local_pipe pipe = {small->client, submit_small, release, 1};
 
-    local_order_restart(local);
-    do {
-        uint64_t elapsed_ns;
-        double begin_s;
+    return get_cpu_us(small, &pipe, seconds);
+}
 
-        push_names_out(local);
-        begin_s = daemon_cpu_s(local) + bench_cpu_s();
-        n += local_pipe_run(local, &pipe, 0, &elapsed_ns); /* once through the working set */
-        cpu_s += daemon_cpu_s(local) + bench_cpu_s() - begin_s;
-        local_order_next(local);
-    } while ((double)(kvf_now_ns() - start_ns) < seconds * 1e9);
-    return cpu_s * 1e6 / (double)n;
+static void measure_new(struct local *local)
+{
+    struct local small = *local;
+
+    small.n_blocks = SMALL_BLOCKS;
+    small.order = bench_memory(SMALL_BLOCKS * sizeof(*small.order), 0);
+    store_small(&small);
+    bench_values(&local->run, "get_new_cpu_us", get_new_cpu_us, &small);
+    bench_memory_free(small.order, SMALL_BLOCKS * sizeof(*small.order));
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -420,7 +436,7 @@ int main(int argc, char **argv)
     bench_pairs(&local.run, "get_touch_vs_read", get_touch, read_private, &local);
     bench_pairs(&local.run, "get_touch_one_vs_read", get_touch_one, read_private, &local);
     bench_values(&local.run, "get_cpu_us", get_single_cpu_us, &local);
-    bench_values(&local.run, "get_new_cpu_us", get_new_cpu_us, &local);
+    measure_new(&local);
     bench_values(&local.run, "get_chain_cpu_us", get_chain_cpu_us, &local);
     local_latency(&local);
     local_redis(&local, get_touch);

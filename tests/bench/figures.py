@@ -44,7 +44,7 @@ LOCAL = [
            note="CPU of client and daemon a block, a block a request, keys named before (as by "
                 "a lookup), no byte read"),
     Figure("get_new_cpu_us", "us", better="lower",
-           note="the same, keys that the daemon has not named lately"),
+           note="the same, 16,384 small blocks, keys not named lately"),
     Figure("get_chain_cpu_us", "us", better="lower",
            note="as get_cpu_us, 16 blocks a request"),
     Figure("get_p50_spin_vs_ring", "us", "round trip of two rings, spinning", 20.0, "lower",
@@ -66,6 +66,13 @@ HOSTILE = [
            better="lower", note="the same beside one that keeps fewer threads on CPUs at a time"),
     Figure("hostile_p50_vs_calm", "us", "beside a well-behaved neighbour that sleeps",
            better="lower", note="the same, the median"),
+]
+
+ACCURACY = [
+    Figure(name, "nats", bar=bar, better="lower", is_bounded=True,
+           note=f"delta NLL a token of mha-28m, {what}: not evidence for your model")
+    for name, bar, what in (("mha_saw4_dnll", 0.004, "balanced"),
+                            ("mha_saw3_dnll", 0.013, "saw3-search"), ("mha_tq2_dnll", 0.055, "tq2"))
 ]
 
 CODEC_CASES = (
@@ -229,7 +236,7 @@ def gpu_stolen_figures():
 
 FIGURES = {"local": LOCAL, "codec": codec_figures(), "nvme": nvme_figures(),
            "gpu": (GPU_KERNELS + gpu_link_figures() + gpu_calls_figures() +
-                   gpu_stolen_figures()), "hostile": HOSTILE}
+                   gpu_stolen_figures()), "hostile": HOSTILE, "accuracy": ACCURACY}
 
 
 def fio_names():
