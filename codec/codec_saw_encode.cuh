@@ -64,18 +64,20 @@ static __device__ __forceinline__ uint32_t keep_threshold(uint32_t peak, bool is
  */
 enum encode_barrier { /* numbers of barriers of the thread block */
     ENCODE_SUMS = 1,  /* the eight sums are in shared memory */
-    ENCODE_MEAN,      /* and the mean */
-    ENCODE_ROWS,      /* and the entries of more rows */
+    ENCODE_ROWS,      /* the entries of more rows */
+    ENCODE_MEAN,      /* the mean; two, by turns: the warp that makes a mean does not wait for it,
+                         and may wait for the next one while others still wait for this one */
+    ENCODE_NEXT_MEAN,
 };
 
-static __device__ __forceinline__ void arrive(encode_barrier barrier)
+static __device__ __forceinline__ void arrive(uint32_t barrier)
 {
-    asm volatile("bar.arrive %0, %1;" ::"r"((int)barrier), "r"((int)SAW_ENCODE_THREADS) : "memory");
+    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"((int)SAW_ENCODE_THREADS) : "memory");
 }
 
-static __device__ __forceinline__ void await(encode_barrier barrier)
+static __device__ __forceinline__ void await(uint32_t barrier)
 {
-    asm volatile("bar.sync %0, %1;" ::"r"((int)barrier), "r"((int)SAW_ENCODE_THREADS) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"((int)SAW_ENCODE_THREADS) : "memory");
 }
 
 /* One lane's channels of a vector: dim / 32 in a row. */
@@ -113,13 +115,14 @@ static __device__ __forceinline__ void sum_sample(const encode_team &team,
     float sum[per] = {0.0f};
     uint32_t left_out = all_lanes; /* four bits a vector */
     uint32_t token = team.seat * row.seat_tiles * KVF_SAW_TILE_TOKENS;
+    __syncwarp(); /* other lanes' copies are there too */
     if (token < row.n_tokens) {
         uint32_t x[dim / 32][4];
         ring.load(0, x);
         token += team.lane / 4;
         bool is_coded = token >= row.n_sinks && token < row.n_tokens;
         uint32_t threshold = keep_threshold(find_peak(find_lane_peak<dim>(x)), is_coded);
-        left_out = __ballot_sync(all_lanes, threshold == escape_threshold); /* and all is there */
+        left_out = __ballot_sync(all_lanes, threshold == escape_threshold);
         uint32_t at = team.lane * (per * 2);
         const uint8_t *even = ring.slot(0) + at;
         const uint8_t *odd = ring.slot(0) + (at ^ swap_bytes);
@@ -144,6 +147,7 @@ static __device__ __forceinline__ void sum_sample(const encode_team &team,
     if (team.lane == 0) {
         shared->counts[team.warp] = KVF_SAW_TILE_TOKENS - __popc(left_out & 0x11111111);
     }
+    __syncwarp(); /* then the slot may be filled again */
 }
 
 /* One butterfly of a vector that lies in a warp, per elements a lane, along index bit `bit`. */
@@ -530,9 +534,9 @@ static __device__ __forceinline__ void store_codes(const encode_target &at, floa
  * Tiles and rows
  */
 /* Code the lane's vector of tile k, if it exists, and go on to the next tile. *peak is that of tile
- * k, and becomes that of tile k + 1 (of the next row's first one, behind the last): what it takes to
- * find it fills the gaps that the long way to a scale leaves. Is the lane the first one of a vector
- * that is an escape? */
+ * k, and becomes that of tile k + 1 (behind the last one: of the next row's first): what it takes
+ * to find it fills the gaps that the long way to a scale leaves. Is the lane the first one of a
+ * vector that is an escape? */
 template <int dim, int bits, encode_variant variant>
 static __device__ __forceinline__ bool encode_tile(encode_target &at, const encode_ring<dim> &ring,
                                                    uint32_t k, bool is_there,
@@ -593,6 +597,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
     encode_source<dim> source; /* of the row whose tiles are asked for */
     hadamard_pair h16;
     uint32_t peak; /* of the lane's vector of the tile that is next */
+    uint32_t turn; /* of the two means: that of the latest row that has one */
 
     __device__ __forceinline__ encode_warp(const struct kvf_gpu_work &work_, uint32_t tensors_,
                                            uint8_t *shared_bytes)
@@ -600,7 +605,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
           ring(shared_bytes + saw_encode_more_bytes(&work_, dim), team),
           shared(reinterpret_cast<encode_shared<dim> *>(shared_bytes)),
           signs(reinterpret_cast<const uint32_t *>(shared_bytes + sizeof(encode_shared<dim>))),
-          h16(0x3f80, tensors_ >> 2)
+          h16(0x3f80, tensors_ >> 2), turn(0)
     {
         pin(h16.b[0]);
         pin(h16.b[1]);
@@ -624,8 +629,9 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
 
     /* The mean of the row, in the given unit, whose first tiles have been asked for; this warp's
      * has come. */
-    __device__ __forceinline__ void prepare_mean(const encode_row &row, uint32_t unit) const
+    __device__ __forceinline__ void prepare_mean(const encode_row &row, uint32_t unit)
     {
+        turn = 1 - turn;
         sum_sample<dim>(team, ring, row, shared);
         if (team.warp != unit % encode_warps) {
             arrive(ENCODE_SUMS);
@@ -635,12 +641,12 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
         uint64_t stored = row.meta - row.row * row.n_tokens * KVF_SAW_META_BYTES -
                           saw_mean_bytes(work.tensors[row.is_v], row.n_tokens);
         finish_mean<dim>(team, shared, signs + row.signs,
-                         at_address<uint16_t>(stored) + row.row * dim, shared->mean[unit % 2]);
+                         at_address<uint16_t>(stored) + row.row * dim, shared->mean[turn]);
         __syncwarp();
-        arrive(ENCODE_MEAN);
+        arrive(ENCODE_MEAN + turn);
     }
 
-    __device__ __forceinline__ encode_target target_of(const encode_row &row, uint32_t unit,
+    __device__ __forceinline__ encode_target target_of(const encode_row &row,
                                                        const lane_tiles &tiles) const
     {
         uint32_t g = team.lane / 4;
@@ -648,7 +654,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
         encode_target at;
         at.t = team.lane % 4;
         at.signs = signs + row.signs + at.t * 4;
-        at.mean = row.is_centred ? shared->mean[unit % 2] + at.t * 4 : nullptr;
+        at.mean = row.is_centred ? shared->mean[turn] + at.t * 4 : nullptr;
         at.meta = at_address<uint32_t>(row.meta) + token;
         at.codes = at_address<uint8_t>(row.codes) + token * (dim / 8 * bits);
         at.n_sinks = (int32_t)(row.n_sinks - token);
@@ -688,7 +694,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
         const encode_row &row = *row_of(unit);
         const lane_tiles tiles(team, row);
         uint32_t block = row.block;
-        encode_target at = target_of(row, unit, tiles);
+        encode_target at = target_of(row, tiles);
         if (row.row == 0 && team.seat == 0 && tiles.n != 0) {
             zero_gaps_of(work, row);
             __syncwarp();
@@ -697,7 +703,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
         const encode_row *next = row_of(unit + 1);
         uint32_t page_id = source.ask_page(work, team, *next);
         if (at.mean != nullptr && team.warp != unit % encode_warps) {
-            await(ENCODE_MEAN);
+            await(ENCODE_MEAN + turn);
         }
         uint32_t n_escapes = 0;
 #pragma unroll 1
@@ -715,7 +721,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
                 peak = first_peak();
             }
             if (k == unit_tiles - n_slots) {
-                source.point_at(work, team, next, page_id);
+                source.point_at(work, team, *next, page_id);
             }
             source.fetch(work, team, ring, (k + n_slots) % unit_tiles);
         }
@@ -732,7 +738,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
         }
         __syncthreads();
         const encode_row *row = row_of(0);
-        source.point_at(work, team, row, source.ask_page(work, team, *row));
+        source.point_at(work, team, *row, source.ask_page(work, team, *row));
 #pragma unroll 1
         for (uint32_t k = 0; k < n_slots; k++) {
             source.fetch(work, team, ring, k);

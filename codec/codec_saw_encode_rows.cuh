@@ -120,7 +120,7 @@ static __device__ __noinline__ void fill_rows(const struct kvf_gpu_work &work, u
     uint32_t index = unit * team.unit_rows() + number % team.unit_rows();
     uint32_t is_v = tensors == 2 ? 1 : 0;
     if (tensors == 3 && work.tensors[0].n_rows == work.tensors[1].n_rows) {
-        /* any even number would do that keeps the two together */
+        /* in an even grid; any even number keeps the two together */
         is_v = (index + unit / (gridDim.x + gridDim.x % 2)) % 2;
         index = index / 2;
     } else if (tensors == 3) {
@@ -262,11 +262,14 @@ template <int dim> struct encode_ring {
 
 /* Where a row's tiles come from. */
 template <int dim> struct encode_source {
-    const encode_row *row;
     uint32_t lane_n;      /* of lane_tiles */
     uint64_t from;        /* lane k: vector 0 of tile k; of a row that is not simple: of page 0 */
     uint64_t lane_offset; /* from there to the lane's bytes */
     bool is_simple;
+    /* not simple; the row's entry may have been filled again when they are wanted */
+    uint32_t first_page;
+    uint32_t first_token;
+    uint32_t is_v;
 
     /* Lane k: the page of tile k; for point_at, later. */
     static __device__ __forceinline__ uint32_t ask_page(const struct kvf_gpu_work &work,
@@ -283,15 +286,17 @@ template <int dim> struct encode_source {
     }
 
     __device__ __forceinline__ void point_at(const struct kvf_gpu_work &work,
-                                             const encode_team &team, const encode_row *row_,
+                                             const encode_team &team, const encode_row &row,
                                              uint32_t page_id)
     {
-        row = row_;
-        const lane_tiles tiles(team, *row);
+        const lane_tiles tiles(team, row);
         lane_n = tiles.lane_n;
-        from = row->from;
-        is_simple = row->is_simple != 0;
-        const struct kvf_gpu_pages &pages = work.pages[row->is_v];
+        from = row.from;
+        is_simple = row.is_simple != 0;
+        first_page = row.first_page;
+        first_token = tiles.first * KVF_SAW_TILE_TOKENS;
+        is_v = row.is_v;
+        const struct kvf_gpu_pages &pages = work.pages[is_v];
         if (is_simple) {
             uint32_t token = (tiles.first + team.lane % unit_tiles) * KVF_SAW_TILE_TOKENS;
             uint32_t slot = token - team.by_page.quotient(token) * work.tokens_a_page;
@@ -320,10 +325,10 @@ template <int dim> struct encode_source {
                                                  const encode_team &team,
                                                  const encode_ring<dim> &ring, uint32_t k) const
     {
-        uint32_t token = (team.seat * row->seat_tiles + k) * KVF_SAW_TILE_TOKENS + team.lane / 4;
-        const struct kvf_gpu_pages &pages = work.pages[row->is_v];
+        uint32_t token = first_token + k * KVF_SAW_TILE_TOKENS + team.lane / 4;
+        const struct kvf_gpu_pages &pages = work.pages[is_v];
         uint32_t page = team.by_page.quotient(token);
-        uint32_t page_id = at_address<const uint32_t>(work.page_ids)[row->first_page + page];
+        uint32_t page_id = at_address<const uint32_t>(work.page_ids)[first_page + page];
         uint64_t vector = from + page_id * pages.page_stride_bytes +
                           (token - page * work.tokens_a_page) * pages.token_stride_bytes;
         ring.copy_slowly(k, at_address<const uint8_t>(vector) + team.lane % 4 * 16);

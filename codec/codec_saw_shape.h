@@ -78,7 +78,8 @@ KVF_SAW_SHAPE uint32_t saw_encode_shared_bytes(const struct kvf_gpu_work *work, 
     return saw_encode_more_bytes(work, dim) + SAW_ENCODE_THREADS / 32 * ring;
 }
 
-/* Fast kernels, decode: a thread block has a row. Few bits want more tiles of a warp on their way. */
+/* Fast kernels, decode: a thread block has a row. Few bits want more tiles of a warp on their way.
+ */
 KVF_SAW_SHAPE uint32_t saw_decode_threads(uint32_t bits)
 {
     return bits < 4 ? 128 : 256;

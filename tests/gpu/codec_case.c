@@ -376,6 +376,11 @@ static void pool_put(const struct run *run, const struct fixture_kv *kv, uint32_
     }
 }
 
+static uint32_t block_tokens(const struct codec_case *c, uint32_t block)
+{
+    return block % 2 != 0 && c->n_tokens_odd != 0 ? c->n_tokens_odd : c->n_tokens;
+}
+
 /* -------------------------------------------------------------------------------------------------
  * Work
  */
@@ -396,9 +401,9 @@ static void run_init(struct run *run, const struct codec_case *c, struct kvf_ran
     pool_init(&run->pool, c, random);
     pool_each(run, poison_range);
     for (uint32_t i = 0; i < c->n_blocks; i++) {
-        fixture_kv_init(&run->kv[i], &geometry, c->n_tokens);
+        fixture_kv_init(&run->kv[i], &geometry, block_tokens(c, i));
         fill_block(&run->kv[i], c->fill, &run->codec.plan, random);
-        pool_put(run, &run->kv[i], i, 0, c->n_tokens);
+        pool_put(run, &run->kv[i], i, 0, block_tokens(c, i));
         fixture_encode(&run->codec, &run->kv[i], block_start(c, i));
         run->record_bytes[i] = run->codec.record_bytes;
         run->records[i] = malloc(run->codec.record_bytes);
@@ -443,7 +448,7 @@ static struct kvf_gpu_part *add_part(struct run *run, uint32_t block, uint32_t l
                 (is_v ? run->pool.v_offset : 0),
         .first_page = block * run->pool.pages_a_block,
         .block = block,
-        .n_tokens = (uint16_t)run->c->n_tokens,
+        .n_tokens = (uint16_t)block_tokens(run->c, block),
         .layer = (uint16_t)layer,
         .is_v = (uint8_t)is_v,
     };
@@ -484,7 +489,7 @@ static void list_encode(struct run *run, bool is_fixed)
                                 : run->c->sink_tokens;
             part->stored = is_fixed || i == 0 ? at : 1; /* misaligned: whoever uses it, faults */
             struct kvf_codec_sizes sizes;
-            tensor->ops->sizes(tensor, run->c->n_tokens, &sizes);
+            tensor->ops->sizes(tensor, block_tokens(run->c, block), &sizes);
             at += sizes.mean_bytes + sizes.meta_bytes + sizes.codes_bytes;
         }
     }
@@ -532,7 +537,7 @@ static bool compare_block(const struct run *run, uint32_t block,
     }
     struct kvf_record_page page;
     assert_int_equal(kvf_block_describe_gpu(&run->codec.plan, block_start(run->c, block),
-                                            run->c->n_tokens, result,
+                                            block_tokens(run->c, block), result,
                                             kvf_crc32c(0, payload, want_bytes), &page),
                      KVF_OK);
     assert_memory_equal(&page, run->records[block], sizeof(page));
@@ -649,7 +654,7 @@ static void decode_and_compare(struct run *run, uint32_t token_first, uint32_t n
     decode_device(run, token_first, n_tokens);
     for (uint32_t block = 0; block < run->c->n_blocks; block++) {
         struct fixture_kv whole;
-        fixture_kv_init(&whole, &run->kv[block].geometry, run->c->n_tokens);
+        fixture_kv_init(&whole, &run->kv[block].geometry, block_tokens(run->c, block));
         memcpy(run->codec.page, run->records[block], run->record_bytes[block]);
         run->codec.record_bytes = run->record_bytes[block];
         fixture_decode(&run->codec, &whole);
@@ -678,10 +683,11 @@ bool codec_case_run(const struct codec_case *c, struct kvf_random_seeded *random
         return all;
     }
     upload_records(&run);
-    decode_and_compare(&run, 0, c->n_tokens);
+    uint32_t n_tokens = c->n_tokens_odd != 0 ? c->n_tokens_odd : c->n_tokens; /* of all blocks */
+    decode_and_compare(&run, 0, n_tokens);
     for (int i = 0; i < 2; i++) {
-        uint32_t token_first = below(random, c->n_tokens);
-        decode_and_compare(&run, token_first, 1 + below(random, c->n_tokens - token_first));
+        uint32_t token_first = below(random, n_tokens);
+        decode_and_compare(&run, token_first, 1 + below(random, n_tokens - token_first));
     }
     run_fini(&run);
     return all;

@@ -44,6 +44,7 @@ struct codec_case {
     uint32_t dim_k;
     uint32_t dim_v;
     uint32_t n_tokens;
+    uint32_t n_tokens_odd; /* of every second block, and fewer; 0: as many */
     uint32_t n_blocks;
     uint32_t sink_tokens;
     uint32_t token_start; /* of the first block; others do not begin a sequence */

@@ -18,7 +18,8 @@
 static struct kvf_gpu_device *device;
 static void *stream;
 static void *marks[2];
-static const char *replaced; /* NULL: nothing is */
+static const char *replaced;  /* NULL: nothing is */
+static uint32_t n_blocks_max; /* see codec_device_limit */
 static const char *replacement;
 
 static void check(int result, const char *what)
@@ -75,6 +76,11 @@ void codec_device_replace(const void *fatbin, const char *kernel, const char *by
     replacement = by;
 }
 
+void codec_device_limit(uint32_t n_blocks)
+{
+    n_blocks_max = n_blocks;
+}
+
 void codec_device_restore(void)
 {
     replaced = NULL;
@@ -128,6 +134,9 @@ void codec_device_launch(const struct kvf_gpu_work *work, const struct kvf_gpu_l
             .n_threads = launches[i].n_threads,
             .shared_bytes = launches[i].shared_bytes,
         };
+        if (n_blocks_max != 0 && shape.blocks_a_processor != 0 && shape.n_blocks > n_blocks_max) {
+            shape.n_blocks = n_blocks_max;
+        }
         uint32_t tensors = launches[i].tensors;
         void *parameters[] = {&copy, &tensors};
         if (kvf_gpu_device_launch(device, &shape, parameters, stream) != KVF_OK) {

@@ -21,6 +21,10 @@ void codec_device_replace(const void *fatbin, const char *kernel, const char *by
 /* As it was. */
 void codec_device_restore(void);
 
+/* Launch kernels whose thread blocks stay with no more than these, each of which then has much to
+ * do; 0: as many as the device has room for. */
+void codec_device_limit(uint32_t n_blocks);
+
 /* Shared memory that a thread block may have. */
 uint32_t codec_device_shared_bytes(void);
 

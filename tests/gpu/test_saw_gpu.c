@@ -139,6 +139,39 @@ static void unlike_tensors(void **state)
     }
 }
 
+/* Thread blocks that take row after row: means by turns, tiles asked for across the ends of rows,
+ * more rows than are known at a time; rows of which some warps have no tile, of some few, blocks of
+ * different lengths, pages and addresses of any kind. */
+static void few_thread_blocks(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *profile;
+        uint32_t dim;
+        uint32_t n_tokens;
+        uint32_t n_tokens_odd;
+        enum case_layout layout;
+    } rows[] = {
+        {"safe", 128, 200, 0, CASE_HND},        {"balanced", 128, 256, 130, CASE_HND},
+        {"balanced", 128, 200, 56, CASE_NHD},   {"balanced", 64, 224, 0, CASE_ELEMENT},
+        {"saw5", 256, 200, 0, CASE_HND},        {"balanced", 256, 256, 144, CASE_ELEMENT},
+        {"saw8", 256, 255, 3, CASE_ELEMENT},    {"saw8", 128, 100, 33, CASE_SLOTS},
+        {"balanced", 256, 60, 9, CASE_ELEMENT}, {"saw3", 64, 31, 8, CASE_PADDED},
+    };
+    for (size_t i = 0; i < 3 * sizeof(rows) / sizeof(rows[0]); i++) {
+        struct codec_case c = saw_case(rows[i / 3].profile, rows[i / 3].dim, rows[i / 3].n_tokens);
+        c.n_tokens_odd = rows[i / 3].n_tokens_odd;
+        c.layout = rows[i / 3].layout;
+        c.n_layers = 5;
+        c.n_heads = 9;
+        c.sink_tokens = i % 2 ? 4 : 0;
+        c.fill = i % 3 == 0 ? CASE_HARD : CASE_NORMAL;
+        codec_device_limit(1 + (uint32_t)i % 3);
+        run_case(&c);
+    }
+    codec_device_limit(0);
+}
+
 static void hostile_records(void **state)
 {
     (void)state;
@@ -195,11 +228,17 @@ static void reciprocal_is_rounded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_width),     cmocka_unit_test(every_layout),
-        cmocka_unit_test(every_length),    cmocka_unit_test(every_sink),
-        cmocka_unit_test(every_type),      cmocka_unit_test(unlike_tensors),
-        cmocka_unit_test(hostile_records), cmocka_unit_test(order_of_additions),
-        cmocka_unit_test(swapped_stages),  cmocka_unit_test(reciprocal_is_rounded),
+        cmocka_unit_test(every_width),
+        cmocka_unit_test(every_layout),
+        cmocka_unit_test(every_length),
+        cmocka_unit_test(every_sink),
+        cmocka_unit_test(every_type),
+        cmocka_unit_test(unlike_tensors),
+        cmocka_unit_test(hostile_records),
+        cmocka_unit_test(order_of_additions),
+        cmocka_unit_test(few_thread_blocks),
+        cmocka_unit_test(swapped_stages),
+        cmocka_unit_test(reciprocal_is_rounded),
     };
     if (!codec_case_begin(&random_bits)) {
         return CASE_SKIPPED;
