@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The codecs of libkvferry, as an engine has them: by the public functions of kvferry.h, on a
+daemon's staging memory. Standard library only: arrays are given by address.
+
+A block holds all layers of a chunk, but a layer's K and V depend on what the layers below gave
+back, so one layer at a time has to go through the codec. Layers are coded apart from one another;
+what may differ is the width near the ends of the model. LayerCodec therefore looks up how each
+layer of a whole block is stored, finds the smallest geometry that has a layer stored alike, and
+codes with that.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import os
+import random
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+
+CHUNK_TOKENS = 256
+RECORD_PAGE_BYTES = 4096
+DTYPE_BF16 = 1
+KIND_KV = 1
+ROPE_POST = 2
+ALLOW_UNCALIBRATED = 1
+ITEM_BYTES = 2
+LAYER_BITS_OFFSET = 384  # of the record page, see docs/block-format.md
+PROFILE_FP_OFFSET = 152
+STAGING_GRAIN = 1 << 20
+CONNECT_MS = 60000  # machines may be busy
+
+
+class CodecError(Exception):
+    """The library refused something."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a block holds."""
+
+    n_layers: int
+    n_heads: int
+    dim: int
+
+
+class Geometry(ctypes.Structure):
+    _fields_ = [("struct_bytes", ctypes.c_uint32), ("kind", ctypes.c_uint8),
+                ("dtype", ctypes.c_uint8), ("rope_state", ctypes.c_uint8),
+                ("layout_tag", ctypes.c_uint8), ("n_layers", ctypes.c_uint16),
+                ("n_heads", ctypes.c_uint16), ("dim_k", ctypes.c_uint16),
+                ("dim_v", ctypes.c_uint16), ("chunk_tokens", ctypes.c_uint16),
+                ("sink_tokens", ctypes.c_uint16)]
+
+
+class TensorView(ctypes.Structure):
+    _fields_ = [("layers", ctypes.POINTER(ctypes.c_void_p)),
+                ("page_stride_bytes", ctypes.c_size_t), ("token_stride_bytes", ctypes.c_size_t),
+                ("head_stride_bytes", ctypes.c_size_t)]
+
+
+class KvView(ctypes.Structure):
+    _fields_ = [("struct_bytes", ctypes.c_uint32), ("tokens_a_page", ctypes.c_uint32),
+                ("page_table", ctypes.c_void_p), ("k", TensorView), ("v", TensorView)]
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("struct_bytes", ctypes.c_uint32), ("flags", ctypes.c_uint32),
+                ("socket_path", ctypes.c_char_p), ("client_name", ctypes.c_char_p),
+                ("profile", ctypes.c_char_p), ("geometry", ctypes.POINTER(Geometry)),
+                ("weights_digest", ctypes.c_uint8 * 32), ("adapter_digest", ctypes.c_uint8 * 32),
+                ("namespace_label", ctypes.c_char_p), ("shard", ctypes.c_uint16),
+                ("shard_count", ctypes.c_uint16), ("ring_entries", ctypes.c_uint32),
+                ("staging_bytes", ctypes.c_uint64), ("connect_timeout_ms", ctypes.c_uint32),
+                ("reserved", ctypes.c_uint32), ("log", ctypes.c_void_p),
+                ("log_arg", ctypes.c_void_p)]
+
+
+class Info(ctypes.Structure):
+    _fields_ = [("struct_bytes", ctypes.c_uint32), ("protocol_version", ctypes.c_uint16),
+                ("connected", ctypes.c_uint8), ("lossless", ctypes.c_uint8),
+                ("profile", ctypes.c_char * 16), ("incarnation", ctypes.c_uint64),
+                ("namespace_id", ctypes.c_uint64), ("connection_id", ctypes.c_uint64),
+                ("arena_bytes", ctypes.c_uint64), ("staging_bytes", ctypes.c_uint64),
+                ("credits", ctypes.c_uint32), ("reconnects", ctypes.c_uint32),
+                ("record_bytes_max", ctypes.c_uint64)]
+
+
+class Stage(ctypes.Structure):
+    _fields_ = [("stage", ctypes.c_uint64), ("record", ctypes.c_void_p),
+                ("payload", ctypes.c_void_p), ("payload_bytes", ctypes.c_size_t)]
+
+
+class Library:
+    """libkvferry of a build, and the socket of a daemon of the same build."""
+
+    def __init__(self, build: str, socket: str) -> None:
+        self.path = os.path.join(build, "client", "libkvferry.so")
+        self.socket = socket
+        self.lib = ctypes.CDLL(self.path)
+        self.lib.kvf_status_text.restype = ctypes.c_char_p
+        self.lib.kvf_close.restype = ctypes.c_void_p
+        self.lib.kvf_close.argtypes = [ctypes.c_void_p]
+
+    def check(self, status: int, what: str) -> None:
+        if status != 0:
+            text = self.lib.kvf_status_text(status).decode()
+            raise CodecError(f"{what}: {text} ({status})")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """bf16 values [layer][head][token][dim] in memory; layers may share one address."""
+
+    layers: tuple[int, ...]
+    head_stride_bytes: int
+    dim: int
+
+    def repeated(self, n_layers: int) -> Tensor:
+        """One layer's memory as that of several."""
+        return replace(self, layers=self.layers * n_layers)
+
+    def view(self, token: int) -> tuple[TensorView, ctypes.Array]:
+        """From a token on, and what has to stay alive with it."""
+        token_bytes = self.dim * ITEM_BYTES
+        at = [address + token * token_bytes for address in self.layers]
+        table = (ctypes.c_void_p * len(at))(*at)
+        view = TensorView(ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p)),
+                          CHUNK_TOKENS * token_bytes, token_bytes, self.head_stride_bytes)
+        return view, table
+
+
+class Handle:
+    """One client with a profile and a geometry, and one slot; for one thread at a time."""
+
+    def __init__(self, library: Library, profile: str, shape: Shape) -> None:
+        self.library = library
+        self.shape = shape
+        self.client = ctypes.c_void_p()
+        geometry = Geometry(ctypes.sizeof(Geometry), KIND_KV, DTYPE_BF16, ROPE_POST, 0,
+                            shape.n_layers, shape.n_heads, shape.dim, shape.dim, CHUNK_TOKENS, 0)
+        raw = 2 * shape.n_layers * shape.n_heads * CHUNK_TOKENS * shape.dim * ITEM_BYTES
+        options = Options()
+        library.lib.kvf_options_init(ctypes.byref(options))
+        options.struct_bytes = ctypes.sizeof(Options)
+        options.flags = ALLOW_UNCALIBRATED
+        options.socket_path = library.socket.encode()
+        options.profile = profile.encode()
+        options.geometry = ctypes.pointer(geometry)
+        options.connect_timeout_ms = CONNECT_MS
+        options.staging_bytes = (raw * 5 // 4 // STAGING_GRAIN + 2) * STAGING_GRAIN
+        options.ring_entries = 64
+        library.check(library.lib.kvf_open(ctypes.byref(options), ctypes.byref(self.client)),
+                      f"kvf_open, profile {profile}")
+        try:
+            self._acquire(profile)
+        except CodecError:
+            self.close()
+            raise
+
+    def _acquire(self, profile: str) -> None:
+        lib = self.library.lib
+        info = Info(ctypes.sizeof(Info))
+        self.library.check(lib.kvf_client_info(self.client, ctypes.byref(info)), "kvf_client_info")
+        if info.profile.decode() != profile:
+            raise CodecError(f"the daemon gave {info.profile.decode()} instead of {profile}")
+        self.is_lossless = info.lossless != 0
+        self.stage = Stage()
+        room = ctypes.c_size_t(info.record_bytes_max - RECORD_PAGE_BYTES)
+        self.library.check(lib.kvf_stage_acquire(self.client, room, ctypes.byref(self.stage)),
+                           "kvf_stage_acquire")
+
+    def close(self) -> None:
+        self.library.lib.kvf_close(self.client)
+        self.client = ctypes.c_void_p()
+
+    def encode(self, k: Tensor, v: Tensor, token: int) -> int:
+        """Encode the chunk that begins with a token; bytes of the record, which is in the slot."""
+        k_view, k_table = k.view(token)
+        v_view, v_table = v.view(token)
+        view = KvView(ctypes.sizeof(KvView), CHUNK_TOKENS, None, k_view, v_view)
+        size = ctypes.c_size_t()
+        status = self.library.lib.kvf_encode(self.client, ctypes.byref(self.stage), token,
+                                             CHUNK_TOKENS, ctypes.byref(view), ctypes.byref(size))
+        del k_table, v_table
+        self.library.check(status, "kvf_encode")
+        return size.value
+
+    def decode(self, record_bytes: int, layer: int, k: Tensor, v: Tensor, token: int) -> None:
+        """Decode one layer of the slot's record."""
+        k_view, k_table = k.view(token)
+        v_view, v_table = v.view(token)
+        view = KvView(ctypes.sizeof(KvView), CHUNK_TOKENS, None, k_view, v_view)
+        status = self.library.lib.kvf_decode(self.client, ctypes.c_void_p(self.stage.record),
+                                             ctypes.c_size_t(record_bytes), layer, 1, 0, 0,
+                                             ctypes.byref(view))
+        del k_table, v_table
+        self.library.check(status, "kvf_decode")
+
+    def record_part(self, offset: int, size: int) -> bytes:
+        return ctypes.string_at(self.stage.record + offset, size)
+
+
+def gauss_tensor(shape: Shape, seed: int) -> tuple[array.array, Tensor]:
+    """A layer's worth of Gaussian bf16 values, all layers alike: nothing in it is an exception."""
+    generator = random.Random(seed)
+    n = shape.n_heads * CHUNK_TOKENS * shape.dim
+    values = struct.pack(f"<{n}f", *(generator.gauss(0, 1) for _ in range(n)))
+    data = array.array("H", struct.unpack(f"<{2 * n}H", values)[1::2])
+    address = data.buffer_info()[0]
+    return data, Tensor((address,) * shape.n_layers, CHUNK_TOKENS * shape.dim * ITEM_BYTES,
+                        shape.dim)
+
+
+class LayerCodec:
+    """One layer at a time through a profile, many blocks at once."""
+
+    def __init__(self, library: Library, profile: str, shape: Shape, n_workers: int) -> None:
+        self.library = library
+        self.profile = profile
+        self.shape = shape
+        self.pool = ThreadPoolExecutor(n_workers)
+        self.n_workers = n_workers
+        self.handles: dict[int, SimpleQueue] = {}
+        self.opened: list[Handle] = []
+        try:
+            self.whole = self._open(shape)
+            self.is_lossless = self.whole.is_lossless
+            self.places = self._find_places()
+        except CodecError:
+            self.close()
+            raise
+
+    def _open(self, shape: Shape) -> Handle:
+        handle = Handle(self.library, self.profile, shape)
+        self.opened.append(handle)
+        return handle
+
+    def _classes(self, handle: Handle, layer: array.array) -> bytes:
+        shape = handle.shape
+        tensor = Tensor((layer.buffer_info()[0],) * shape.n_layers,
+                        CHUNK_TOKENS * shape.dim * ITEM_BYTES, shape.dim)
+        handle.encode(tensor, tensor, 0)
+        return handle.record_part(LAYER_BITS_OFFSET, shape.n_layers)
+
+    def _find_places(self) -> list[tuple[int, int]]:
+        """For each layer (layers of a geometry, layer in it) that is stored as it is."""
+        data, _ = gauss_tensor(self.shape, 1)
+        wanted = self._classes(self.whole, data)
+        self.fingerprint = self.whole.record_part(PROFILE_FP_OFFSET, 8).hex()
+        found: dict[int, tuple[int, int]] = {}
+        for n in range(1, self.shape.n_layers + 1):
+            if set(wanted) <= set(found):
+                break
+            handle = self._open(replace(self.shape, n_layers=n))
+            for layer, kind in enumerate(self._classes(handle, data)):
+                found.setdefault(kind, (n, layer))
+            if n not in {place[0] for place in found.values()}:
+                self.opened.remove(handle)
+                handle.close()
+                continue
+            self.handles[n] = SimpleQueue()
+            self.handles[n].put(handle)
+            for _ in range(self.n_workers - 1):
+                self.handles[n].put(self._open(handle.shape))
+        return [found[kind] for kind in wanted]
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=True)
+        for handle in self.opened:
+            handle.close()
+        self.opened = []
+
+    def _chunk(self, layer: int, source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor],
+               token: int) -> None:
+        n_layers, at = self.places[layer]
+        handle = self.handles[n_layers].get()
+        try:
+            size = handle.encode(*(tensor.repeated(n_layers) for tensor in source), token)
+            handle.decode(size, at, *(tensor.repeated(n_layers) for tensor in target), token)
+        finally:
+            self.handles[n_layers].put(handle)
+
+    def pass_through(self, layer: int, jobs: list[tuple], n_tokens: int) -> None:
+        """Every full chunk of every (source K and V, target K and V) of a layer. What is behind the
+        last full chunk is the caller's: an engine has not handed it over yet."""
+        chunks = range(0, n_tokens - CHUNK_TOKENS + 1, CHUNK_TOKENS)
+        work = [self.pool.submit(self._chunk, layer, source, target, token)
+                for source, target in jobs for token in chunks]
+        for item in work:
+            item.result()
+
+    def block_bytes(self, k: Tensor, v: Tensor, token: int) -> int:
+        """Bytes of the record of a chunk of all layers, record page included."""
+        return self.whole.encode(k, v, token)

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model loses when its K and V have gone through a codec: the measurement itself.
+
+Every window is run once with K and V as an engine's cache has them (bf16, K after RoPE), which is
+the base, and once for each profile with K and V of all full chunks encoded and decoded as they are
+produced, so that each layer sees what the layers below made of decoded K and V. Tokens and queries'
+weights are the same; NLL is compared token by token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+import maths as maths_module
+import model as model_module
+import text as text_module
+from codec import CHUNK_TOKENS, ITEM_BYTES, RECORD_PAGE_BYTES, CodecError, LayerCodec, Tensor
+from codec import Shape as BlockShape
+
+KNOWN = json.loads((Path(__file__).parent / "known.json").read_text(encoding="utf-8"))
+CHECK_TOKENS = 256
+NLL_TOLERANCE = 1e-3  # nats a token, between numpy, torch and what is written down
+README_TOKENS = 2048
+PAGES = "bf16-pages"  # not a profile: fp32 K and V rounded to what an engine's cache holds
+NOT_EVIDENCE_BELOW = 1_000_000_000  # parameters
+
+
+class Unusable(Exception):
+    """The measurement cannot go on; the text says why."""
+
+
+@dataclass
+class Row:
+    """One model with one profile."""
+
+    model: str
+    profile: str
+    n_windows: int
+    n_tokens: int
+    base_nll: float
+    dnll_windows: list[float]
+    dnll_tokens_se: float
+    kl: float
+    flips: float
+    payload: float  # of the bytes of bf16 K and V
+    block: float  # the same, record page included
+    n_parameters: int
+    maths: str
+    seconds: float
+    groups: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def dnll(self) -> float:
+        return float(np.mean(self.dnll_windows))
+
+    @property
+    def two_se(self) -> float:
+        """Tokens of a window are not independent, few windows say little: the larger of both."""
+        n = len(self.dnll_windows)
+        of_windows = float(np.std(self.dnll_windows, ddof=1)) / n**0.5 if n > 1 else 0.0
+        return 2 * max(of_windows, self.dnll_tokens_se)
+
+
+class Cache:
+    """Rows that are done, one JSON object a line, by what they were measured with."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.rows: dict[str, Row] = {}
+        if os.path.exists(path):
+            for line in Path(path).read_text(encoding="utf-8").splitlines():
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    continue  # the end of a run that was stopped
+                self.rows[entry["key"]] = Row(**entry["row"])
+
+    def add(self, key: str, row: Row) -> None:
+        self.rows[key] = row
+        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": key, "row": asdict(row)}) + "\n")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def digest_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# --- models and texts ----------------------------------------------------------------------------
+
+def is_model(path: Path) -> bool:
+    return path.suffix == ".gguf" or (path / "config.json").is_file()
+
+
+def find_models(paths: list[str]) -> list[Path]:
+    """Models named, and those in folders named."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if is_model(path):
+            found.append(path)
+        elif path.is_dir():
+            found += sorted(child for child in path.iterdir() if is_model(child))
+        if not path.exists():
+            raise Unusable(f"{path} does not exist")
+    if not found:
+        raise Unusable("no model: a model is a folder with config.json, or a .gguf file")
+    return found
+
+
+def beside(models: list[Path], name: str) -> Path:
+    """A file in the folder of a model, or in that of another one."""
+    for path in models:
+        for folder in (path, path.parent):
+            if (folder / name).is_file():
+                return folder / name
+        for child in sorted(path.parent.iterdir()):
+            if (child / name).is_file():
+                return child / name
+    raise Unusable(f"no {name} beside the models: name one by --{Path(name).stem}")
+
+
+class Subject:
+    """A model, its windows, and what it says without a codec."""
+
+    def __init__(self, path: Path, options, models: list[Path], maths) -> None:
+        self.name = path.stem if path.suffix == ".gguf" else path.resolve().name
+        self.maths = maths
+        file = model_module.open_file(path)
+        self.digest = file.digest
+        if path.suffix == ".gguf":
+            tokenizer = text_module.of_gguf(file)
+        else:
+            own = options.tokenizer or beside([path], "tokenizer.json")
+            tokenizer = text_module.of_folder(Path(own))
+        self.known = KNOWN["models"].get(file.digest, {})
+        self.model = model_module.Model(file, maths)
+        self.n_parameters = sum(int(np.prod(weight.shape))
+                                for weight in self.model.weights.values())
+        text = Path(options.text) if options.text else beside([path, *models], "heldout.txt")
+        self.text_digest = digest_of(text)
+        groups = [tuple(group) for group in KNOWN["texts"].get(self.text_digest, [])]
+        content = text.read_text(encoding="utf-8")
+        self.windows_of = lambda n: text_module.windows(content, groups, tokenizer, n)
+        found = self.windows_of(options.tokens)
+        if not found:
+            raise Unusable(f"{text} has fewer than {options.tokens} tokens")
+        self.windows = text_module.spread(found, options.windows)
+        shape = self.model.shape
+        self.block_shape = BlockShape(shape.n_layers, shape.n_kv_heads, shape.dim)
+
+    def batches(self, windows):
+        n = self.maths.windows_at_once
+        for at in range(0, len(windows), n):
+            yield at, np.stack([ids for _, ids in windows[at : at + n]])
+
+    def nll(self, windows, replace=None) -> list[np.ndarray]:
+        """Of each window's tokens 1, 2, ..."""
+        out = []
+        for _, ids in self.batches(windows):
+            hidden = self.model.hidden(ids, replace)
+            out += [self.model.judge(ids[i], hidden[i])[0] for i in range(len(ids))]
+        return out
+
+    def rounded(self, _layer, k, v):
+        maths = self.maths
+        return tuple(maths.from_bf16(maths.to_bf16(x)) for x in (k, v))
+
+    def run_base(self) -> None:
+        """NLL and last hidden states of all windows, and K and V of the first one, for sizes."""
+        self.hidden, self.base, self.first = [], [], []
+
+        def keep(layer, k, v):
+            if len(self.first) == layer:
+                self.first.append(tuple(np.ascontiguousarray(self.maths.to_bf16(x)[0])
+                                        for x in (k, v)))
+            return self.rounded(layer, k, v)
+
+        for _, ids in self.batches(self.windows):
+            hidden = self.model.hidden(ids, keep)
+            for i in range(len(ids)):
+                self.hidden.append(hidden[i])
+                self.base.append(self.model.judge(ids[i], hidden[i])[0])
+        self.base_nll = float(np.mean(np.concatenate(self.base)))
+
+
+# --- is the forward pass right? ------------------------------------------------------------------
+
+def short_nll(subject: Subject) -> float:
+    """Of the first tokens of the first window of each group."""
+    firsts = {}
+    for group, ids in subject.windows_of(CHECK_TOKENS):
+        firsts.setdefault(group, (group, ids))
+    return float(np.mean(np.concatenate(subject.nll(list(firsts.values())))))
+
+
+def check_short(subject: Subject) -> None:
+    nll = short_nll(subject)
+    wanted = subject.known.get("short_nll", {}).get(subject.text_digest)
+    say(f"{subject.name}: {subject.maths.name}, NLL of the short check {nll:.5f}, "
+        f"{'nothing known to compare with' if wanted is None else f'{wanted:.5f} wanted'}")
+    if wanted is not None and abs(nll - wanted) > NLL_TOLERANCE:
+        raise Unusable(f"{subject.name}: the forward pass is wrong: NLL {nll:.5f}, not {wanted}")
+
+
+def check_readme(subject: Subject, groups: list[str]) -> None:
+    """Perplexities of whole groups, as the model's README has them."""
+    known = subject.known.get("perplexity", {}).get(subject.text_digest, {})
+    windows = subject.windows_of(README_TOKENS) if known else []
+    for group in groups or list(known):
+        if group not in known:
+            raise Unusable(f"{subject.name}: no perplexity known for '{group}'")
+        chosen = [window for window in windows if window[0] == group]
+        ours = float(np.mean(np.concatenate(subject.nll(chosen))))
+        wanted = float(np.log(known[group]))
+        say(f"{subject.name}: {group}, {len(chosen)} windows of {README_TOKENS}: perplexity "
+            f"{np.exp(ours):.3f}, {known[group]:.3f} by transformers")
+        if abs(ours - wanted) > NLL_TOLERANCE:
+            raise Unusable(f"{subject.name}: {group} has NLL {ours:.5f}, not {wanted:.5f}")
+
+
+# --- one profile ---------------------------------------------------------------------------------
+
+def tensors(bits: np.ndarray) -> Tensor:
+    """One layer of one window, [head, token, dim]."""
+    return Tensor((bits.ctypes.data,), bits.strides[0], bits.shape[2])
+
+
+class Replaced:
+    """K and V of a layer through a codec."""
+
+    def __init__(self, maths, codec: LayerCodec) -> None:
+        self.maths = maths
+        self.codec = codec
+
+    def __call__(self, layer: int, k, v):
+        sources = [np.ascontiguousarray(self.maths.to_bf16(x)) for x in (k, v)]
+        targets = [self.maths.room(bits.shape) for bits in sources]
+        for target, source in zip(targets, sources):
+            whole = source.shape[2] // CHUNK_TOKENS * CHUNK_TOKENS
+            target[:, :, whole:] = source[:, :, whole:]  # not handed over yet: stays raw
+        jobs = [tuple((tensors(pair[0][window]), tensors(pair[1][window]))
+                      for pair in (sources, targets)) for window in range(len(sources[0]))]
+        self.codec.pass_through(layer, jobs, sources[0].shape[2])
+        return tuple(self.maths.from_bf16(bits) for bits in targets)
+
+
+def block_sizes(subject: Subject, codec: LayerCodec) -> tuple[float, float]:
+    """(payload, whole record) of the first window's blocks, of the bytes of bf16 K and V."""
+    k, v = (Tensor(tuple(layer[i].ctypes.data for layer in subject.first),
+                   subject.first[0][i].strides[0], subject.block_shape.dim) for i in (0, 1))
+    n_tokens = subject.first[0][0].shape[1]
+    chunks = range(0, n_tokens - CHUNK_TOKENS + 1, CHUNK_TOKENS)
+    if not chunks:
+        raise Unusable(f"--tokens: a chunk has {CHUNK_TOKENS}")
+    shape = subject.block_shape
+    raw = len(chunks) * 2 * shape.n_layers * shape.n_heads * shape.dim * CHUNK_TOKENS * ITEM_BYTES
+    records = sum(codec.block_bytes(k, v, token) for token in chunks)
+    return (records - len(chunks) * RECORD_PAGE_BYTES) / raw, records / raw
+
+
+def compare(subject: Subject, replace, profile: str, sizes: tuple[float, float]) -> Row:
+    """All windows with K and V replaced, beside the base."""
+    began = time.monotonic()
+    deltas, divergences, flips = [], [], []
+    for at, ids in subject.batches(subject.windows):
+        hidden = subject.model.hidden(ids, replace)
+        for i in range(len(ids)):
+            nll, kl, changed = subject.model.judge(ids[i], hidden[i], subject.hidden[at + i])
+            deltas.append(nll - subject.base[at + i])
+            divergences.append(kl)
+            flips.append(changed)
+    tokens = np.concatenate(deltas)
+    if not np.isfinite(tokens).all():
+        raise Unusable(f"{subject.name}, {profile}: an NLL is not finite")
+    groups: dict[str, list[float]] = {}
+    for (group, _), delta in zip(subject.windows, deltas):
+        groups.setdefault(group, []).append(float(delta.mean()))
+    return Row(subject.name, profile, len(deltas), len(deltas[0]) + 1, subject.base_nll,
+               [float(delta.mean()) for delta in deltas],
+               float(tokens.std(ddof=1) / len(tokens) ** 0.5),
+               float(np.concatenate(divergences).mean()), float(np.concatenate(flips).mean()),
+               *sizes, subject.n_parameters, subject.maths.name, time.monotonic() - began,
+               {group: float(np.mean(values)) for group, values in groups.items()})
+
+
+def measure_profile(subject: Subject, library, profile: str, n_workers: int) -> Row:
+    codec = LayerCodec(library, profile, subject.block_shape, n_workers)
+    try:
+        sizes = block_sizes(subject, codec)
+        return compare(subject, Replaced(subject.maths, codec), profile, sizes)
+    finally:
+        codec.close()
+
+
+def measure_model(subject: Subject, library, options, cache: Cache, library_digest: str) -> list:
+    """Rows of all profiles, and the reasons of those that this model cannot take."""
+    rows: list = []
+    wanted = {}
+    for profile in [PAGES, *options.profiles]:
+        key = " ".join((subject.digest, subject.text_digest, library_digest, profile,
+                        str(len(subject.windows)), str(options.tokens), subject.maths.name))
+        wanted[profile] = key
+        if key in cache.rows:
+            say(f"{subject.name} {profile}: measured before")
+    if any(key not in cache.rows for key in wanted.values()):
+        subject.run_base()
+    for profile, key in wanted.items():
+        if key not in cache.rows:
+            try:
+                if profile == PAGES:
+                    row = compare_pages(subject)
+                else:
+                    row = measure_profile(subject, library, profile, options.workers)
+            except CodecError as error:
+                say(f"{subject.name} {profile}: {error}")
+                rows.append((subject.name, profile, str(error)))
+                continue
+            say(f"{subject.name} {profile}: {row.payload:.4f} of bf16, dNLL {row.dnll:+.5f} "
+                f"({row.two_se:.5f}), KL {row.kl:.5f}, {row.seconds:.1f} s")
+            cache.add(key, row)
+        rows.append(cache.rows[key])
+    return rows
+
+
+def compare_pages(subject: Subject) -> Row:
+    """What rounding K and V to bf16 costs beside fp32, which is part of the base elsewhere."""
+    row = compare(subject, None, PAGES, (1.0, 1.0))
+    row.dnll_windows = [-delta for delta in row.dnll_windows]
+    row.groups = {group: -delta for group, delta in row.groups.items()}
+    return row
+
+
+def measure(options, library) -> list:
+    """Rows of all models."""
+    maths = maths_module.choose(options.maths)
+    cache = Cache(options.cache)
+    library_digest = digest_of(Path(library.path).resolve())
+    models = find_models(options.models)
+    rows: list = []
+    for path in models:
+        subject = Subject(path, options, models, maths)
+        check_short(subject)
+        is_quick_here = getattr(maths, "device", "cpu") == "cuda"
+        if options.check or is_quick_here:
+            check_readme(subject, options.check)
+        rows += measure_model(subject, library, options, cache, library_digest)
+    return rows

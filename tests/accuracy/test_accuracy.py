@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""tests/bench/run accuracy on a model that is made here, and the codec's harness without one.
+
+usage: test_accuracy.py codec|model BUILD
+"""
+import array
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import types
+import unittest
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec, module_from_spec, spec_from_loader
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+RUN = os.path.join(ROOT, "tests", "bench", "run")
+sys.path.insert(0, HERE)
+import codec  # noqa: E402
+import command  # noqa: E402
+
+SKIPPED = 77
+SEED = 20
+SETTINGS = ("allow_uncalibrated=true", "clients.max=64")
+
+
+def load_bench():
+    """tests/bench/run as a module: it knows how to start a daemon."""
+    loader = SourceFileLoader("bench_run", RUN)
+    module = module_from_spec(spec_from_loader("bench_run", loader))
+    loader.exec_module(module)
+    return module
+
+
+def values_of(data):
+    """bf16 bits as numbers."""
+    return struct.unpack(f"<{len(data)}f", b"".join(b"\0\0" + struct.pack("<H", bits)
+                                                     for bits in data))
+
+
+class Codec(unittest.TestCase):
+    """Needs no numpy: what the library and the daemon give back."""
+
+    SHAPE = codec.Shape(n_layers=7, n_heads=2, dim=64)
+
+    @classmethod
+    def setUpClass(cls):
+        bench = load_bench()
+        cls.folder = tempfile.TemporaryDirectory(prefix="kvferry-accuracy-")
+        options = types.SimpleNamespace(build=BUILD)
+        cls.daemon, socket = bench.start_daemon(options, cls.folder.name, 8 * bench.MIB, *SETTINGS)
+        cls.stop = staticmethod(bench.stop)
+        cls.library = codec.Library(BUILD, socket)
+        # two heads of one full chunk and a part of another one
+        cls.n_tokens = codec.CHUNK_TOKENS + 40
+        generator = random.Random(SEED)
+        n = cls.SHAPE.n_heads * cls.n_tokens * cls.SHAPE.dim
+        floats = struct.pack(f"<{n}f", *(generator.gauss(0, 1) for _ in range(n)))
+        cls.source = array.array("H", struct.unpack(f"<{2 * n}H", floats)[1::2])
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.stop(cls.daemon)
+        cls.folder.cleanup()
+
+    def tensor(self, data):
+        stride = self.n_tokens * self.SHAPE.dim * codec.ITEM_BYTES
+        return codec.Tensor((data.buffer_info()[0],), stride, self.SHAPE.dim)
+
+    def through(self, profile, layer):
+        """(what comes back of K, bits a value of a whole block)."""
+        target = array.array("H", bytes(len(self.source) * codec.ITEM_BYTES))
+        through = codec.LayerCodec(self.library, profile, self.SHAPE, 2)
+        try:
+            source = self.tensor(self.source)
+            other = array.array("H", target)
+            through.pass_through(layer, [((source, source),
+                                          (self.tensor(target), self.tensor(other)))],
+                                 self.n_tokens)
+            whole = source.repeated(self.SHAPE.n_layers)
+            size = through.block_bytes(whole, whole, 0) - codec.RECORD_PAGE_BYTES
+            values = (2 * self.SHAPE.n_layers * self.SHAPE.n_heads * self.SHAPE.dim *
+                      codec.CHUNK_TOKENS)
+            return target, size * 8 / values
+        finally:
+            through.close()
+
+    def heads(self, data):
+        """The coded and the other part of each head."""
+        step = self.n_tokens * self.SHAPE.dim
+        cut = codec.CHUNK_TOKENS * self.SHAPE.dim
+        for at in range(0, len(data), step):
+            yield data[at : at + cut], data[at + cut : at + step]
+
+    def error(self, target):
+        """Squared error over the square, of what was coded."""
+        wanted, got = ([value for coded, _ in self.heads(data) for value in values_of(coded)]
+                       for data in (self.source, target))
+        return (sum((a - b) ** 2 for a, b in zip(wanted, got)) /
+                sum(value * value for value in wanted))
+
+    def test_exact_gives_back_every_bit_and_leaves_the_rest(self):
+        target, bits = self.through("exact", 3)
+        self.assertTrue(11 < bits < 13, bits)
+        for (coded, rest), (wanted, _) in zip(self.heads(target), self.heads(self.source)):
+            self.assertEqual(coded, wanted)
+            self.assertFalse(any(rest))
+
+    def test_error_and_size_of_saw4(self):
+        target, bits = self.through("balanced", 3)
+        self.assertTrue(4.2 < bits < 4.8, bits)
+        self.assertTrue(0.004 < self.error(target) < 0.012, self.error(target))
+
+    def test_layers_near_the_ends_keep_their_width(self):
+        # K: 8 bits in two layers at each end, 4 between
+        errors = [self.error(self.through("dense", layer)[0]) for layer in range(7)]
+        for layer in (0, 1, 5, 6):
+            self.assertLess(errors[layer], 1e-4, errors)
+        for layer in (2, 3, 4):
+            self.assertTrue(0.004 < errors[layer] < 0.012, errors)
+
+    def test_a_name_that_is_no_profile_is_refused(self):
+        with self.assertRaises(codec.CodecError):
+            codec.LayerCodec(self.library, "saw4-never", self.SHAPE, 1)
+
+    def test_every_listed_profile_opens(self):
+        for profile in command.all_profiles(BUILD):
+            with self.subTest(profile=profile):
+                codec.Handle(self.library, profile, self.SHAPE).close()
+
+
+class Model(unittest.TestCase):
+    """The whole command on random weights: KL says how far, NLL of random weights says nothing."""
+
+    SIZES = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+             "num_hidden_layers": 3, "rope_theta": 10000.0, "rms_norm_eps": 1e-5}
+    WORDS = ("tide", "harbour", "ferry", "lantern", "rope", "anchor")
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory(prefix="kvferry-accuracy-")
+        cls.write_tokenizer()
+        cls.write_weights()
+        generator = random.Random(SEED)
+        text = " ".join(generator.choice(cls.WORDS) for _ in range(400))
+        cls.write("heldout.txt", text)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    @classmethod
+    def path(cls, name):
+        return os.path.join(cls.folder.name, "tiny", name)
+
+    @classmethod
+    def write(cls, name, text):
+        os.makedirs(os.path.dirname(cls.path(name)), exist_ok=True)
+        with open(cls.path(name), "w", encoding="utf-8") as file:
+            file.write(text)
+
+    @classmethod
+    def write_tokenizer(cls):
+        import text as text_module
+
+        tokens = [text_module.MARK, *text_module.bpe.byte_alphabet()]
+        model = {"vocab": {token: i for i, token in enumerate(tokens)}, "merges": []}
+        cls.write("tokenizer.json", json.dumps({"model": model}))
+        cls.n_tokens = len(tokens)
+
+    @classmethod
+    def write_weights(cls):
+        import numpy as np
+
+        sizes = cls.SIZES
+        width, dim = sizes["hidden_size"], sizes["head_dim"]
+        q, kv = sizes["num_attention_heads"] * dim, sizes["num_key_value_heads"] * dim
+        shapes = {"model.embed_tokens.weight": (cls.n_tokens, width), "model.norm.weight": (width,)}
+        for layer in range(sizes["num_hidden_layers"]):
+            parts = {"input_layernorm.weight": (width,), "self_attn.q_proj.weight": (q, width),
+                     "self_attn.k_proj.weight": (kv, width), "self_attn.k_proj.bias": (kv,),
+                     "self_attn.v_proj.weight": (kv, width),
+                     "self_attn.o_proj.weight": (width, q),
+                     "post_attention_layernorm.weight": (width,),
+                     "mlp.gate_proj.weight": (96, width), "mlp.up_proj.weight": (96, width),
+                     "mlp.down_proj.weight": (width, 96)}
+            shapes.update({f"model.layers.{layer}.{name}": shape for name, shape in parts.items()})
+        generator = np.random.default_rng(SEED)
+        header, data = {}, b""
+        for name, shape in shapes.items():
+            weight = generator.normal(0, shape[-1] ** -0.5, shape)
+            raw = (np.ones(shape) if "norm" in name else weight).astype("<f4").tobytes()
+            header[name] = {"dtype": "F32", "shape": shape,
+                            "data_offsets": [len(data), len(data) + len(raw)]}
+            data += raw
+        packed = json.dumps(header).encode()
+        cls.write("config.json", json.dumps(sizes))
+        with open(cls.path("model.safetensors"), "wb") as file:
+            file.write(len(packed).to_bytes(8, "little") + packed + data)
+
+    def bench(self, *profiles):
+        done = subprocess.run(
+            [sys.executable, "-B", RUN, "accuracy", "--build", BUILD, "--models",
+             self.folder.name, "--windows", "2", "--tokens", "300", "--profiles", *profiles,
+             "--cache", self.path("cache.jsonl"), "--maths", "numpy"],
+            capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads(done.stdout.splitlines()[-1])
+        found = {result["profile"]: result for result in report["results"]
+                 if "skipped" not in result}
+        return found, done.stderr
+
+    def test_order_of_profiles_and_going_on(self):
+        found, _ = self.bench("exact", "balanced")
+        self.assertEqual([found["exact"][key] for key in ("value", "kl", "flips")], [0, 0, 0])
+        self.assertEqual(found["exact"]["ci"], [0, 0])
+        self.assertLess(found["bf16-pages"]["kl"], 1e-3)
+        # dim 32: 4 bits, offset and scale, and the mean of K
+        self.assertTrue(0.28 < found["balanced"]["payload"] < 0.36, found["balanced"])
+        self.assertGreater(found["balanced"]["block"], found["balanced"]["payload"])
+        self.assertIn(command.NOT_EVIDENCE, found["balanced"]["note"])
+        again, said = self.bench("exact", "balanced", "saw2")
+        self.assertEqual(again["balanced"], found["balanced"])
+        self.assertIn("balanced: measured before", said)
+        self.assertLess(10 * found["bf16-pages"]["kl"], found["balanced"]["kl"])
+        self.assertLess(4 * found["balanced"]["kl"], again["saw2"]["kl"])
+
+
+if __name__ == "__main__":
+    KIND, BUILD = sys.argv.pop(1), os.path.abspath(sys.argv.pop(1))
+    if KIND == "model" and find_spec("numpy") is None:
+        print("skipped: this python3 has no numpy, which the forward pass needs")
+        sys.exit(SKIPPED)
+    unittest.main(defaultTest={"codec": "Codec", "model": "Model"}[KIND])
