@@ -147,3 +147,35 @@ def results(rows: list, table: list, is_quick: bool) -> list[dict]:
         else:
             out.append(result_of(f"{row.model}/{row.profile}/dnll", row))
     return out
+
+
+# --- for the page --------------------------------------------------------------------------------
+
+TABLE_HEAD = (
+    "| profile | of bf16 KV | with record page | delta NLL | two errors | KL | top-1 changed |",
+    "|---|---:|---:|---:|---:|---:|---:|")
+
+
+def split(report: dict) -> tuple[dict, list[str]]:
+    """The report with its named figures alone, and the others as tables in Markdown, a model each,
+    largest blocks first."""
+    if report["bench"] != "accuracy":
+        return report, []
+    named = [result for result in report["results"] if "/" not in result["name"]]
+    by_model: dict[str, list[dict]] = {}
+    for result in report["results"]:
+        if "/" in result["name"] and "skipped" not in result:
+            by_model.setdefault(result["model"], []).append(result)
+    lines: list[str] = []
+    for model, rows in by_model.items():
+        first = rows[0]
+        lines += ["", f"{model}, {first['pairs']} windows, {first['tokens']} tokens scored, base "
+                      f"{first['base_nll']:.4f} nats a token, computed by {first['maths']}"
+                      f"{', ' + NOT_EVIDENCE if NOT_EVIDENCE in first['note'] else ''}:", "",
+                  *TABLE_HEAD]
+        for row in sorted(rows, key=lambda row: (-row["payload"], row["profile"])):
+            error = (row["ci"][1] - row["ci"][0]) / 2
+            lines.append(f"| `{row['profile']}` | {row['payload']:.4f} | {row['block']:.4f} | "
+                         f"{row['value']:.4f} | {error:.4f} | {row['kl']:.2g} | "
+                         f"{row['flips']:.2%} |")
+    return {**report, "results": named}, lines

@@ -50,11 +50,9 @@ class Codec(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        bench = load_bench()
         cls.folder = tempfile.TemporaryDirectory(prefix="kvferry-accuracy-")
         options = types.SimpleNamespace(build=BUILD)
-        cls.daemon, socket = bench.start_daemon(options, cls.folder.name, 8 * bench.MIB, *SETTINGS)
-        cls.stop = staticmethod(bench.stop)
+        cls.daemon, socket = BENCH.start_daemon(options, cls.folder.name, 8 * BENCH.MIB, *SETTINGS)
         cls.library = codec.Library(BUILD, socket)
         # two heads of one full chunk and a part of another one
         cls.n_tokens = codec.CHUNK_TOKENS + 40
@@ -65,7 +63,7 @@ class Codec(unittest.TestCase):
 
     @classmethod
     def tearDownClass(cls):
-        cls.stop(cls.daemon)
+        BENCH.stop(cls.daemon)
         cls.folder.cleanup()
 
     def tensor(self, data):
@@ -132,6 +130,44 @@ class Codec(unittest.TestCase):
         for profile in command.all_profiles(BUILD):
             with self.subTest(profile=profile):
                 codec.Handle(self.library, profile, self.SHAPE).close()
+
+
+class Report(unittest.TestCase):
+    """Rows as results and as tables."""
+
+    @staticmethod
+    def row(profile, dnll, two_se):
+        return types.SimpleNamespace(
+            model="mha-28m", profile=profile, n_windows=4, n_tokens=1024, base_nll=3.2, dnll=dnll,
+            two_se=two_se, kl=0.002, flips=0.03, payload=0.268, block=0.27,
+            n_parameters=28_000_000, maths="numpy", groups={})
+
+    def results(self, rows, is_quick=False):
+        made = command.results(rows, BENCH.figures.FIGURES["accuracy"], is_quick)
+        return {result["name"]: result for result in made}
+
+    def test_bars_are_for_the_upper_end(self):
+        name = "mha_saw4_dnll"
+        self.assertIs(self.results([self.row("balanced", 0.002, 0.001)])[name]["pass"], True)
+        self.assertIs(self.results([self.row("balanced", 0.0035, 0.001)])[name]["pass"], False)
+        self.assertEqual(self.results([self.row("balanced", 0.002, 0.001)], True)[name]["pass"],
+                         "inconclusive")
+        self.assertIn("skipped", self.results([self.row("exact", 0.0, 0.0)])[name])
+
+    def test_every_named_figure_has_a_model_and_a_profile(self):
+        names = {figure.name for figure in BENCH.figures.FIGURES["accuracy"]}
+        self.assertEqual(names, set(command.NAMED))
+        self.assertLessEqual({profile for _, profile in command.NAMED.values()},
+                             set(command.all_profiles(BUILD)))
+
+    def test_tables_have_a_line_for_each_profile(self):
+        made = list(self.results([self.row("balanced", 0.002, 0.001), ("mha-28m", "max", "why"),
+                                  self.row("saw3", 0.01, 0.002)]).values())
+        named, lines = command.split({"bench": "accuracy", "results": made})
+        self.assertEqual(len(named["results"]), len(command.NAMED))
+        self.assertIn("| `saw3` | 0.2680 | 0.2700 | 0.0100 | 0.0020 | 0.002 | 3.00% |", lines)
+        self.assertEqual(sum(line.startswith("| `") for line in lines), 2)
+        self.assertTrue(any(command.NOT_EVIDENCE in line for line in lines))
 
 
 class Model(unittest.TestCase):
@@ -236,4 +272,5 @@ if __name__ == "__main__":
     if KIND == "model" and find_spec("numpy") is None:
         print("skipped: this python3 has no numpy, which the forward pass needs")
         sys.exit(SKIPPED)
-    unittest.main(defaultTest={"codec": "Codec", "model": "Model"}[KIND])
+    BENCH = load_bench()
+    unittest.main(defaultTest={"codec": ["Codec", "Report"], "model": ["Model"]}[KIND])

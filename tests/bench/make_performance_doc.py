@@ -17,6 +17,9 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import figures  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "accuracy"))
+import command as accuracy  # noqa: E402
+
 RESULTS = os.path.join(ROOT, "tests", "bench", "results")
 PAGE = os.path.join(ROOT, "docs", "performance.md")
 
@@ -61,6 +64,13 @@ How the two sides are kept alike:
   The well-behaved one spins while it waits, so that both keep as many threads on CPUs at a time
   (with two CPUs the slowest requests are those that wait for one), or sleeps. Slices of half a
   second alternate, and all slices of a pair are counted together.
+- accuracy: windows of text, spread over all of it, run once with K and V as an engine caches them
+  (bf16, K after RoPE) and once with K and V of all full chunks of 256 tokens encoded and decoded by
+  the library as they are produced, layer upon layer; ours is the mean difference of the NLL of a
+  token, 95 % stands for two standard errors (the larger of that over windows and that over tokens),
+  and the bar is for the upper end. Every token attends to decoded K and V, its own chunk's too,
+  where an engine still has the newest ones as they were. Models this small are the hard case, and
+  they are not evidence for your model.
 """
 
 TITLES = {
@@ -69,6 +79,7 @@ TITLES = {
     "codec": "Codecs, one core",
     "gpu": "GPU",
     "hostile": "Beside a hostile client",
+    "accuracy": "What models lose",
 }
 
 
@@ -120,8 +131,9 @@ def machine_text(report):
         parts.append(f"{machine['gpu']} by {machine['gpu_link']}, driver {machine['gpu_driver']}")
     if "drive" in machine:
         parts.append(f"drive {machine['drive']} with {machine['fs']}")
-    return (f"{', '.join(parts)}. {report['date'][:10]}, commit {report['commit']}, "
-            f"{report['seconds']:g} s a side; others took {machine['cpu_of_others']:.1%} of the "
+    sides = "" if report["bench"] == "accuracy" else f", {report['seconds']:g} s a side"
+    return (f"{', '.join(parts)}. {report['date'][:10]}, commit {report['commit']}"
+            f"{sides}; others took {machine['cpu_of_others']:.1%} of the "
             f"CPUs meanwhile, the host {machine['cpu_of_host']:.1%}.")
 
 
@@ -134,12 +146,13 @@ def report_text(report):
              "| figure | ours | limit | ratio | 95 % | bar | | |",
              "|---|---:|---:|---:|---:|---:|---|---|"]
     limits = {result["name"]: result.get("limit_name") for result in report["results"]}
-    for name, value, limit, ratio, interval, bar, verdict, note in figures.rows(report):
+    named, tables = accuracy.split(report)
+    for name, value, limit, ratio, interval, bar, verdict, note in figures.rows(named):
         notes = "; ".join(part for part in (note, limits[name] and f"limit: {limits[name]}")
                           if part)
         cells = [f"`{name}`", value, limit, ratio, interval, bar, verdict, notes]
         lines.append("| " + " | ".join(escape(cell) for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *tables]) + "\n"
 
 
 def make_page(reports):
