@@ -32,8 +32,8 @@ struct kvf_kivi_kernels {
     void (*choose)(const float *min, const float *max, uint32_t n, uint32_t bits, uint32_t *meta,
                    float *lo, float *factor);
 
-    /* (4) The codes of a vector, to code_bytes at to. Element i has the numbers of group i >> shift:
-     * shift is 0 by channel, else the logarithm of group_size. */
+    /* (4) The codes of a vector, to code_bytes at to. Element i has the numbers of group i >>
+     * shift: shift is 0 by channel, else the logarithm of group_size. */
     void (*quantize)(const float *x, const float *lo, const float *factor, uint32_t shift,
                      uint32_t n, uint32_t bits, uint8_t *to);
 
