@@ -113,11 +113,14 @@ def note_of(row) -> str:
 def result_of(name: str, row, figure=None) -> dict:
     """In the form of figures.measured, and what a reader of JSON may want besides."""
     bar = figure.bar if figure is not None else None
-    high = row.dnll + row.two_se
+    low, high = row.dnll - row.two_se, row.dnll + row.two_se
+    verdict = None
+    if bar is not None:
+        verdict = True if high <= bar else False if low > bar else "inconclusive"
     return {"name": name, "unit": "nats", "note": note_of(row), "value": row.dnll,
             "limit_name": None, "limit": None, "ratio": None,
-            "ci": [row.dnll - row.two_se, high], "pairs": row.n_windows, "bar": bar,
-            "better": "lower", "pass": None if bar is None else high <= bar,
+            "ci": [low, high], "pairs": row.n_windows, "bar": bar, "better": "lower",
+            "pass": verdict,
             "model": row.model, "profile": row.profile, "payload": row.payload,
             "block": row.block, "kl": row.kl, "flips": row.flips, "base_nll": row.base_nll,
             "tokens": row.n_windows * (row.n_tokens - 1), "groups": row.groups,

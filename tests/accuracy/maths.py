@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-LOGIT_ROWS = 256
+ROWS = 256  # of scores and of logits at a time
 
 
 class NumpyMaths:
@@ -41,15 +41,18 @@ class NumpyMaths:
     def attention(self, q, k, v):
         n_windows, n_heads, n_tokens, dim = q.shape
         group = n_heads // k.shape[1]
-        future = np.triu(np.full((n_tokens, n_tokens), -np.inf, np.float32), 1)
+        future = np.triu(np.full((ROWS, ROWS), -np.inf, np.float32), 1)
         out = np.empty((n_windows, n_tokens, n_heads, dim), np.float32)
-        for window in range(n_windows):
-            for head in range(n_heads):
-                scores = q[window, head] @ k[window, head // group].T
-                scores = scores * np.float32(dim**-0.5) + future
-                scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-                scores /= scores.sum(axis=-1, keepdims=True)
-                out[window, :, head] = scores @ v[window, head // group]
+        for window, head in np.ndindex(n_windows, n_heads):
+            keys, values = (x[window, head // group] for x in (k, v))
+            for at in range(0, n_tokens, ROWS):  # few rows stay in a cache, half the keys go
+                end = min(at + ROWS, n_tokens)
+                scores = q[window, head, at:end] @ keys[:end].T * np.float32(dim**-0.5)
+                scores[:, at:] += future[: end - at, : end - at]
+                scores -= scores.max(axis=-1, keepdims=True)
+                np.exp(scores, out=scores)
+                total = scores.sum(axis=-1, keepdims=True)
+                out[window, at:end, head] = scores @ values[:end] / total
         return out.reshape(n_windows, n_tokens, -1)
 
     def to_bf16(self, x) -> np.ndarray:
@@ -64,18 +67,19 @@ class NumpyMaths:
         return (bits.astype(np.uint32) << 16).view(np.float32)
 
     def log_probabilities(self, hidden, table):
-        logits = (hidden @ table.T).astype(np.float64)
+        logits = hidden @ table.T
         logits -= logits.max(axis=-1, keepdims=True)
-        return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        logits -= np.log(np.exp(logits).sum(axis=-1, keepdims=True, dtype=np.float64))
+        return logits
 
     def judge(self, base, other, ids):
         """Of rows of log probabilities: NLL of ids by each, KL of other from base, top-1 changed.
         base may be None: then only the first is of use."""
         at = np.arange(len(ids))
-        nll = -other[at, ids]
+        nll = -other[at, ids].astype(np.float64)
         if base is None:
             return nll, None, None
-        divergence = (np.exp(base) * (base - other)).sum(axis=-1)
+        divergence = (np.exp(base) * (base - other)).sum(axis=-1, dtype=np.float64)
         return nll, divergence, base.argmax(axis=-1) != other.argmax(axis=-1)
 
     def host(self, x) -> np.ndarray:

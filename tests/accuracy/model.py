@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maths import LOGIT_ROWS
+from maths import ROWS
 
 # Ours: (Hugging Face, GGUF).
 GLOBAL_NAMES = {
@@ -195,8 +195,8 @@ class Model:
         table = self.weights.get(("output", None, "weight"),
                                  self.weights["embedding", None, "weight"])
         parts = []
-        for at in range(0, len(ids) - 1, LOGIT_ROWS):
-            end = min(at + LOGIT_ROWS, len(ids) - 1)
+        for at in range(0, len(ids) - 1, ROWS):
+            end = min(at + ROWS, len(ids) - 1)
             ours = self.maths.log_probabilities(hidden[at:end], table)
             theirs = None
             if base is not None:

@@ -146,10 +146,11 @@ class Report(unittest.TestCase):
         made = command.results(rows, BENCH.figures.FIGURES["accuracy"], is_quick)
         return {result["name"]: result for result in made}
 
-    def test_bars_are_for_the_upper_end(self):
+    def test_verdicts_are_those_of_the_whole_interval(self):
         name = "mha_saw4_dnll"
-        self.assertIs(self.results([self.row("balanced", 0.002, 0.001)])[name]["pass"], True)
-        self.assertIs(self.results([self.row("balanced", 0.0035, 0.001)])[name]["pass"], False)
+        for dnll, verdict in ((0.002, True), (0.0035, "inconclusive"), (0.0055, False)):
+            result = self.results([self.row("balanced", dnll, 0.001)])[name]
+            self.assertEqual(result["pass"], verdict, dnll)
         self.assertEqual(self.results([self.row("balanced", 0.002, 0.001)], True)[name]["pass"],
                          "inconclusive")
         self.assertIn("skipped", self.results([self.row("exact", 0.0, 0.0)])[name])

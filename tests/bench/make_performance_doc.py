@@ -68,7 +68,7 @@ How the two sides are kept alike:
   (bf16, K after RoPE) and once with K and V of all full chunks of 256 tokens encoded and decoded by
   the library as they are produced, layer upon layer; ours is the mean difference of the NLL of a
   token, 95 % stands for two standard errors (the larger of that over windows and that over tokens),
-  and the bar is for the upper end. Every token attends to decoded K and V, its own chunk's too,
+  and an interval on both sides of the bar is inconclusive. Every token attends to decoded K and V, its own chunk's too,
   where an engine still has the newest ones as they were. Models this small are the hard case, and
   they are not evidence for your model.
 """
