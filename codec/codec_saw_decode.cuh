@@ -209,13 +209,6 @@ static __device__ __forceinline__ uint32_t pack_bf16(float a, float b)
     return *reinterpret_cast<uint32_t *>(&both);
 }
 
-static __device__ __forceinline__ uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)
-{
-    uint32_t d;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
 static __device__ __forceinline__ void store_16(uint8_t *to, const uint32_t word[4],
                                                 bool is_aligned)
 {
@@ -300,28 +293,15 @@ template <int dim, int bits> struct decode_ring {
         for (uint32_t unit = 0; unit < codes_bytes; unit += warp_lanes * unit_bytes) {
             uint32_t offset = unit + lane * unit_bytes;
             if (offset < n * vector_bytes) {
-                copy<unit_bytes>(to + offset, codes + offset);
+                start_copy<unit_bytes>(to + offset, codes + offset);
             }
         }
         if (lane < n) {
             const uint32_t *meta = at.parts.meta + vector + lane;
-            copy<4>(to + codes_bytes + lane * KVF_SAW_META_BYTES,
-                    reinterpret_cast<const uint8_t *>(meta));
+            start_copy<4>(to + codes_bytes + lane * KVF_SAW_META_BYTES,
+                          reinterpret_cast<const uint8_t *>(meta));
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
-    }
-
-    template <uint32_t bytes>
-    static __device__ __forceinline__ void copy(uint32_t to, const uint8_t *from)
-    {
-        if constexpr (bytes == 16) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from)
-                         : "memory");
-        } else {
-            asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from),
-                         "n"(bytes)
-                         : "memory");
-        }
+        commit_copies();
     }
 
     /* The lane's codes and meta word of tile k, asked for n_slots tiles ago. */
@@ -329,7 +309,7 @@ template <int dim, int bits> struct decode_ring {
     {
         uint32_t g = threadIdx.x % warp_lanes / 4;
         const uint8_t *slot = base + k % n_slots * slot_bytes;
-        asm volatile("cp.async.wait_group %0;" ::"n"(n_slots - 1) : "memory");
+        await_copies<n_slots - 1>();
         __syncwarp();
         codes->load(slot + g * vector_bytes);
         uint32_t meta = reinterpret_cast<const uint32_t *>(slot + codes_bytes)[g];

@@ -18,6 +18,7 @@
 #define KVF_CODEC_CODEC_SAW_DEVICE_CUH
 
 #include "codec/codec_gpu.cuh"
+#include "codec/codec_ptx.cuh"
 #include "codec/codec_saw.h"
 
 #include <cuda_bf16.h>
@@ -163,16 +164,7 @@ static __device__ __forceinline__ uint32_t permute_bytes(uint32_t a, uint32_t b,
 /* The larger magnitude of each half, 0x7fff if one is NaN. */
 static __device__ __forceinline__ uint32_t max_magnitudes(uint32_t a, uint32_t b)
 {
-    uint32_t larger;
-    asm("{\n\t"
-        ".reg .b32 x, y;\n\t"
-        "abs.f16x2 x, %1;\n\t"
-        "abs.f16x2 y, %2;\n\t"
-        "max.NaN.f16x2 %0, x, y;\n\t"
-        "}"
-        : "=r"(larger)
-        : "r"(a), "r"(b));
-    return larger;
+    return max_half_magnitudes(a, b);
 }
 
 /* Each half all ones where its magnitude is not below the threshold's; zero if either is NaN. */
@@ -180,45 +172,6 @@ static __device__ __forceinline__ uint32_t not_below(uint32_t value, uint32_t th
 {
     __half2 x = __habs2(*reinterpret_cast<__half2 *>(&value));
     return __hge2_mask(x, *reinterpret_cast<__half2 *>(&threshold));
-}
-
-/* Stores to global memory: what the compiler is not told costs an instruction that asks. */
-static __device__ __forceinline__ void store_global(uint8_t *to, uint32_t a)
-{
-    asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(a) : "memory");
-}
-
-static __device__ __forceinline__ void store_global(uint8_t *to, uint32_t a, uint32_t b)
-{
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(a), "r"(b) : "memory");
-}
-
-static __device__ __forceinline__ void store_global(uint8_t *to, uint32_t a, uint32_t b, uint32_t c,
-                                                    uint32_t d)
-{
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c),
-                 "r"(d)
-                 : "memory");
-}
-
-/* d = A B, in one product of 16 x 16 by 16 x 8. */
-static __device__ __forceinline__ void mma_bf16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                                uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
-}
-
-/* d = A B + (c, 0, c, 0) */
-static __device__ __forceinline__ void mma_f16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                               uint32_t a3, uint32_t b0, uint32_t b1, float c)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %10, %11};"
-        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c), "f"(0.0f));
 }
 
 /* A lane's half of H16 without bit 1: two numbers of magnitude one; minus where the index bits of
@@ -259,8 +212,7 @@ static __device__ __forceinline__ void butterfly(float &u, float &v)
  * step from the machine's estimate; see test_saw_gpu.c. */
 static __device__ __forceinline__ float reciprocal_of_half(float x)
 {
-    float estimate;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(x));
+    float estimate = estimate_reciprocal(x);
     return __fmaf_rn(estimate, __fmaf_rn(-x, estimate, 1.0f), estimate);
 }
 

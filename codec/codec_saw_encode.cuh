@@ -23,6 +23,7 @@ enum class encode_variant {
     normal,
     swapped, /* two stages of the rotation change places */
     unrotated,
+    one_mean_barrier, /* not two by turns */
 };
 
 /* (1) The largest magnitudes of the lane's elements, 0x7fff if one is NaN, in either half. */
@@ -72,12 +73,12 @@ enum encode_barrier { /* numbers of barriers of the thread block */
 
 static __device__ __forceinline__ void arrive(uint32_t barrier)
 {
-    asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"((int)SAW_ENCODE_THREADS) : "memory");
+    arrive_at(barrier, SAW_ENCODE_THREADS);
 }
 
 static __device__ __forceinline__ void await(uint32_t barrier)
 {
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"((int)SAW_ENCODE_THREADS) : "memory");
+    await_at(barrier, SAW_ENCODE_THREADS);
 }
 
 /* One lane's channels of a vector: dim / 32 in a row. */
@@ -284,12 +285,12 @@ rotate_words(const encode_target &at, const hadamard_pair &h16, uint32_t thresho
         mma_bf16(y[i][0], a0, a1, a2, a3, h16.b[0], h16.b[1]);
         mma_bf16(y[i][1], a0, a1, a2, a3, h16.b[2], h16.b[3]);
     }
-    if constexpr (variant == encode_variant::normal) {
-        rotate_bit_2<dim>(y);
-        rotate_high_bit<dim, 1>(y);
-    } else if constexpr (variant == encode_variant::swapped) {
+    if constexpr (variant == encode_variant::swapped) {
         rotate_high_bit<dim, 1>(y);
         rotate_bit_2<dim>(y);
+    } else if constexpr (variant != encode_variant::unrotated) {
+        rotate_bit_2<dim>(y);
+        rotate_high_bit<dim, 1>(y);
     }
     if constexpr (variant != encode_variant::unrotated && dim >= 128) {
         rotate_high_bit<dim, 2>(y);
@@ -408,29 +409,6 @@ struct quantizer {
         return __float_as_int(__fmul_rn(__fmaf_rn(y, 0x1p-43f, offset), factor));
     }
 };
-
-/* (c, a, b) with a and b clamped to 0 .. 15, or 255. */
-static __device__ __forceinline__ uint32_t pack_nibbles(int32_t a, int32_t b, uint32_t c)
-{
-    uint32_t d;
-    asm("cvt.pack.sat.u4.s32.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
-static __device__ __forceinline__ uint32_t pack_bytes(int32_t a, int32_t b, uint32_t c)
-{
-    uint32_t d;
-    asm("cvt.pack.sat.u8.s32.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
-
-/* (c, a, b) with a and b clamped to 0 .. 3. */
-static __device__ __forceinline__ uint32_t pack_twos(int32_t a, int32_t b, uint32_t c)
-{
-    uint32_t d;
-    asm("cvt.pack.sat.u2.s32.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-    return d;
-}
 
 /* Eight nibbles of 0 or 1 to bits. */
 static __device__ __forceinline__ uint32_t squeeze_to_1(uint32_t nibbles)
@@ -613,6 +591,11 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
         pin(h16.b[3]);
     }
 
+    __device__ __forceinline__ uint32_t mean_barrier() const
+    {
+        return variant == encode_variant::one_mean_barrier ? ENCODE_MEAN : ENCODE_MEAN + turn;
+    }
+
     /* The warp's row in the thread block's unit. */
     __device__ __forceinline__ const encode_row *row_of(uint32_t unit) const
     {
@@ -643,7 +626,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
         finish_mean<dim>(team, shared, signs + row.signs,
                          at_address<uint16_t>(stored) + row.row * dim, shared->mean[turn]);
         __syncwarp();
-        arrive(ENCODE_MEAN + turn);
+        arrive(mean_barrier());
     }
 
     __device__ __forceinline__ encode_target target_of(const encode_row &row,
@@ -703,7 +686,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
         const encode_row *next = row_of(unit + 1);
         uint32_t page_id = source.ask_page(work, team, *next);
         if (at.mean != nullptr && team.warp != unit % encode_warps) {
-            await(ENCODE_MEAN + turn);
+            await(mean_barrier());
         }
         uint32_t n_escapes = 0;
 #pragma unroll 1

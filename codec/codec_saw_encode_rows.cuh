@@ -31,13 +31,6 @@ static_assert(encode_warps == KVF_SAW_PARTIAL_SUMS, "a warp has one of the sums"
  * Rows
  */
 
-/* Keep a value in its register: what the compiler cannot make again it does not make again in every
- * tile. */
-template <typename T> static __device__ __forceinline__ void pin(T &value)
-{
-    asm volatile("" : "+r"(value));
-}
-
 /* Where a warp is in its thread block. */
 struct encode_team {
     uint32_t warp;
@@ -168,17 +161,6 @@ template <int dim> struct encode_shared {
 /* -------------------------------------------------------------------------------------------------
  * The way in
  */
-static __device__ __forceinline__ void commit_copies()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Wait until all copies are there but for the last `behind` groups. */
-template <int behind> static __device__ __forceinline__ void await_copies()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(behind) : "memory");
-}
-
 static __device__ __forceinline__ uint32_t shared_address(const void *at)
 {
     return (uint32_t)__cvta_generic_to_shared(at);
@@ -234,10 +216,7 @@ template <int dim> struct encode_ring {
         uint32_t to = shared_address(slot(k));
 #pragma unroll
         for (uint32_t i = 0; i < dim / 32; i++) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                             to + (i % 2 == 0 ? even : odd) + i / 2 * 128),
-                         "l"(from + i * 64)
-                         : "memory");
+            start_copy<16>(to + (i % 2 == 0 ? even : odd) + i / 2 * 128, from + i * 64);
         }
     }
 
