@@ -129,6 +129,7 @@ struct kvf_op {
     uint8_t want;   /* enum kvf_op_want */
     uint8_t tier;   /* enum kvf_tier_kind where it was found */
     bool supersedes;
+    bool is_joined;   /* put: waits for another put of the same block to end */
     bool is_compared; /* put: with payload_crc32c, when the block's sum is known */
     uint32_t payload_crc32c;
     uint8_t superseded_key_id[32];

@@ -42,15 +42,22 @@ static bool is_summed(const struct kvf_request *request)
     return (request->sqe.flags & KVF_SQE_UNSUMMED) == 0;
 }
 
-/* The block is here already, with this payload? One whose sum nobody knows counts as the same: it
- * is not worth copying to find out. */
+/* Has the block another payload than this put? One whose sum nobody knows counts as the same: it is
+ * not worth copying to find out. */
+static bool has_other_payload(const struct kvf_request *request, const struct kvf_entry *entry)
+{
+    bool is_known = !entry->is_crc_unknown && is_summed(request);
+
+    return is_known && !KVF_MUTANT(conflict_missed) &&
+           entry->payload_crc32c != request->session->agent->page.header.payload_crc32c;
+}
+
+/* The block is stored already: with this payload? */
 static int compare(const struct kvf_request *request, const struct kvf_entry *entry)
 {
     struct kvf_agent *agent = request->session->agent;
-    bool is_known = !entry->is_crc_unknown && is_summed(request);
 
-    if (is_known && !KVF_MUTANT(conflict_missed) &&
-        entry->payload_crc32c != agent->page.header.payload_crc32c) {
+    if (has_other_payload(request, entry)) {
         agent->metrics.put_conflict++;
         return KVF_ERR_CONFLICT;
     }
@@ -93,10 +100,10 @@ static int make_durable(struct kvf_agent *agent, struct kvf_entry *entry,
     return KVF_OK;
 }
 
-/* Let the op judge the block again when the flight that it waits for has found its sum. */
-static void compare_later(struct kvf_op *op, const struct kvf_entry *entry)
+/* Let the op judge the block when the flight that it waits for has brought it. */
+static void compare_later(struct kvf_op *op)
 {
-    op->is_compared = entry->is_crc_unknown && is_summed(op->request);
+    op->is_compared = is_summed(op->request);
     op->payload_crc32c = op->request->session->agent->page.header.payload_crc32c;
 }
 
@@ -131,7 +138,7 @@ static void put_reloading(struct kvf_request *request, struct kvf_entry *entry)
         kvf_request_block(request, request->next_key, status, KVF_TIER_NVME);
         return;
     }
-    compare_later(op, entry);
+    compare_later(op);
 }
 
 /* A block that this put finds READY. False: it is not worth keeping, put it anew. */
@@ -183,18 +190,21 @@ static void set_superseded(struct kvf_op *op, const struct kvf_shm_key *key)
     }
 }
 
-/* Another put of the same block is being copied: share its fate. */
+/* Another put of the same block is being copied: share its fate. One of another payload waits as
+ * well: there is no conflict with a put that may yet fail. */
 static void put_joining(struct kvf_request *request, const struct kvf_shm_key *key,
                         struct kvf_entry *entry)
 {
     struct kvf_agent *agent = request->session->agent;
     bool durable = (request->sqe.flags & KVF_SQE_DURABLE) != 0;
+    bool is_other = has_other_payload(request, entry);
     struct kvf_op *op;
-    int status = compare(request, entry);
+    int status;
 
-    if (status == KVF_EXISTS && durable && entry->is_no_write) {
+    agent->metrics.put_exists += !is_other;
+    if (!is_other && durable && entry->is_no_write) {
         status = KVF_ERR_REFUSED;
-    } else if (status == KVF_EXISTS) {
+    } else {
         status = kvf_request_wait(request, request->next_key,
                                   durable ? KVF_WANT_DURABLE : KVF_WANT_STORED, KVF_TIER_DRAM,
                                   kvf_place_flight(agent, entry), &op);
@@ -203,7 +213,8 @@ static void put_joining(struct kvf_request *request, const struct kvf_shm_key *k
         kvf_request_block(request, request->next_key, status, KVF_TIER_DRAM);
         return;
     }
-    compare_later(op, entry);
+    op->is_joined = true;
+    compare_later(op);
     set_superseded(op, key);
 }
 
@@ -302,6 +313,9 @@ bool kvf_request_put_done(struct kvf_op *op, int status, struct kvf_entry *entry
         op->want = KVF_WANT_DURABLE;
         /* it could not be read, and is gone, or memory is short: to be tried again */
         status = status == KVF_OK ? KVF_OK : KVF_ERR_BUSY;
+    }
+    if (status == KVF_ERR_CORRUPT && op->is_joined && !KVF_MUTANT(corrupt_shared)) {
+        status = KVF_ERR_BUSY; /* the other one was wrong: nobody has looked at this one yet */
     }
     if (status == KVF_OK && op->is_compared && op->payload_crc32c != entry->payload_crc32c &&
         !KVF_MUTANT(join_unjudged)) {

@@ -155,6 +155,67 @@ static void test_sums_are_compared_when_they_are_known(void **state)
     restart(NULL);
 }
 
+/* There is no conflict with a put that fails, and its fault is not that of others: a right put that
+ * comes while a wrong one is being copied is told to try again. */
+static void test_a_wrong_put_takes_nobody_along(void **state)
+{
+    static uint8_t payload[PAYLOAD_BYTES];
+    struct staged_put wrong, other, same;
+    uint32_t sum;
+
+    (void)state;
+    payload_fill(payload, 9);
+    sum = kvf_crc32c(0, payload, PAYLOAD_BYTES);
+    payload_fill(payload, 8);
+    sum -= kvf_crc32c(0, payload, PAYLOAD_BYTES);
+    restart("agent.fill=delay:300ms");
+    put_begin(&wrong, "unsummed-block-7", 8, false, sum);
+    put_begin(&other, "unsummed-block-7", 7, false, 0);
+    put_begin(&same, "unsummed-block-7", 9, false, 0);
+    assert_int_equal(put_end(&wrong), KVF_ERR_CORRUPT);
+    put_end(&other);
+    put_end(&same);
+    if (other.block_status == KVF_OK) { /* the machine stood still, the wrong one was over */
+        assert_int_equal(same.block_status, KVF_ERR_CONFLICT);
+    } else {
+        assert_int_equal(other.block_status, KVF_ERR_BUSY);
+        assert_true(same.block_status == KVF_OK || same.block_status == KVF_ERR_BUSY);
+    }
+    if (other.block_status == KVF_ERR_BUSY && same.block_status == KVF_ERR_BUSY) {
+        assert_int_equal(put_staged("unsummed-block-7", 7, false), KVF_OK);
+        get_and_check("unsummed-block-7", 7);
+    }
+    restart(NULL);
+}
+
+static int evict(const char *key)
+{
+    struct kvf_key k = key_of(key);
+
+    return kvf_evict(the_client, &k, 1, NULL);
+}
+
+/* Nor with one whose block is evicted before it is there. */
+static void test_no_conflict_with_an_evicted_put(void **state)
+{
+    struct staged_put first, other;
+
+    (void)state;
+    restart("agent.fill=delay:300ms");
+    put_begin(&first, "unsummed-block-8", 8, false, 0);
+    put_begin(&other, "unsummed-block-8", 9, false, 0);
+    assert_int_equal(evict("unsummed-block-8"), KVF_OK);
+    put_end(&first);
+    put_end(&other);
+    if (first.block_status == KVF_OK) { /* the machine stood still */
+        assert_int_equal(other.block_status, KVF_ERR_CONFLICT);
+    } else {
+        assert_int_equal(first.block_status, KVF_ERR_BUSY);
+        assert_int_equal(other.block_status, KVF_ERR_BUSY);
+    }
+    restart(NULL);
+}
+
 /* What is written to a drive and read back carries the sum as well. */
 static void test_the_sum_is_durable(void **state)
 {
@@ -233,6 +294,8 @@ int main(void)
         cmocka_unit_test(test_a_given_sum_is_checked),
         cmocka_unit_test(test_version_1_has_no_such_flag),
         cmocka_unit_test(test_sums_are_compared_when_they_are_known),
+        cmocka_unit_test(test_a_wrong_put_takes_nobody_along),
+        cmocka_unit_test(test_no_conflict_with_an_evicted_put),
         cmocka_unit_test(test_the_sum_is_durable),
     };
 

@@ -90,7 +90,6 @@ struct sim_block {
     uint64_t gone_turn; /* last turn in which it was told to be forgotten */
     uint64_t put_turn;
     uint64_t loaded_turn;
-    uint64_t tainted_ns; /* until then a wrong put of it may take right ones along */
     uint64_t expires_ns; /* 0: no time to live */
     uint64_t location;   /* when last looked at, for blocks that are durable; 0: not yet */
     uint8_t location_drive;
@@ -358,8 +357,6 @@ bool sim_payload_is(const struct sim *sim, const struct sim_block *block, uint32
 /* Which version begins like this; SIM_VERSIONS: none. */
 uint32_t sim_payload_version(const struct sim *sim, const struct sim_block *block,
                              const uint8_t *payload, uint64_t payload_bytes);
-/* A put of the block has wrong bytes. */
-void sim_model_taint(const struct sim *sim, struct sim_block *block);
 void sim_model_put_begin(struct sim_block *block, uint32_t version);
 void sim_model_put_end(struct sim *sim, struct sim_client *client,
                        const struct sim_request *request, uint32_t index, int status);

@@ -224,11 +224,6 @@ void sim_model_hit(struct sim *sim, struct sim_block *block, uint32_t version)
 
 /* ---- puts ------------------------------------------------------------------------------------ */
 
-void sim_model_taint(const struct sim *sim, struct sim_block *block)
-{
-    block->tainted_ns = sim->now_ns + KVF_NS_PER_S;
-}
-
 void sim_model_put_begin(struct sim_block *block, uint32_t version)
 {
     block->pending[version]++;
@@ -313,9 +308,7 @@ void sim_model_put_end(struct sim *sim, struct sim_client *client,
     bool is_durable = (request->flags & KVF_SQE_DURABLE) != 0;
 
     /* a wrong one may still succeed: it joins a right put of the same payload that is on its way */
-    if (key->is_corrupt || key->is_scribbled) {
-        sim_model_taint(sim, block);
-    } else if (status == KVF_ERR_CORRUPT && sim->now_ns > block->tainted_ns) {
+    if (status == KVF_ERR_CORRUPT && !key->is_corrupt && !key->is_scribbled) {
         wrong(sim, block, "right put answered corrupt", key->version);
     }
     block->pending[key->version]--;

@@ -277,9 +277,6 @@ void sim_request_put(struct sim *sim, struct sim_client *client)
                                             client->shard);
 
         sim_model_put_begin(block, key->version);
-        if (key->is_corrupt) {
-            sim_model_taint(sim, block);
-        }
     }
     submit(sim, client, request, &sqe);
 }
@@ -302,7 +299,6 @@ void sim_request_scribble(struct sim *sim, struct sim_client *client)
         client->staging[key->stage_offset + KVF_RECORD_PAGE_BYTES +
                         sim_below(sim, payload_bytes)] ^= 0x10;
         key->is_scribbled = true;
-        sim_model_taint(sim, sim_block(sim, client->ns, request->chain, key->chunk, client->shard));
         sim_cover(sim, SIM_COVER_scribble_staging);
     }
 }
