@@ -122,6 +122,10 @@ class Tensor:
         """One layer's memory as that of several."""
         return replace(self, layers=self.layers * n_layers)
 
+    def moved_to(self, address: int) -> Tensor:
+        """Other memory of the same form, one layer of it."""
+        return replace(self, layers=(address,))
+
     def view(self, token: int) -> tuple[TensorView, ctypes.Array]:
         """From a token on, and what has to stay alive with it."""
         token_bytes = self.dim * ITEM_BYTES

@@ -11,6 +11,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 import codec  # noqa: E402
+import gauss  # noqa: E402
 
 WINDOWS = 49
 TOKENS = 2048
@@ -32,7 +33,7 @@ def add_arguments(parser) -> None:
     group = parser.add_argument_group("accuracy")
     group.add_argument("--models", metavar="PATH", nargs="+", default=[],
                        help="folders with config.json and model.safetensors, .gguf files, or "
-                            "folders of such")
+                            "folders of such; without any, Gaussian data alone are coded")
     group.add_argument("--windows", metavar="N", type=int, default=WINDOWS,
                        help="windows of text a model, spread over it; default %(default)s")
     group.add_argument("--tokens", metavar="N", type=int, default=TOKENS,
@@ -64,8 +65,6 @@ def needed(options) -> list[str]:
 
 def refuse(parser, options) -> None:
     """End with a usage error if the arguments do not fit."""
-    if not options.models:
-        parser.error("accuracy needs --models")
     if options.windows < 1 or options.workers < 1:
         parser.error("--windows and --workers are at least 1")
     if options.tokens < codec.CHUNK_TOKENS:
@@ -83,20 +82,28 @@ def all_profiles(build: str) -> list[str]:
     return [row["profile"] for row in rows if row["profile"] != "bytes"]
 
 
-def measure(options, socket: str) -> list:
-    """Rows (measure.Row, or a tuple of model, profile and why there is none)."""
+def measure(options, socket: str, add_value) -> list:
+    """Values by add_value(name, value), and rows (measure.Row, or a tuple of model, profile and why
+    there is none)."""
     known = all_profiles(options.build)
     strangers = set(options.profiles or []) - set(known)
     if strangers:
         raise Failure(f"no profile {', '.join(sorted(strangers))}, only {', '.join(known)}")
     options.profiles = options.profiles or known
+    library = codec.Library(options.build, socket)
+    try:
+        gauss.measure(library, add_value)
+    except codec.CodecError as error:
+        raise Failure(str(error)) from error
+    if not options.models:
+        return []
     try:
         import measure as measure_module
     except ImportError as error:
         raise Failure(f"{error}: python3 -m venv, pip install numpy, and run by that python "
                       "(torch is used if it is there)") from error
     try:
-        return measure_module.measure(options, codec.Library(options.build, socket))
+        return measure_module.measure(options, library)
     except (measure_module.Unusable, codec.CodecError, OSError, ImportError) as error:
         raise Failure(str(error)) from error
 
@@ -127,11 +134,14 @@ def result_of(name: str, row, figure=None) -> dict:
             "maths": row.maths}
 
 
-def results(rows: list, table: list, is_quick: bool) -> list[dict]:
-    """The named figures, and every row."""
+def results(rows: list, table: list, is_quick: bool, measured: dict) -> list[dict]:
+    """The named figures, of rows or measured already (by name), and every row."""
     by_key = {(row.model, row.profile): row for row in rows if not isinstance(row, tuple)}
     out = []
     for figure in table:
+        if figure.name not in NAMED:
+            out.append(measured[figure.name])
+            continue
         model, profile = NAMED[figure.name]
         row = by_key.get((model, profile))
         if row is not None:

@@ -23,6 +23,7 @@ RUN = os.path.join(ROOT, "tests", "bench", "run")
 sys.path.insert(0, HERE)
 import codec  # noqa: E402
 import command  # noqa: E402
+import gauss  # noqa: E402
 
 SKIPPED = 77
 SEED = 20
@@ -35,12 +36,6 @@ def load_bench():
     module = module_from_spec(spec_from_loader("bench_run", loader))
     loader.exec_module(module)
     return module
-
-
-def values_of(data):
-    """bf16 bits as numbers."""
-    return struct.unpack(f"<{len(data)}f", b"".join(b"\0\0" + struct.pack("<H", bits)
-                                                     for bits in data))
 
 
 class Codec(unittest.TestCase):
@@ -97,7 +92,7 @@ class Codec(unittest.TestCase):
 
     def error(self, target):
         """Squared error over the square, of what was coded."""
-        wanted, got = ([value for coded, _ in self.heads(data) for value in values_of(coded)]
+        wanted, got = ([value for coded, _ in self.heads(data) for value in gauss.values_of(coded)]
                        for data in (self.source, target))
         return (sum((a - b) ** 2 for a, b in zip(wanted, got)) /
                 sum(value * value for value in wanted))
@@ -143,7 +138,9 @@ class Report(unittest.TestCase):
             n_parameters=28_000_000, maths="numpy", groups={})
 
     def results(self, rows, is_quick=False):
-        made = command.results(rows, BENCH.figures.FIGURES["accuracy"], is_quick)
+        table = BENCH.figures.FIGURES["accuracy"]
+        measured = {figure.name: {"name": figure.name} for figure in table}
+        made = command.results(rows, table, is_quick, measured)
         return {result["name"]: result for result in made}
 
     def test_verdicts_are_those_of_the_whole_interval(self):
@@ -155,17 +152,31 @@ class Report(unittest.TestCase):
                          "inconclusive")
         self.assertIn("skipped", self.results([self.row("exact", 0.0, 0.0)])[name])
 
-    def test_every_named_figure_has_a_model_and_a_profile(self):
+    def test_every_figure_is_measured_with_a_profile_that_exists(self):
         names = {figure.name for figure in BENCH.figures.FIGURES["accuracy"]}
-        self.assertEqual(names, set(command.NAMED))
-        self.assertLessEqual({profile for _, profile in command.NAMED.values()},
-                             set(command.all_profiles(BUILD)))
+        self.assertEqual(names, {*command.NAMED, *gauss.COSINES, *gauss.RATIOS})
+        used = {*(profile for _, profile in command.NAMED.values()), *gauss.COSINES.values(),
+                *gauss.RATIOS.values()}
+        self.assertLessEqual(used, set(command.all_profiles(BUILD)))
+
+    def test_gaussian_data_alone(self):
+        done = subprocess.run([sys.executable, "-B", RUN, "accuracy", "--build", BUILD],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        results = {result["name"]: result
+                   for result in json.loads(done.stdout.splitlines()[-1])["results"]}
+        for name in ("gauss_saw4_cos", "gauss_tq4_cos", "gauss_tq3_cos", "gauss_tq2_cos",
+                     "saw4_ratio_d128"):
+            self.assertIs(results[name]["pass"], True, results[name])
+        for name, wanted in (("gauss_tq4_qjl_cos", 0.9749), ("gauss_tq3_qjl_cos", 0.9225),
+                             ("gauss_tq2_qjl_cos", 0.8031)):
+            self.assertAlmostEqual(results[name]["value"], wanted, delta=0.005)
 
     def test_tables_have_a_line_for_each_profile(self):
         made = list(self.results([self.row("balanced", 0.002, 0.001), ("mha-28m", "max", "why"),
                                   self.row("saw3", 0.01, 0.002)]).values())
         named, lines = command.split({"bench": "accuracy", "results": made})
-        self.assertEqual(len(named["results"]), len(command.NAMED))
+        self.assertEqual(len(named["results"]), len(BENCH.figures.FIGURES["accuracy"]))
         self.assertIn("| `saw3` | 0.2680 | 0.2700 | 0.0100 | 0.0020 | 0.002 | 3.00% |", lines)
         self.assertEqual(sum(line.startswith("| `") for line in lines), 2)
         self.assertTrue(any(command.NOT_EVIDENCE in line for line in lines))

@@ -73,7 +73,13 @@ ACCURACY = [
            note=f"delta NLL a token of mha-28m, {what}: not evidence for your model")
     for name, bar, what in (("mha_saw4_dnll", 0.004, "balanced"),
                             ("mha_saw3_dnll", 0.013, "saw3-search"), ("mha_tq2_dnll", 0.055, "tq2"))
-]
+] + [
+    Figure(f"gauss_{name}_cos", "", bar=bar, note=f"cosine with Gaussian vectors, d = 128{more}")
+    for name, bar, more in (("saw4", 0.995, ""), ("tq4", 0.995, ""), ("tq3", 0.982, ""),
+                            ("tq2", 0.939, ""), ("tq4_qjl", None, "; an article: .9749"),
+                            ("tq3_qjl", None, "; an article: .9225"),
+                            ("tq2_qjl", None, "; an article: .8031"))
+] + [Figure("saw4_ratio_d128", "", bar=3.76, note="saw4-paper, bytes of bf16 over the payload's")]
 
 CODEC_CASES = (
     ("saw4", "balanced, d = 128, 32 layers"),

@@ -64,13 +64,14 @@ How the two sides are kept alike:
   The well-behaved one spins while it waits, so that both keep as many threads on CPUs at a time
   (with two CPUs the slowest requests are those that wait for one), or sleeps. Slices of half a
   second alternate, and all slices of a pair are counted together.
-- accuracy: windows of text, spread over all of it, run once with K and V as an engine caches them
-  (bf16, K after RoPE) and once with K and V of all full chunks of 256 tokens encoded and decoded by
-  the library as they are produced, layer upon layer. Ours is the mean difference of the NLL of a
-  token, 95 % stands for two standard errors (the larger of that over windows and that over tokens),
-  and an interval on both sides of the bar is inconclusive. Every token attends to decoded K and V,
-  its own chunk's too, where an engine still has the newest ones as they were. Models this small are
-  the hard case, and they are not evidence for your model.
+- accuracy: of Gaussian vectors, the mean cosine with what comes back. Of models, windows of text,
+  spread over all of it, run once with K and V as an engine caches them (bf16, K after RoPE) and
+  once with K and V of all full chunks of 256 tokens encoded and decoded by the library as they are
+  produced, layer upon layer. Ours is the mean difference of the NLL of a token, 95 % stands for two
+  standard errors (the larger of that over windows and that over tokens), and an interval on both
+  sides of the bar is inconclusive. Every token attends to decoded K and V, its own chunk's too,
+  where an engine still has the newest ones as they were. Models this small are the hard case, and
+  they are not evidence for your model.
 """
 
 TITLES = {
