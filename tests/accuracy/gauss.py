@@ -58,9 +58,9 @@ def through(library: Library, profile: str, seed: int) -> tuple[float, float]:
     return cosine(data, back[0]), raw / (size - RECORD_PAGE_BYTES)
 
 
-def measure(library: Library, add_value) -> None:
+def measure(library: Library, n_blocks: int, add_value) -> None:
     """add_value(name, value) for each block and figure."""
-    for seed in range(1, BLOCKS + 1):
+    for seed in range(1, n_blocks + 1):
         for name, profile in COSINES.items():
             add_value(name, through(library, profile, seed)[0])
         for name, profile in RATIOS.items():

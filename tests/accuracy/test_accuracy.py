@@ -160,14 +160,15 @@ class Report(unittest.TestCase):
         self.assertLessEqual(used, set(command.all_profiles(BUILD)))
 
     def test_gaussian_data_alone(self):
-        done = subprocess.run([sys.executable, "-B", RUN, "accuracy", "--build", BUILD],
+        done = subprocess.run([sys.executable, "-B", RUN, "accuracy", "--build", BUILD, "--quick"],
                               capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         results = {result["name"]: result
                    for result in json.loads(done.stdout.splitlines()[-1])["results"]}
         for name in ("gauss_saw4_cos", "gauss_tq4_cos", "gauss_tq3_cos", "gauss_tq2_cos",
                      "saw4_ratio_d128"):
-            self.assertIs(results[name]["pass"], True, results[name])
+            self.assertGreaterEqual(results[name]["value"], results[name]["bar"], results[name])
+            self.assertEqual(results[name]["pass"], "inconclusive")
         for name, wanted in (("gauss_tq4_qjl_cos", 0.9749), ("gauss_tq3_qjl_cos", 0.9225),
                              ("gauss_tq2_qjl_cos", 0.8031)):
             self.assertAlmostEqual(results[name]["value"], wanted, delta=0.005)
@@ -255,12 +256,12 @@ class Model(unittest.TestCase):
         done = subprocess.run(
             [sys.executable, "-B", RUN, "accuracy", "--build", BUILD, "--models",
              self.folder.name, "--windows", "2", "--tokens", "300", "--profiles", *profiles,
-             "--cache", self.path("cache.jsonl"), "--maths", "numpy"],
+             "--cache", self.path("cache.jsonl"), "--maths", "numpy", "--quick"],
             capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         report = json.loads(done.stdout.splitlines()[-1])
         found = {result["profile"]: result for result in report["results"]
-                 if "skipped" not in result}
+                 if "profile" in result}
         return found, done.stderr
 
     def test_order_of_profiles_and_going_on(self):
