@@ -27,7 +27,7 @@ import gauss  # noqa: E402
 
 SKIPPED = 77
 SEED = 20
-SETTINGS = ("allow_uncalibrated=true", "clients.max=64")
+SETTINGS = ("allow_uncalibrated=true", "clients.max=64", "dram.bytes=256MiB")
 
 
 def load_bench():
