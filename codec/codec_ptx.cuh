@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * codec_ptx.cuh: instructions of the device that CUDA has no function for, one function each; the
- * only place with PTX. A build without a device names a header with the same functions in plain
- * C++ as KVF_PTX_HEADER (tests/gpu/emulate does).
+ * only place with PTX. Beside them CUDA's functions for fp16. A build without a device names a
+ * header with all of these in plain C++ as KVF_PTX_HEADER (tests/gpu/emulate does).
  */
 #ifndef KVF_CODEC_CODEC_PTX_CUH
 #define KVF_CODEC_CODEC_PTX_CUH
@@ -12,6 +12,8 @@
 #ifdef KVF_PTX_HEADER
 #include KVF_PTX_HEADER
 #else
+
+#include <cuda_fp16.h>
 
 namespace kvf
 {

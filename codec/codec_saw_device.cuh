@@ -21,9 +21,6 @@
 #include "codec/codec_ptx.cuh"
 #include "codec/codec_saw.h"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 namespace kvf
 {
 

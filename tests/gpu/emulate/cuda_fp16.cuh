@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cuda_fp16.cuh: of CUDA's cuda_fp16.h, what the emulated kernels use, by the processor's
+ * conversions (F16C), which round in the same ways.
+ */
+#ifndef KVF_TESTS_GPU_EMULATE_CUDA_FP16_CUH
+#define KVF_TESTS_GPU_EMULATE_CUDA_FP16_CUH
+
+#include <immintrin.h>
+#include <stdint.h>
+
+struct __half {
+    uint16_t bits;
+};
+
+struct __half2 {
+    uint32_t bits;
+};
+
+template <int rounding> static inline __half emulate_half_of(float x)
+{
+    return {(uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(x), rounding), 0)};
+}
+
+static inline __half __float2half_rn(float x)
+{
+    return emulate_half_of<_MM_FROUND_TO_NEAREST_INT>(x);
+}
+
+static inline __half __float2half_rd(float x)
+{
+    return emulate_half_of<_MM_FROUND_TO_NEG_INF>(x);
+}
+
+static inline __half __float2half_ru(float x)
+{
+    return emulate_half_of<_MM_FROUND_TO_POS_INF>(x);
+}
+
+static inline float __half2float(__half x)
+{
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(x.bits)));
+}
+
+static inline unsigned short __half_as_ushort(__half x)
+{
+    return x.bits;
+}
+
+static inline __half __ushort_as_half(unsigned short bits)
+{
+    return {bits};
+}
+
+static inline __half2 __habs2(__half2 x)
+{
+    return {x.bits & 0x7fff7fff};
+}
+
+static inline uint32_t __hge2_mask(__half2 a, __half2 b)
+{
+    uint32_t mask = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+        float x = __half2float({(uint16_t)(a.bits >> shift)});
+        float y = __half2float({(uint16_t)(b.bits >> shift)});
+        mask |= x >= y ? 0xffffu << shift : 0;
+    }
+    return mask;
+}
+
+#endif /* KVF_TESTS_GPU_EMULATE_CUDA_FP16_CUH */

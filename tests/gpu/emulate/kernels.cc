@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kernels.cc: see kernels.h. The kernels are those of codec_saw.cu, from the same headers, some of
+ * their widths; beside them encoders that are wrong on purpose.
+ */
+#include "tests/gpu/emulate/cuda_builtins.cuh"
+
+#include "codec/codec_saw_encode.cuh"
+
+#include "tests/gpu/emulate/kernels.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define ENCODE(dim, bits)                                                                          \
+    {                                                                                              \
+        "kvf_saw_encode_" #dim "_" #bits, kvf::encode_rows_fast<dim, bits>                         \
+    }
+
+static const struct {
+    const char *name;
+    emulate::kernel_function run;
+} kernels[] = {
+    ENCODE(64, 3),
+    ENCODE(64, 4),
+    ENCODE(128, 2),
+    ENCODE(128, 4),
+    ENCODE(128, 6),
+    ENCODE(128, 8),
+    ENCODE(256, 4),
+    ENCODE(256, 5),
+    ENCODE(256, 8),
+    {"kvf_test_saw_encode_swapped", kvf::encode_rows_fast<128, 8, kvf::encode_variant::swapped>},
+    {"kvf_test_saw_encode_one_barrier",
+     kvf::encode_rows_fast<128, 4, kvf::encode_variant::one_mean_barrier>},
+};
+
+void emulate_late_copies(uint32_t n_groups)
+{
+    emulate::late_groups = n_groups;
+}
+
+enum emulate_outcome emulate_launch(const char *kernel, const struct kvf_gpu_work *work,
+                                    const struct kvf_gpu_launch *shape, uint32_t n_blocks,
+                                    uint32_t seed, char text_out[EMULATE_TEXT_BYTES])
+{
+    for (const auto &one : kernels) {
+        if (strcmp(one.name, kernel) != 0) {
+            continue;
+        }
+        const emulate::launch what = {
+            one.run, work, shape->tensors, n_blocks, shape->n_threads, shape->shared_bytes};
+        for (uint32_t block = 0; block < n_blocks; block++) {
+            std::string stuck = emulate::run_thread_block(what, block, seed + block);
+            if (!stuck.empty()) {
+                snprintf(text_out, EMULATE_TEXT_BYTES, "thread block %u:%s", block, stuck.c_str());
+                return EMULATE_STUCK;
+            }
+        }
+        return EMULATE_DONE;
+    }
+    return EMULATE_MISSING;
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ptx.cuh: codec_ptx.cuh in plain C++, as far as the emulated kernels use it (KVF_PTX_HEADER).
+ */
+#ifndef KVF_TESTS_GPU_EMULATE_PTX_CUH
+#define KVF_TESTS_GPU_EMULATE_PTX_CUH
+
+#include "tests/gpu/emulate/cuda_builtins.cuh"
+#include "tests/gpu/emulate/cuda_fp16.cuh"
+
+namespace kvf
+{
+
+template <typename T> static inline void pin(T &value)
+{
+    (void)value; /* it is for speed alone */
+}
+
+static inline uint32_t max_half_magnitudes(uint32_t a, uint32_t b)
+{
+    uint32_t larger = 0;
+    for (uint32_t shift = 0; shift < 32; shift += 16) {
+        uint32_t x = a >> shift & 0x7fff;
+        uint32_t y = b >> shift & 0x7fff;
+        larger |= (max(x, y) > 0x7c00 ? 0x7fff : max(x, y)) << shift;
+    }
+    return larger;
+}
+
+/* Better than the machine's: that a worse one is good enough is a test of its own (test_saw_gpu.c).
+ */
+static inline float estimate_reciprocal(float x)
+{
+    return 1.0f / x;
+}
+
+/* Element k (of 16) of a row of A, or of a column of B: which word of which lane has it, and in
+ * which half, is as PTX's manual has it for m16n8k16. */
+static inline float emulate_fragment(const emulate::lane_words *all, uint32_t line, uint32_t k,
+                                     uint32_t word)
+{
+    uint32_t both = all[line % 8 * 4 + k % 8 / 2].word[word];
+    return __uint_as_float(k % 2 != 0 ? both & 0xffff0000 : both << 16);
+}
+
+static inline void mma_bf16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                            uint32_t b0, uint32_t b1)
+{
+    const emulate::lane_words *all = emulate::exchange({{a0, a1, a2, a3, b0, b1}});
+    uint32_t lane = threadIdx.x % 32;
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t row = lane / 4 + i / 2 * 8;
+        uint32_t column = lane % 4 * 2 + i % 2;
+        double sum = 0;
+        for (uint32_t k = 0; k < 16; k++) {
+            sum += (double)emulate_fragment(all, row, k, row / 8 + k / 8 * 2) *
+                   (double)emulate_fragment(all, column, k, 4 + k / 8);
+        }
+        d[i] = (float)sum;
+    }
+}
+
+template <int bits> static inline uint32_t emulate_pack(int32_t a, int32_t b, uint32_t c)
+{
+    constexpr int32_t top = (1 << bits) - 1;
+    return c << (2 * bits) | (uint32_t)min(max(a, 0), top) << bits | (uint32_t)min(max(b, 0), top);
+}
+
+static inline uint32_t pack_nibbles(int32_t a, int32_t b, uint32_t c)
+{
+    return emulate_pack<4>(a, b, c);
+}
+
+static inline uint32_t pack_bytes(int32_t a, int32_t b, uint32_t c)
+{
+    return emulate_pack<8>(a, b, c);
+}
+
+static inline uint32_t pack_twos(int32_t a, int32_t b, uint32_t c)
+{
+    return emulate_pack<2>(a, b, c);
+}
+
+template <typename... Words> static inline void store_global(uint8_t *to, Words... words)
+{
+    const uint32_t all[] = {words...};
+    emulate::check_alignment(reinterpret_cast<uint64_t>(to), sizeof(all));
+    memcpy(to, all, sizeof(all));
+}
+
+template <uint32_t bytes> static inline void start_copy(uint32_t to, const uint8_t *from)
+{
+    emulate::start_copy(to, from, bytes);
+}
+
+static inline void commit_copies()
+{
+    emulate::commit_copies();
+}
+
+template <int behind> static inline void await_copies()
+{
+    emulate::await_copies(behind);
+}
+
+static inline void arrive_at(uint32_t barrier, uint32_t n_threads)
+{
+    emulate::arrive(barrier, n_threads);
+}
+
+static inline void await_at(uint32_t barrier, uint32_t n_threads)
+{
+    emulate::await(barrier, n_threads);
+}
+
+} /* namespace kvf */
+
+#endif /* KVF_TESTS_GPU_EMULATE_PTX_CUH */
