@@ -593,7 +593,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
 
     __device__ __forceinline__ uint32_t mean_barrier() const
     {
-        return variant == encode_variant::one_mean_barrier ? ENCODE_MEAN : ENCODE_MEAN + turn;
+        return ENCODE_MEAN + (variant == encode_variant::one_mean_barrier ? 0 : turn);
     }
 
     /* The warp's row in the thread block's unit. */
