@@ -15,6 +15,7 @@ import gauss  # noqa: E402
 
 WINDOWS = 49
 TOKENS = 2048
+PAGES = "bf16-pages"  # not a profile: fp32 K and V rounded to what an engine's cache holds
 NOT_EVIDENCE = "not evidence for your model"
 
 # The figures with a name of their own: of which model and profile.
@@ -86,6 +87,7 @@ def measure(options, socket: str, add_value) -> list:
     """Values by add_value(name, value), and rows (measure.Row, or a tuple of model, profile and why
     there is none)."""
     known = all_profiles(options.build)
+    known.insert(0, PAGES)
     strangers = set(options.profiles or []) - set(known)
     if strangers:
         raise Failure(f"no profile {', '.join(sorted(strangers))}, only {', '.join(known)}")

@@ -24,13 +24,12 @@ import model as model_module
 import text as text_module
 from codec import CHUNK_TOKENS, ITEM_BYTES, RECORD_PAGE_BYTES, CodecError, LayerCodec, Tensor
 from codec import Shape as BlockShape
+from command import PAGES
 
 KNOWN = json.loads((Path(__file__).parent / "known.json").read_text(encoding="utf-8"))
 CHECK_TOKENS = 256
 NLL_TOLERANCE = 1e-3  # nats a token, between numpy, torch and what is written down
 README_TOKENS = 2048
-PAGES = "bf16-pages"  # not a profile: fp32 K and V rounded to what an engine's cache holds
-NOT_EVIDENCE_BELOW = 1_000_000_000  # parameters
 
 
 class Unusable(Exception):
@@ -308,7 +307,7 @@ def measure_model(subject: Subject, library, options, cache: Cache, library_dige
     """Rows of all profiles, and the reasons of those that this model cannot take."""
     rows: list = []
     wanted = {}
-    for profile in [PAGES, *options.profiles]:
+    for profile in options.profiles:
         key = " ".join((subject.digest, subject.text_digest, library_digest, profile,
                         str(len(subject.windows)), str(options.tokens), subject.maths.name))
         wanted[profile] = key

@@ -265,7 +265,7 @@ class Model(unittest.TestCase):
         return found, done.stderr
 
     def test_order_of_profiles_and_going_on(self):
-        found, _ = self.bench("exact", "balanced")
+        found, _ = self.bench(command.PAGES, "exact", "balanced")
         self.assertEqual([found["exact"][key] for key in ("value", "kl", "flips")], [0, 0, 0])
         self.assertEqual(found["exact"]["ci"], [0, 0])
         self.assertLess(found["bf16-pages"]["kl"], 1e-3)
