@@ -37,6 +37,8 @@ def add_arguments(parser) -> None:
                             "folders of such; without any, Gaussian data alone are coded")
     group.add_argument("--windows", metavar="N", type=int, default=WINDOWS,
                        help="windows of text a model, spread over it; default %(default)s")
+    group.add_argument("--first", action="store_true",
+                       help="the first windows of the text, not spread over it")
     group.add_argument("--tokens", metavar="N", type=int, default=TOKENS,
                        help="tokens of a window; default %(default)s")
     group.add_argument("--profiles", metavar="NAME", nargs="+",
@@ -113,7 +115,8 @@ def measure(options, socket: str, add_value) -> list:
 def note_of(row) -> str:
     parts = [f"{row.payload:.4f} of bf16 KV, {row.block:.4f} with the record page",
              f"KL {row.kl:.2g}", f"top-1 changed {row.flips:.2%}",
-             f"{row.n_windows} windows of {row.n_tokens} tokens, base {row.base_nll:.4f}"]
+             f"{row.n_windows} windows of {row.n_tokens} tokens, {row.order}, "
+             f"base {row.base_nll:.4f}"]
     if row.n_parameters < 1_000_000_000:
         parts.append(NOT_EVIDENCE)
     return "; ".join(parts)
@@ -133,7 +136,7 @@ def result_of(name: str, row, figure=None) -> dict:
             "model": row.model, "profile": row.profile, "payload": row.payload,
             "block": row.block, "kl": row.kl, "flips": row.flips, "base_nll": row.base_nll,
             "tokens": row.n_windows * (row.n_tokens - 1), "groups": row.groups,
-            "maths": row.maths}
+            "order": row.order, "maths": row.maths}
 
 
 def results(rows: list, table: list, is_quick: bool, measured: dict) -> list[dict]:
@@ -186,7 +189,7 @@ def split(report: dict) -> tuple[dict, list[str]]:
     lines: list[str] = []
     for model, rows in by_model.items():
         first = rows[0]
-        lines += ["", f"{model}, {first['pairs']} windows, {first['tokens']} tokens scored, base "
+        lines += ["", f"{model}, {first['pairs']} windows ({first['order']}), {first['tokens']} tokens scored, base "
                       f"{first['base_nll']:.4f} nats a token, computed by {first['maths']}"
                       f"{', ' + NOT_EVIDENCE if NOT_EVIDENCE in first['note'] else ''}:", "",
                   *TABLE_HEAD]

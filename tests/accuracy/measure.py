@@ -52,6 +52,7 @@ class Row:
     payload: float  # of the bytes of bf16 K and V
     block: float  # the same, record page included
     n_parameters: int
+    order: str
     maths: str
     seconds: float
     groups: dict[str, float] = field(default_factory=dict)
@@ -155,7 +156,9 @@ class Subject:
         found = self.windows_of(options.tokens)
         if not found:
             raise Unusable(f"{text} has fewer than {options.tokens} tokens")
-        self.windows = text_module.spread(found, options.windows)
+        self.order = "the first ones" if options.first else "spread over the text"
+        self.windows = (found[: options.windows] if options.first
+                        else text_module.spread(found, options.windows))
         shape = self.model.shape
         self.block_shape = BlockShape(shape.n_layers, shape.n_kv_heads, shape.dim)
 
@@ -290,7 +293,7 @@ def compare(subject: Subject, replace, profile: str, sizes: tuple[float, float])
                [float(delta.mean()) for delta in deltas],
                float(tokens.std(ddof=1) / len(tokens) ** 0.5),
                float(np.concatenate(divergences).mean()), float(np.concatenate(flips).mean()),
-               *sizes, subject.n_parameters, subject.maths.name, time.monotonic() - began,
+               *sizes, subject.n_parameters, subject.order, subject.maths.name, time.monotonic() - began,
                {group: float(np.mean(values)) for group, values in groups.items()})
 
 
@@ -309,7 +312,8 @@ def measure_model(subject: Subject, library, options, cache: Cache, library_dige
     wanted = {}
     for profile in options.profiles:
         key = " ".join((subject.digest, subject.text_digest, library_digest, profile,
-                        str(len(subject.windows)), str(options.tokens), subject.maths.name))
+                        subject.order, str(len(subject.windows)), str(options.tokens),
+                        subject.maths.name))
         wanted[profile] = key
         if key in cache.rows:
             say(f"{subject.name} {profile}: measured before")

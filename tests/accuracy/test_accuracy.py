@@ -135,7 +135,7 @@ class Report(unittest.TestCase):
         return types.SimpleNamespace(
             model="mha-28m", profile=profile, n_windows=4, n_tokens=1024, base_nll=3.2, dnll=dnll,
             two_se=two_se, kl=0.002, flips=0.03, payload=0.268, block=0.27,
-            n_parameters=28_000_000, maths="numpy", groups={})
+            n_parameters=28_000_000, order="spread over the text", maths="numpy", groups={})
 
     def results(self, rows, is_quick=False):
         table = BENCH.figures.FIGURES["accuracy"]
