@@ -189,8 +189,8 @@ def split(report: dict) -> tuple[dict, list[str]]:
     lines: list[str] = []
     for model, rows in by_model.items():
         first = rows[0]
-        lines += ["", f"{model}, {first['pairs']} windows ({first['order']}), {first['tokens']} tokens scored, base "
-                      f"{first['base_nll']:.4f} nats a token, computed by {first['maths']}"
+        lines += ["", f"{model}, {first['pairs']} windows ({first['order']}), "
+                      f"{first['tokens']} tokens scored, base {first['base_nll']:.4f} nats a token, computed by {first['maths']}"
                       f"{', ' + NOT_EVIDENCE if NOT_EVIDENCE in first['note'] else ''}:", "",
                   *TABLE_HEAD]
         for row in sorted(rows, key=lambda row: (-row["payload"], row["profile"])):

@@ -293,7 +293,8 @@ def compare(subject: Subject, replace, profile: str, sizes: tuple[float, float])
                [float(delta.mean()) for delta in deltas],
                float(tokens.std(ddof=1) / len(tokens) ** 0.5),
                float(np.concatenate(divergences).mean()), float(np.concatenate(flips).mean()),
-               *sizes, subject.n_parameters, subject.order, subject.maths.name, time.monotonic() - began,
+               *sizes, subject.n_parameters, subject.order, subject.maths.name,
+               time.monotonic() - began,
                {group: float(np.mean(values)) for group, values in groups.items()})
 
 
