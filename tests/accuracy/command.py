@@ -190,7 +190,8 @@ def split(report: dict) -> tuple[dict, list[str]]:
     for model, rows in by_model.items():
         first = rows[0]
         lines += ["", f"{model}, {first['pairs']} windows ({first['order']}), "
-                      f"{first['tokens']} tokens scored, base {first['base_nll']:.4f} nats a token, computed by {first['maths']}"
+                      f"{first['tokens']} tokens scored, base {first['base_nll']:.4f} nats a "
+                      f"token, computed by {first['maths']}"
                       f"{', ' + NOT_EVIDENCE if NOT_EVIDENCE in first['note'] else ''}:", "",
                   *TABLE_HEAD]
         for row in sorted(rows, key=lambda row: (-row["payload"], row["profile"])):
