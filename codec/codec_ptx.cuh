@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * codec_ptx.cuh: instructions of the device that CUDA has no function for, one function each; the
- * only place with PTX. Beside them CUDA's functions for fp16. A build without a device names a
- * header with all of these in plain C++ as KVF_PTX_HEADER (tests/gpu/emulate does).
+ * only place with PTX. Beside them CUDA's functions for fp16 and bf16. A build without a device
+ * names a header with all of these in plain C++ as KVF_PTX_HEADER (tests/gpu/emulate does).
  */
 #ifndef KVF_CODEC_CODEC_PTX_CUH
 #define KVF_CODEC_CODEC_PTX_CUH
@@ -13,7 +13,11 @@
 #include KVF_PTX_HEADER
 #else
 
+#include <cuda_bf16.h>
 #include <cuda_fp16.h>
+
+/* The shared memory whose size the launch says, as an array of this name. */
+#define KVF_SHARED_BYTES(name) extern __shared__ __align__(128) uint8_t name[]
 
 namespace kvf
 {

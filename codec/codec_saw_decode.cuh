@@ -17,8 +17,6 @@
 #include "codec/codec_saw_device.cuh"
 #include "codec/codec_saw_shape.h"
 
-#include <cuda_bf16.h>
-
 namespace kvf
 {
 

@@ -743,7 +743,7 @@ template <int dim, int bits, encode_variant variant = encode_variant::normal>
 static __device__ __forceinline__ void encode_rows_fast(const struct kvf_gpu_work &work,
                                                         uint32_t tensors)
 {
-    extern __shared__ __align__(128) uint8_t shared_bytes[];
+    KVF_SHARED_BYTES(shared_bytes);
     static_assert(sizeof(encode_shared<dim>) == saw_encode_sums_bytes(dim), "the host asks for it");
     fill_signs(work, reinterpret_cast<uint32_t *>(shared_bytes + sizeof(encode_shared<dim>)));
     encode_warp<dim, bits, variant>(work, tensors, shared_bytes).run();

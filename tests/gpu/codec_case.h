@@ -71,9 +71,8 @@ struct codec_case codec_case_of(const char *profile, int dtype, enum case_layout
  * chunk, no V. False: there are no more. */
 bool codec_case_shape(struct codec_case *c, size_t i);
 
-/* Encode and decode, whole and some ranges of tokens, or what the device can of that; fails the
- * test at the first difference. True if all blocks were encoded by kernels; false: the kernels
- * asked for the host, rightly. */
+/* Encode and decode, whole and some ranges of tokens; fails the test at the first difference. True
+ * if all blocks were encoded by kernels; false: the kernels asked for the host, rightly. */
 bool codec_case_run(const struct codec_case *c, struct kvf_random_seeded *random);
 
 /* A record of the case whose payload has had some bytes changed, decoded by the kernels. The result

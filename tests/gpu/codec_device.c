@@ -86,11 +86,6 @@ void codec_device_restore(void)
     replaced = NULL;
 }
 
-bool codec_device_has_all(void)
-{
-    return true; /* it is not open if an image is missing */
-}
-
 uint32_t codec_device_shared_bytes(void)
 {
     return device->shared_bytes_max;

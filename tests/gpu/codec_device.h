@@ -25,10 +25,6 @@ void codec_device_restore(void);
  * do; 0: as many as the device has room for. */
 void codec_device_limit(uint32_t n_blocks);
 
-/* Does it have all kernels? If not, it has fast encoders of saw, and codec_case.h compares what
- * they write: the strips. */
-bool codec_device_has_all(void);
-
 /* Shared memory that a thread block may have. */
 uint32_t codec_device_shared_bytes(void);
 

@@ -16,7 +16,10 @@
 #define __CUDACC__ 1 /* the headers that C and CUDA share go by it */
 #define __host__
 #define __device__
-#define __shared__      /* an array of the thread block: thread_block.cc has it */
+#define __global__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__      static /* thread blocks run one after the other */
 #define __forceinline__ inline
 #define __noinline__    __attribute__((noinline))
 #define __align__(n)    __attribute__((aligned(n)))
@@ -41,6 +44,16 @@ struct __align__(16) float4
 {
     float x, y, z, w;
 };
+
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
+{
+    return {x, y, z, w};
+}
+
+static inline float4 make_float4(float x, float y, float z, float w)
+{
+    return {x, y, z, w};
+}
 
 static inline float2 make_float2(float x, float y)
 {
@@ -179,9 +192,16 @@ static inline uint32_t atomicAdd(uint32_t *to, uint32_t n)
     return before;
 }
 
+/* A store that the caches need not keep. */
+static inline void __stcs(uint4 *to, uint4 value)
+{
+    emulate::check_alignment(to, sizeof(*to));
+    *to = value;
+}
+
 static inline uint64_t __cvta_generic_to_shared(const void *at)
 {
-    return emulate::shared_offset(at);
+    return emulate::shared_address(at);
 }
 
 #endif /* KVF_TESTS_GPU_EMULATE_CUDA_BUILTINS_CUH */

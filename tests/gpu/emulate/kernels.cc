@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * kernels.cc: see kernels.h. The kernels are those of codec_saw.cu, from the same headers, some of
- * their widths; beside them encoders that are wrong on purpose.
+ * their widths, and those of codec_raw.cu that saw needs; beside them encoders that are wrong on
+ * purpose.
  */
 #include "tests/gpu/emulate/cuda_builtins.cuh"
 
+#include "codec/codec_raw.cu"
+#include "codec/codec_saw_decode.cuh"
 #include "codec/codec_saw_encode.cuh"
 
 #include "tests/gpu/emulate/kernels.h"
@@ -12,24 +15,35 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ENCODE(dim, bits)                                                                          \
+#define SAW(dim, bits)                                                                             \
+    {"kvf_saw_encode_" #dim "_" #bits, kvf::encode_rows_fast<dim, bits>},                          \
     {                                                                                              \
-        "kvf_saw_encode_" #dim "_" #bits, kvf::encode_rows_fast<dim, bits>                         \
+        "kvf_saw_decode_" #dim "_" #bits, kvf::decode_row_fast<dim, bits>                          \
     }
+
+/* A kernel as the driver calls it. */
+template <void (*kernel)(const struct kvf_gpu_work, uint32_t)>
+static void by_value(const struct kvf_gpu_work &work, uint32_t tensors)
+{
+    kernel(work, tensors);
+}
 
 static const struct {
     const char *name;
     emulate::kernel_function run;
 } kernels[] = {
-    ENCODE(64, 3),
-    ENCODE(64, 4),
-    ENCODE(128, 2),
-    ENCODE(128, 4),
-    ENCODE(128, 6),
-    ENCODE(128, 8),
-    ENCODE(256, 4),
-    ENCODE(256, 5),
-    ENCODE(256, 8),
+    SAW(64, 3),
+    SAW(64, 4),
+    SAW(128, 2),
+    SAW(128, 4),
+    SAW(128, 6),
+    SAW(128, 8),
+    SAW(256, 4),
+    SAW(256, 5),
+    SAW(256, 8),
+    {"kvf_escapes_count", by_value<kvf_escapes_count>},
+    {"kvf_escapes_write_fixed", by_value<kvf_escapes_write_fixed>},
+    {"kvf_escapes_patch", by_value<kvf_escapes_patch>},
     {"kvf_test_saw_encode_swapped", kvf::encode_rows_fast<128, 8, kvf::encode_variant::swapped>},
     {"kvf_test_saw_encode_one_barrier",
      kvf::encode_rows_fast<128, 4, kvf::encode_variant::one_mean_barrier>},

@@ -6,7 +6,9 @@
 #define KVF_TESTS_GPU_EMULATE_PTX_CUH
 
 #include "tests/gpu/emulate/cuda_builtins.cuh"
-#include "tests/gpu/emulate/cuda_fp16.cuh"
+#include "tests/gpu/emulate/cuda_halves.cuh"
+
+#define KVF_SHARED_BYTES(name) uint8_t *name = emulate::shared_memory()
 
 namespace kvf
 {
@@ -34,30 +36,68 @@ static inline float estimate_reciprocal(float x)
     return 1.0f / x;
 }
 
+/* a b + c of each half is rounded to fp32 on the way: the same where b is 1 or -1 and c is 0 or -0,
+ * as in the kernels. */
+static inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)
+{
+    uint32_t d = 0;
+    for (uint32_t shift = 0; shift < 32; shift += 16) {
+        float x = __uint_as_float(a >> shift << 16);
+        float y = __uint_as_float(b >> shift << 16);
+        d |= emulate_bf16_bits(fmaf(x, y, __uint_as_float(c >> shift << 16))) << shift;
+    }
+    return d;
+}
+
+static inline float emulate_bf16(uint32_t bits)
+{
+    return __uint_as_float(bits << 16);
+}
+
+static inline float emulate_fp16(uint32_t bits)
+{
+    return __half2float({(uint16_t)bits});
+}
+
 /* Element k (of 16) of a row of A, or of a column of B: which word of which lane has it, and in
  * which half, is as PTX's manual has it for m16n8k16. */
-static inline float emulate_fragment(const emulate::lane_words *all, uint32_t line, uint32_t k,
-                                     uint32_t word)
+static inline uint32_t emulate_fragment(const emulate::lane_words *all, uint32_t line, uint32_t k,
+                                        uint32_t word)
 {
-    uint32_t both = all[line % 8 * 4 + k % 8 / 2].word[word];
-    return __uint_as_float(k % 2 != 0 ? both & 0xffff0000 : both << 16);
+    return all[line % 8 * 4 + k % 8 / 2].word[word] >> k % 2 * 16 & 0xffff;
+}
+
+/* d += A B of numbers of either kind. */
+template <float (*value)(uint32_t bits)>
+static inline void emulate_mma(float d[4], const emulate::lane_words &mine)
+{
+    const emulate::lane_words *all = emulate::exchange(mine);
+    uint32_t lane = threadIdx.x % 32;
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t row = lane / 4 + i / 2 * 8;
+        uint32_t column = lane % 4 * 2 + i % 2;
+        double sum = (double)d[i];
+        for (uint32_t k = 0; k < 16; k++) {
+            sum += (double)value(emulate_fragment(all, row, k, row / 8 + k / 8 * 2)) *
+                   (double)value(emulate_fragment(all, column, k, 4 + k / 8));
+        }
+        d[i] = (float)sum;
+    }
 }
 
 static inline void mma_bf16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                             uint32_t b0, uint32_t b1)
 {
-    const emulate::lane_words *all = emulate::exchange({{a0, a1, a2, a3, b0, b1}});
-    uint32_t lane = threadIdx.x % 32;
-    for (uint32_t i = 0; i < 4; i++) {
-        uint32_t row = lane / 4 + i / 2 * 8;
-        uint32_t column = lane % 4 * 2 + i % 2;
-        double sum = 0;
-        for (uint32_t k = 0; k < 16; k++) {
-            sum += (double)emulate_fragment(all, row, k, row / 8 + k / 8 * 2) *
-                   (double)emulate_fragment(all, column, k, 4 + k / 8);
-        }
-        d[i] = (float)sum;
-    }
+    d[0] = d[1] = d[2] = d[3] = 0.0f;
+    emulate_mma<emulate_bf16>(d, {{a0, a1, a2, a3, b0, b1}});
+}
+
+static inline void mma_f16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                           uint32_t b0, uint32_t b1, float c)
+{
+    d[0] = d[2] = c;
+    d[1] = d[3] = 0.0f;
+    emulate_mma<emulate_fp16>(d, {{a0, a1, a2, a3, b0, b1}});
 }
 
 template <int bits> static inline uint32_t emulate_pack(int32_t a, int32_t b, uint32_t c)
@@ -84,7 +124,7 @@ static inline uint32_t pack_twos(int32_t a, int32_t b, uint32_t c)
 template <typename... Words> static inline void store_global(uint8_t *to, Words... words)
 {
     const uint32_t all[] = {words...};
-    emulate::check_alignment(reinterpret_cast<uint64_t>(to), sizeof(all));
+    emulate::check_alignment(to, sizeof(all));
     memcpy(to, all, sizeof(all));
 }
 

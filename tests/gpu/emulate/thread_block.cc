@@ -16,17 +16,7 @@
 emulate_index threadIdx;
 emulate_index blockIdx;
 emulate_index gridDim;
-
-namespace kvf
-{
-
-constexpr uint32_t shared_bytes_max = 256 << 10;
-
-/* The kernels' shared memory, by the name that it has there. */
-extern uint8_t shared_bytes[];
-alignas(128) uint8_t shared_bytes[shared_bytes_max];
-
-} /* namespace kvf */
+emulate_index blockDim;
 
 namespace emulate
 {
@@ -40,6 +30,7 @@ constexpr uint32_t warp_lanes = 32;
 constexpr uint32_t warps_max = 32;
 constexpr uint32_t barriers = 16;
 constexpr size_t stack_bytes = 64 << 10;
+constexpr uint32_t shared_bytes_max = 256 << 10;
 constexpr uint32_t guard_bytes = 256; /* behind the shared memory that was asked for */
 constexpr uint8_t guard_byte = 0xa5;
 
@@ -69,6 +60,7 @@ struct lane {
     std::deque<copy_group> groups;
 };
 
+alignas(128) uint8_t shared[shared_bytes_max];
 std::vector<lane> lanes;
 lane *running;
 void *scheduler_stack_pointer;
@@ -231,11 +223,13 @@ void await_all()
     await(0, (uint32_t)lanes.size());
 }
 
+/* Static arrays are on either side of the memory, and nearer than 2 GiB. */
 void start_copy(uint32_t to, const void *from, uint32_t bytes)
 {
-    check_alignment(to, bytes);
-    check_alignment(reinterpret_cast<uint64_t>(from), bytes);
-    running->started.push_back({kvf::shared_bytes + to, from, bytes});
+    uint8_t *address = shared + (int32_t)to;
+    check_alignment(address, bytes);
+    check_alignment(from, bytes);
+    running->started.push_back({address, from, bytes});
 }
 
 void commit_copies()
@@ -253,14 +247,19 @@ void await_copies(uint32_t behind)
     }
 }
 
-uint32_t shared_offset(const void *at)
+uint8_t *shared_memory()
 {
-    return (uint32_t)(static_cast<const uint8_t *>(at) - kvf::shared_bytes);
+    return shared;
 }
 
-void check_alignment(uint64_t address, uint32_t bytes)
+uint32_t shared_address(const void *at)
 {
-    if (address % bytes != 0) {
+    return (uint32_t)(static_cast<const uint8_t *>(at) - shared);
+}
+
+void check_alignment(const void *address, size_t bytes)
+{
+    if (reinterpret_cast<uint64_t>(address) % bytes != 0) {
         refuse("an address is off its alignment");
     }
 }
@@ -375,15 +374,15 @@ std::string run_warps(uint32_t n_warps)
 void fill_shared(uint32_t bytes)
 {
     for (uint32_t i = 0; i < bytes; i++) {
-        kvf::shared_bytes[i] = (uint8_t)lots();
+        shared[i] = (uint8_t)lots();
     }
-    memset(kvf::shared_bytes + bytes, guard_byte, guard_bytes);
+    memset(shared + bytes, guard_byte, guard_bytes);
 }
 
 void check_end(uint32_t shared_bytes)
 {
     for (uint32_t i = 0; i < guard_bytes; i++) {
-        if (kvf::shared_bytes[shared_bytes + i] != guard_byte) {
+        if (shared[shared_bytes + i] != guard_byte) {
             refuse("more shared memory is used than asked for");
         }
     }
@@ -399,12 +398,13 @@ void check_end(uint32_t shared_bytes)
 std::string run_thread_block(const launch &what, uint32_t block, uint32_t seed)
 {
     if (what.n_threads % warp_lanes != 0 || what.n_threads > warps_max * warp_lanes ||
-        what.shared_bytes + guard_bytes > kvf::shared_bytes_max) {
+        what.shared_bytes + guard_bytes > shared_bytes_max) {
         refuse("no thread block has such a shape");
     }
     launched = &what;
     blockIdx.x = block;
     gridDim.x = what.n_blocks;
+    blockDim.x = what.n_threads;
     lots.seed(seed);
     fill_shared(what.shared_bytes);
     memset(barrier_counts, 0, sizeof(barrier_counts));

@@ -11,6 +11,7 @@
 #ifndef KVF_TESTS_GPU_EMULATE_THREAD_BLOCK_CUH
 #define KVF_TESTS_GPU_EMULATE_THREAD_BLOCK_CUH
 
+#include <stddef.h>
 #include <stdint.h>
 #include <string>
 
@@ -24,6 +25,7 @@ struct emulate_index {
 extern emulate_index threadIdx;
 extern emulate_index blockIdx;
 extern emulate_index gridDim;
+extern emulate_index blockDim;
 
 namespace emulate
 {
@@ -68,11 +70,13 @@ void start_copy(uint32_t to, const void *from, uint32_t bytes);
 void commit_copies();
 void await_copies(uint32_t behind);
 
-/* The offset of an address in shared memory. */
-uint32_t shared_offset(const void *at);
+/* The memory that the launch asked for, and the short form of an address in it or in a static
+ * array. */
+uint8_t *shared_memory();
+uint32_t shared_address(const void *at);
 
 /* End the test if an address is not a multiple of so many bytes. */
-void check_alignment(uint64_t address, uint32_t bytes);
+void check_alignment(const void *address, size_t bytes);
 
 } /* namespace emulate */
 

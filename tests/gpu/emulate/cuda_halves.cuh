@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda_fp16.cuh: of CUDA's cuda_fp16.h, what the emulated kernels use, by the processor's
- * conversions (F16C), which round in the same ways.
+ * cuda_halves.cuh: of CUDA's cuda_fp16.h and cuda_bf16.h, what the emulated kernels use; fp16 by
+ * the processor's conversions (F16C), which round in the same ways.
  */
-#ifndef KVF_TESTS_GPU_EMULATE_CUDA_FP16_CUH
-#define KVF_TESTS_GPU_EMULATE_CUDA_FP16_CUH
+#ifndef KVF_TESTS_GPU_EMULATE_CUDA_HALVES_CUH
+#define KVF_TESTS_GPU_EMULATE_CUDA_HALVES_CUH
+
+#include "tests/gpu/emulate/cuda_builtins.cuh"
 
 #include <immintrin.h>
 #include <stdint.h>
@@ -68,4 +70,20 @@ static inline uint32_t __hge2_mask(__half2 a, __half2 b)
     return mask;
 }
 
-#endif /* KVF_TESTS_GPU_EMULATE_CUDA_FP16_CUH */
+struct __nv_bfloat162 {
+    uint32_t bits;
+};
+
+/* To nearest even; all NaN are one. */
+static inline uint32_t emulate_bf16_bits(float x)
+{
+    uint32_t bits = __float_as_uint(x);
+    return isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+static inline __nv_bfloat162 __floats2bfloat162_rn(float low, float high)
+{
+    return {emulate_bf16_bits(low) | emulate_bf16_bits(high) << 16};
+}
+
+#endif /* KVF_TESTS_GPU_EMULATE_CUDA_HALVES_CUH */
