@@ -319,9 +319,11 @@ uint32_t count_lanes(uint32_t warp, lane_state state)
 bool run_warp(uint32_t warp)
 {
     lane *first = &lanes[warp * warp_lanes];
+    uint32_t turn = (uint32_t)lots(); /* the order of the lanes */
     for (uint32_t i = 0; i < warp_lanes; i++) {
-        if (first[i].state == lane_state::ready) {
-            resume(&first[i]);
+        lane *one = &first[(i ^ turn) % warp_lanes];
+        if (one->state == lane_state::ready) {
+            resume(one);
         }
     }
     if (count_lanes(warp, lane_state::in_collective) != warp_lanes) {
