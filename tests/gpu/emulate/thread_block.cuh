@@ -4,11 +4,11 @@
  * fiber; a lane runs until it has to wait for others. Which warp runs next is drawn by lot, and in
  * some runs one warp is kept back or preferred, for what goes wrong only then.
  *
- * As strict as the machine, or stricter: shared memory holds anything at first, asynchronous copies
- * come as late as they may or at any time before, barriers count whoever comes. What is undefined
- * there (an address off its alignment, lanes of a warp in different collectives) ends the test. Not
- * as strict: memory is the same for all at once, so that a shuffle orders it as __syncwarp does, and
- * thread blocks run one after the other.
+ * As strict as the machine, or stricter: shared memory holds anything at first, asynchronous
+ * copies come as late as they may or at any time before, barriers count whoever comes. What is
+ * undefined there (an address off its alignment, lanes of a warp in different collectives) ends
+ * the test. Not as strict: memory is the same for all at once, so that a shuffle orders it as
+ * __syncwarp does, and thread blocks run one after the other.
  */
 #ifndef KVF_TESTS_GPU_EMULATE_THREAD_BLOCK_CUH
 #define KVF_TESTS_GPU_EMULATE_THREAD_BLOCK_CUH
