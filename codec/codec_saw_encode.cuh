@@ -626,7 +626,11 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
         finish_mean<dim>(team, shared, signs + row.signs,
                          at_address<uint16_t>(stored) + row.row * dim, shared->mean[turn]);
         __syncwarp();
-        arrive(mean_barrier());
+        if (mean_barrier() == ENCODE_MEAN) { /* numbers that vary would reserve all barriers */
+            arrive(ENCODE_MEAN);
+        } else {
+            arrive(ENCODE_NEXT_MEAN);
+        }
     }
 
     __device__ __forceinline__ encode_target target_of(const encode_row &row,
@@ -686,7 +690,11 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
         const encode_row *next = row_of(unit + 1);
         uint32_t page_id = source.ask_page(work, team, *next);
         if (at.mean != nullptr && team.warp != unit % encode_warps) {
-            await(mean_barrier());
+            if (mean_barrier() == ENCODE_MEAN) {
+                await(ENCODE_MEAN);
+            } else {
+                await(ENCODE_NEXT_MEAN);
+            }
         }
         uint32_t n_escapes = 0;
 #pragma unroll 1

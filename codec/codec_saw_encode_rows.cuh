@@ -153,7 +153,9 @@ struct lane_tiles {
  * of K's channels and then of V's. */
 template <int dim> struct encode_shared {
     encode_row rows[rows_kept];
-    float mean[2][dim]; /* rotated, in the order of the lanes' registers; of every other unit */
+    float mean
+        [2]
+        [dim]; /* rotated, in the order of the lanes' registers; of rows that have one, by turns */
     float partial[encode_warps][dim];
     uint32_t counts[encode_warps]; /* of vectors in the partial sums */
 };
