@@ -185,16 +185,9 @@ static void zero_gaps(const struct kvf_codec_tensor *tensor, uint32_t n_tokens,
                       const struct kvf_codec_sizes *sizes, uint8_t *strip)
 {
     size_t n_vectors = (size_t)tensor->n_rows * n_tokens;
-    uint8_t *meta = strip + sizes->mean_bytes;
-    uint8_t *codes = meta + sizes->meta_bytes;
     size_t mean_bytes = (size_t)tensor->n_heads * tensor->dim * sizeof(uint16_t);
-    if (sizes->mean_bytes != 0) {
-        memset(strip + mean_bytes, 0, sizes->mean_bytes - mean_bytes);
-    }
-    size_t meta_bytes = n_vectors * KVF_SAW_META_BYTES;
-    memset(meta + meta_bytes, 0, sizes->meta_bytes - meta_bytes);
-    size_t code_bytes = n_vectors * tensor->code_bytes;
-    memset(codes + code_bytes, 0, sizes->codes_bytes - code_bytes);
+    kvf_saw_zero_gaps(sizes, sizes->mean_bytes != 0 ? mean_bytes : 0,
+                      n_vectors * KVF_SAW_META_BYTES, n_vectors * tensor->code_bytes, strip);
 }
 
 static int saw_encode(const struct kvf_codec_tensor *tensor, const struct kvf_codec_job *job,

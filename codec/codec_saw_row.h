@@ -8,6 +8,9 @@
 #include "codec/codec_pages.h"
 #include "codec/codec_saw.h"
 
+#include <stddef.h>
+#include <string.h>
+
 /* One row at work. */
 struct kvf_saw_row {
     const struct kvf_codec_tensor *tensor;
@@ -48,6 +51,18 @@ static inline uint32_t kvf_saw_sampled_token(uint32_t n_tokens, uint32_t s, uint
     uint32_t n_tiles = (n_tokens + KVF_SAW_TILE_TOKENS - 1) / KVF_SAW_TILE_TOKENS;
     uint32_t step = (n_tiles + KVF_SAW_PARTIAL_SUMS - 1) / KVF_SAW_PARTIAL_SUMS;
     return s * step * KVF_SAW_TILE_TOKENS + i;
+}
+
+/* Zero what the parts of a strip of such rows do not fill. The bytes are those used of what stands
+ * before the meta part, of that, and of the codes. */
+static inline void kvf_saw_zero_gaps(const struct kvf_codec_sizes *sizes, size_t head_bytes,
+                                     size_t meta_bytes, size_t code_bytes, uint8_t *strip)
+{
+    uint8_t *meta = strip + sizes->mean_bytes;
+    uint8_t *codes = meta + sizes->meta_bytes;
+    memset(strip + head_bytes, 0, sizes->mean_bytes - head_bytes);
+    memset(meta + meta_bytes, 0, sizes->meta_bytes - meta_bytes);
+    memset(codes + code_bytes, 0, sizes->codes_bytes - code_bytes);
 }
 
 static inline bool kvf_saw_escape(const struct kvf_saw_row *row, uint32_t token,

@@ -300,14 +300,8 @@ static void zero_gaps(const struct kvf_codec_tensor *tensor, uint32_t n_tokens,
                       const struct kvf_codec_sizes *sizes, uint8_t *strip)
 {
     size_t n_vectors = (size_t)tensor->n_rows * n_tokens;
-    uint8_t *meta = strip + sizes->mean_bytes;
-    uint8_t *codes = meta + sizes->meta_bytes;
-    size_t used = mean_bytes(tensor, n_tokens) + split_bytes(tensor);
-    memset(strip + used, 0, sizes->mean_bytes - used);
-    used = n_vectors * meta_bytes(tensor);
-    memset(meta + used, 0, sizes->meta_bytes - used);
-    used = n_vectors * tensor->code_bytes;
-    memset(codes + used, 0, sizes->codes_bytes - used);
+    kvf_saw_zero_gaps(sizes, mean_bytes(tensor, n_tokens) + split_bytes(tensor),
+                      n_vectors * meta_bytes(tensor), n_vectors * tensor->code_bytes, strip);
 }
 
 static int tq_encode(const struct kvf_codec_tensor *tensor, const struct kvf_codec_job *job,

@@ -670,10 +670,12 @@ static void decode_and_compare(struct run *run, uint32_t token_first, uint32_t n
 
 static void print_case(const struct codec_case *c)
 {
-    printf("%s, dtype %d, %u x %u heads of %u and %u, %u x %u tokens from %u, %u sinks, layout %d, "
-           "fill %d\n",
+    printf("%s, dtype %d, %u x %u heads of %u and %u, %u x %u tokens (%u in odd ones) from %u, %u "
+           "sinks, "
+           "layout %d, fill %d\n",
            c->profile, c->dtype, c->n_layers, c->n_heads, c->dim_k, c->dim_v, c->n_blocks,
-           c->n_tokens, c->token_start, c->sink_tokens, (int)c->layout, (int)c->fill);
+           c->n_tokens, block_tokens(c, 1), c->token_start, c->sink_tokens, (int)c->layout,
+           (int)c->fill);
 }
 
 bool codec_case_run(const struct codec_case *c, struct kvf_random_seeded *random)

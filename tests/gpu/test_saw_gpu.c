@@ -166,7 +166,7 @@ static void few_thread_blocks(void **state)
         c.n_heads = 9;
         c.sink_tokens = i % 2 ? 4 : 0;
         c.fill = i % 3 == 0 ? CASE_HARD : CASE_NORMAL;
-        codec_device_limit(1 + (uint32_t)i % 3);
+        codec_device_limit(1 + (uint32_t)(i + i / 3) % 3); /* each fill with each limit */
         run_case(&c);
     }
     codec_device_limit(0);
