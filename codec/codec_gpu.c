@@ -13,6 +13,7 @@
 
 _Static_assert((int)KVF_ESCAPES_SHARE == (int)KVF_CODEC_ESCAPE_SHARE,
                "kernels give up where the C codecs do");
+_Static_assert((int)KVF_GPU_CLIPS_MAX == (int)KVF_CODEC_CLIPS_MAX, "one list of ratios");
 _Static_assert((int)KVF_EXACT_PLACE_THREADS >= 2 * (int)KVF_LAYERS_MAX, "one thread a part");
 
 /* Launches so far. */
@@ -82,6 +83,13 @@ void kvf_gpu_tensor_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_t
                           ? (float)descriptor->clip_q15 * (1.0f / KVF_BLOCK_CLIP_ONE)
                           : 1.0f,
     };
+    if (descriptor->codec == KVF_CODEC_KIVI) {
+        out->group_axis = descriptor->group_axis;
+        out->group_size = (uint8_t)descriptor->group_size;
+    }
+    for (uint32_t i = 0; i < tensor->n_clips; i++) {
+        out->clip_ratios[i] = (float)tensor->clips_q15[i] * (1.0f / KVF_BLOCK_CLIP_ONE);
+    }
     memcpy(out->sign_bits, tensor->sign_bits, sizeof(out->sign_bits));
     memcpy(out->order, tensor->order, sizeof(out->order));
 }

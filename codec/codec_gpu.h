@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #define KVF_GPU_PARTS_MAX 65535 /* of one launch */
+#define KVF_GPU_CLIPS_MAX 9     /* KVF_CODEC_CLIPS_MAX */
 
 /* K or V of a plan: struct kvf_codec_tensor without pointers. */
 struct kvf_gpu_tensor {
@@ -27,14 +28,16 @@ struct kvf_gpu_tensor {
     uint16_t rot_order;
     uint8_t dtype;
     uint8_t element_bytes;
-    uint8_t codec;   /* enum kvf_block_codec */
-    uint8_t bits;    /* of saw */
-    uint8_t flags;   /* enum kvf_block_tensor_flags */
-    uint8_t n_clips; /* ratios that the encoder is to try: no kernel does; 0: clip_ratio */
-    uint8_t reserved[2];
+    uint8_t codec;      /* enum kvf_block_codec */
+    uint8_t bits;       /* of saw */
+    uint8_t flags;      /* enum kvf_block_tensor_flags */
+    uint8_t n_clips;    /* ratios that the encoder is to try; 0: clip_ratio alone */
+    uint8_t group_axis; /* of kivi: enum kvf_group_axis */
+    uint8_t group_size; /* of kivi */
     float sqrt_order;
     float rsqrt_order;
-    float clip_ratio; /* 1.0: nothing is clipped */
+    float clip_ratio;                     /* 1.0: nothing is clipped */
+    float clip_ratios[KVF_GPU_CLIPS_MAX]; /* n_clips of them, largest first */
     uint8_t sign_bits[128];
     uint8_t order[256];
 };
