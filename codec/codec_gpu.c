@@ -34,7 +34,34 @@ static void add_launch(struct launches *launches, const char *kernel, uint64_t n
     };
 }
 
-/* Bits of the tensors that are there; of those stored by codec. */
+/* Codecs of fixed rate with codes: each has a file of its own that chooses among its kernels. Both
+ * calls are for the tensors of the work that are of the codec, and write up to
+ * KVF_CODED_LAUNCHES_MAX launches; 0: no kernel does this.
+ *   encode   parts are written whole, gaps included. A block's result->n_escapes is added to for
+ *            each escape and sink, and not touched if there is none; the raw area, the other fields
+ *            of the result, and parts with too many escapes are the business of later launches.
+ *   decode   all parts of these tensors are stored by the codec. Escapes are written with anything;
+ *            they are patched afterwards. */
+typedef uint32_t coded_launches(const struct kvf_gpu_work *work,
+                                struct kvf_gpu_launch *launches_out);
+
+enum {
+    KVF_CODED_LAUNCHES_MAX = 2, /* K and V by different kernels */
+};
+
+static const struct coded_kernels {
+    uint8_t codec; /* enum kvf_block_codec */
+    coded_launches *encode;
+    coded_launches *decode;
+} coded_kernels[] = {
+    {KVF_CODEC_SAW, kvf_saw_gpu_encode, kvf_saw_gpu_decode},
+};
+
+enum {
+    N_CODED = sizeof(coded_kernels) / sizeof(coded_kernels[0]),
+};
+
+/* Bits of the tensors that are there; of those stored by codec; of those with codes. */
 static uint32_t tensors_there(const struct kvf_gpu_work *work)
 {
     return work->has_v != 0 ? 3 : 1;
@@ -47,6 +74,15 @@ static uint32_t tensors_of(const struct kvf_gpu_work *work, uint8_t codec)
         tensors |= (uint32_t)(work->tensors[i].codec == codec) << i;
     }
     return tensors & tensors_there(work);
+}
+
+static uint32_t coded_tensors(const struct kvf_gpu_work *work)
+{
+    uint32_t tensors = 0;
+    for (uint32_t i = 0; i < N_CODED; i++) {
+        tensors |= tensors_of(work, coded_kernels[i].codec);
+    }
+    return tensors;
 }
 
 static bool work_is_valid(const struct kvf_gpu_work *work)
@@ -120,28 +156,28 @@ static void add_raw(struct launches *launches, const struct kvf_gpu_work *work, 
     }
 }
 
-/* Parts of fixed rate. False: no kernel for one of them; none tries more than one clip ratio. */
+/* Parts of fixed rate. False: no kernel for one of them. */
 static bool add_fixed(struct launches *launches, const struct kvf_gpu_work *work)
 {
-    for (uint32_t i = 0; i < 2; i++) {
-        if ((tensors_of(work, KVF_CODEC_SAW) >> i & 1) != 0 && work->tensors[i].n_clips != 0) {
-            return false;
+    add_raw(launches, work, tensors_of(work, KVF_CODEC_RAW), "kvf_raw_encode");
+    for (uint32_t i = 0; i < N_CODED; i++) {
+        if (tensors_of(work, coded_kernels[i].codec) != 0) {
+            assert(launches->n + KVF_CODED_LAUNCHES_MAX <= KVF_GPU_LAUNCHES_MAX);
+            uint32_t n = coded_kernels[i].encode(work, launches->list + launches->n);
+            launches->n += n;
+            if (n == 0) {
+                return false;
+            }
         }
     }
-    add_raw(launches, work, tensors_of(work, KVF_CODEC_RAW), "kvf_raw_encode");
-    if (tensors_of(work, KVF_CODEC_SAW) == 0) {
-        return true;
-    }
-    uint32_t n = kvf_saw_gpu_encode(work, launches->list + launches->n);
-    launches->n += n;
-    return n != 0;
+    return true;
 }
 
 /* The raw area, and the end of the results. */
 static void add_escapes(struct launches *launches, const struct kvf_gpu_work *work,
                         const char *write)
 {
-    uint32_t tensors = tensors_of(work, KVF_CODEC_SAW);
+    uint32_t tensors = coded_tensors(work);
     if (tensors != 0) {
         add_launch(launches, "kvf_escapes_count", work->n_parts, KVF_ESCAPES_THREADS, tensors);
     }
@@ -152,7 +188,7 @@ uint32_t kvf_gpu_encode_fixed(const struct kvf_gpu_work *work,
                               struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX])
 {
     struct launches launches = {.list = launches_out};
-    uint32_t tensors = tensors_of(work, KVF_CODEC_RAW) | tensors_of(work, KVF_CODEC_SAW);
+    uint32_t tensors = tensors_of(work, KVF_CODEC_RAW) | coded_tensors(work);
     if (!work_is_valid(work) || tensors != tensors_there(work) || !add_fixed(&launches, work)) {
         return 0;
     }
@@ -198,7 +234,7 @@ uint32_t kvf_gpu_encode_varying(const struct kvf_gpu_work *work,
     static const struct exact_kernels encode = {"kvf_exact_encode_bf16", "kvf_exact_encode_f32"};
     struct launches launches = {.list = launches_out};
     uint32_t exact = tensors_of(work, KVF_CODEC_EXACT);
-    uint32_t fixed = tensors_of(work, KVF_CODEC_RAW) | tensors_of(work, KVF_CODEC_SAW);
+    uint32_t fixed = tensors_of(work, KVF_CODEC_RAW) | coded_tensors(work);
     if (!work_is_valid(work) || (exact | fixed) != tensors_there(work) ||
         !exact_is_valid(work, exact)) {
         return 0;
@@ -269,10 +305,12 @@ uint32_t kvf_gpu_decode(const struct kvf_gpu_work *work, uint8_t codec,
                       &decode);
         }
         break;
-    case KVF_CODEC_SAW:
-        launches.n = kvf_saw_gpu_decode(work, launches_out);
-        break;
     default:
+        for (uint32_t i = 0; i < N_CODED; i++) {
+            if (coded_kernels[i].codec == codec && tensors_of(work, codec) != 0) {
+                launches.n = coded_kernels[i].decode(work, launches_out);
+            }
+        }
         break;
     }
     return launches.n;

@@ -32,7 +32,7 @@ struct kvf_gpu_tensor {
     uint8_t bits;       /* of saw */
     uint8_t flags;      /* enum kvf_block_tensor_flags */
     uint8_t n_clips;    /* ratios that the encoder is to try; 0: clip_ratio alone */
-    uint8_t group_axis; /* of kivi: enum kvf_group_axis */
+    uint8_t group_axis; /* of kivi: enum kvf_block_axis */
     uint8_t group_size; /* of kivi */
     float sqrt_order;
     float rsqrt_order;

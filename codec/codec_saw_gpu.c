@@ -99,6 +99,12 @@ static struct kvf_gpu_launch decode_launch(const struct kvf_gpu_work *work, uint
     };
 }
 
+static uint32_t saw_tensors(const struct kvf_gpu_work *work)
+{
+    uint32_t tensors = work->tensors[0].codec == KVF_CODEC_SAW ? 1 : 0;
+    return tensors | (work->has_v != 0 && work->tensors[1].codec == KVF_CODEC_SAW ? 2 : 0);
+}
+
 /* Do K and V take the same kernel? */
 static bool is_alike(const struct kvf_gpu_tensor *k, const struct kvf_gpu_tensor *v)
 {
@@ -111,10 +117,7 @@ static uint32_t plan_launches(const struct kvf_gpu_work *work,
                                                               uint32_t tensors),
                               struct kvf_gpu_launch *launches_out)
 {
-    uint32_t tensors = work->tensors[0].codec == KVF_CODEC_SAW ? 1 : 0;
-    if (work->has_v != 0 && work->tensors[1].codec == KVF_CODEC_SAW) {
-        tensors |= 2;
-    }
+    uint32_t tensors = saw_tensors(work);
     if (tensors == 3 && is_alike(&work->tensors[0], &work->tensors[1])) {
         launches_out[0] = launch(work, 3);
         return 1;
@@ -131,6 +134,12 @@ static uint32_t plan_launches(const struct kvf_gpu_work *work,
 uint32_t kvf_saw_gpu_encode(const struct kvf_gpu_work *work,
                             struct kvf_gpu_launch launches_out[KVF_SAW_GPU_LAUNCHES_MAX])
 {
+    uint32_t tensors = saw_tensors(work);
+    for (uint32_t i = 0; i < 2; i++) {
+        if ((tensors >> i & 1) != 0 && work->tensors[i].n_clips != 0) {
+            return 0; /* none tries more than one ratio */
+        }
+    }
     return plan_launches(work, encode_launch, launches_out);
 }
 
