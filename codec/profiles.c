@@ -29,6 +29,13 @@
         .codec = KVF_CODEC_SAW, .bits = (width), .flags = KVF_TENSOR_SIGNS | (more_flags),         \
         .rotate = 1, .clip = (clipping), .rot_seed = ROTATION_SEED                                 \
     }
+/* Token by token over the whole range, as K and V are. */
+#define NAIVE(width, profile_name, profile_use)                                                    \
+    {                                                                                              \
+        .name = (profile_name), .use = (profile_use),                                              \
+        .k = {.codec = KVF_CODEC_SAW, .bits = (width)},                                            \
+        .v = {.codec = KVF_CODEC_SAW, .bits = (width)},                                            \
+    }
 /* K and V of one width in groups of one size. */
 #define KIVI(width, size, profile_name, profile_use)                                               \
     {                                                                                              \
@@ -171,6 +178,10 @@ const struct kvf_profile kvf_profiles[] = {
         .k = {.codec = KVF_CODEC_SAW, .bits = 2, .rotate = 1},
         .v = {.codec = KVF_CODEC_SAW, .bits = 2, .rotate = 1},
     },
+    /* What rotation, centring and clipping are worth. */
+    NAIVE(4, "naive4", "4 bits, not rotated, for comparison: 4.25 bits a value"),
+    NAIVE(3, "naive3", "3 bits, not rotated, for comparison: 3.25 bits a value"),
+    NAIVE(2, "naive2", "2 bits, not rotated, for comparison: 2.25 bits a value"),
     /* KIVI: K by channel, V by token, not rotated. */
     KIVI(4, 32, "kivi4-g32", "4 bits, groups of 32: 5 bits a value"),
     KIVI(4, 64, "kivi4-g64", "4 bits, groups of 64: 4.5 bits a value"),
