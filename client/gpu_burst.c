@@ -146,8 +146,9 @@ static int redo_encode(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst, uint32_
     int status;
 
     for (uint32_t t = 0; t < 2; t++) {
-        size_t vector_bytes = (size_t)(t != 0 ? gpu->plan.v.dim : gpu->plan.k.dim) *
-                              gpu->plan.k.element_bytes;
+        size_t vector_bytes = (size_t)(t != 0 ? gpu->plan.kinds[0].v.dim
+                                              : gpu->plan.kinds[0].k.dim) *
+                              gpu->plan.kinds[0].k.element_bytes;
 
         for (uint32_t layer = 0; layer < n_layers; layer++) {
             layers[t][layer] = gpu->redo_memory + layer * (bytes[0] + bytes[1]) + t * bytes[0];

@@ -342,11 +342,11 @@ static int find_kernels(const struct kvf_gpu *gpu)
     const char *profile = gpu->plan.profile->name;
     const struct kvf_gpu_work work = {
         .tensors = {gpu->tensors[0], gpu->tensors[1]},
-        .n_parts = gpu->plan.v.dim != 0 ? 2 : 1,
+        .n_parts = kvf_plan_has_v(&gpu->plan) ? 2 : 1,
         .n_blocks = 1,
         .n_layers = 1,
         .tokens_a_page = 1,
-        .has_v = gpu->plan.v.dim != 0,
+        .has_v = kvf_plan_has_v(&gpu->plan),
         .tokens_max = gpu->plan.geometry.chunk_tokens,
     };
 
@@ -374,10 +374,10 @@ static int memory_take(struct kvf_gpu *gpu)
     gpu->plan = gpu->client->plan;
     gpu->is_fixed = kvf_codec_plan_is_fixed(&gpu->plan);
     gpu->block_bytes = (uint64_t)gpu->plan.geometry.n_layers * gpu->plan.geometry.n_heads *
-                       ((uint64_t)gpu->plan.k.dim + gpu->plan.v.dim) * gpu->plan.k.element_bytes *
-                       gpu->plan.geometry.chunk_tokens;
-    kvf_gpu_tensor_fill(&gpu->plan.k, &gpu->tensors[0]);
-    kvf_gpu_tensor_fill(&gpu->plan.v, &gpu->tensors[1]);
+                       ((uint64_t)gpu->plan.kinds[0].k.dim + gpu->plan.kinds[0].v.dim) *
+                       gpu->plan.kinds[0].k.element_bytes * gpu->plan.geometry.chunk_tokens;
+    kvf_gpu_tensor_fill(&gpu->plan.kinds[0].k, &gpu->tensors[0]);
+    kvf_gpu_tensor_fill(&gpu->plan.kinds[0].v, &gpu->tensors[1]);
     kvf_gpu_tensor_fill(&gpu->plan.raw_k, &gpu->raw_tensors[0]);
     kvf_gpu_tensor_fill(&gpu->plan.raw_v, &gpu->raw_tensors[1]);
     status = find_kernels(gpu);

@@ -34,7 +34,8 @@ static uint64_t align_up(uint64_t bytes, uint64_t align)
 /* The largest unit that a group has to hold: a part or a section. */
 static uint64_t unit_bytes_max(const struct kvf_codec_plan *plan)
 {
-    const struct kvf_codec_tensor *tensors[4] = {&plan->k, &plan->raw_k, &plan->v, &plan->raw_v};
+    const struct kvf_codec_tensor *tensors[4] = {&plan->kinds[0].k, &plan->raw_k, &plan->kinds[0].v,
+                                                 &plan->raw_v};
     uint32_t n_tokens = plan->geometry.chunk_tokens;
     uint64_t most = 0;
 
@@ -538,7 +539,7 @@ static int group_decode(struct kvf_gpu *gpu, struct kvf_gpu_group *group, void *
         .n_blocks = group->n_items,
         .n_layers = gpu->plan.geometry.n_layers,
         .tokens_a_page = region->tokens_a_page,
-        .has_v = gpu->plan.v.dim != 0,
+        .has_v = kvf_plan_has_v(&gpu->plan),
         .tokens_max = group->tokens_max,
     };
     int status = KVF_OK;

@@ -28,6 +28,7 @@
 #include "client/client_internal.h"
 #include "codec/codec_gpu.h"
 #include "codec/codec_gpu_host.h"
+#include "codec/codec_layout.h"
 #include "gpu/device.h"
 #include "gpu/ranges.h"
 #include "kvferry.h"
@@ -290,7 +291,7 @@ static inline uint64_t kvf_gpu_align(uint64_t bytes)
 
 static inline uint32_t kvf_gpu_parts_a_block(const struct kvf_gpu *gpu)
 {
-    return gpu->plan.geometry.n_layers * (gpu->plan.v.dim != 0 ? 2u : 1u);
+    return gpu->plan.geometry.n_layers * (kvf_plan_has_v(&gpu->plan) ? 2u : 1u);
 }
 
 /* Payload bytes of an encoded block. */

@@ -36,8 +36,8 @@ static uint64_t raw_area_bytes(const struct kvf_codec_plan *plan, uint32_t n_k, 
     if (n_k + n_v == 0) {
         return 0;
     }
-    sections += n_k != 0 ? kvf_raw_section_bytes(&plan->k, n_k) : 0;
-    sections += n_v != 0 ? kvf_raw_section_bytes(&plan->v, n_v) : 0;
+    sections += n_k != 0 ? kvf_raw_section_bytes(&plan->kinds[0].k, n_k) : 0;
+    sections += n_v != 0 ? kvf_raw_section_bytes(&plan->kinds[0].v, n_v) : 0;
     return kvf_part_bytes(kvf_raw_table_bytes(plan->geometry.n_layers) +
                           plan->geometry.n_layers * sections);
 }
@@ -49,8 +49,8 @@ static uint64_t payload_bound(const struct kvf_codec_plan *plan, uint32_t n_toke
         return kvf_codec_plan_payload_bytes_max(plan, n_tokens);
     }
     return kvf_codec_plan_payload_bytes(plan, n_tokens) +
-           raw_area_bytes(plan, kvf_plan_escapes_max(plan, &plan->k, n_tokens),
-                          kvf_plan_escapes_max(plan, &plan->v, n_tokens));
+           raw_area_bytes(plan, kvf_plan_escapes_max(plan, &plan->kinds[0].k, n_tokens),
+                          kvf_plan_escapes_max(plan, &plan->kinds[0].v, n_tokens));
 }
 
 static uint32_t sink_vectors(const struct kvf_codec_tensor *tensor, uint32_t n_sinks)
@@ -67,7 +67,8 @@ static uint64_t payload_expected(const struct kvf_codec_plan *plan, uint32_t tok
     uint32_t n_sinks = kvf_plan_sinks(plan, token_start, n_tokens);
 
     return kvf_codec_plan_payload_bytes(plan, n_tokens) +
-           raw_area_bytes(plan, sink_vectors(&plan->k, n_sinks), sink_vectors(&plan->v, n_sinks));
+           raw_area_bytes(plan, sink_vectors(&plan->kinds[0].k, n_sinks),
+                          sink_vectors(&plan->kinds[0].v, n_sinks));
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ static void work_fill(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
         .n_blocks = burst->n,
         .n_layers = gpu->plan.geometry.n_layers,
         .tokens_a_page = region->tokens_a_page,
-        .has_v = gpu->plan.v.dim != 0,
+        .has_v = kvf_plan_has_v(&gpu->plan),
         .shared_bytes_max = gpu->device->shared_bytes_max,
     };
     for (uint32_t i = 0; i < burst->n; i++) {
@@ -344,15 +345,15 @@ static void lists_fill(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
     uint32_t *ids = (uint32_t *)(part + burst->work.n_parts);
     uint32_t n_ids = 0;
     struct kvf_codec_sizes sizes[2] = {0};
-    uint32_t n_tensors = gpu->plan.v.dim != 0 ? 2 : 1;
+    uint32_t n_tensors = kvf_plan_has_v(&gpu->plan) ? 2 : 1;
 
     for (uint32_t i = 0; i < burst->n; i++) {
         const struct kvf_gpu_item *item = kvf_gpu_burst_item(burst, i);
         uint64_t stored = burst->blocks[i].payload;
 
-        gpu->plan.k.ops->sizes(&gpu->plan.k, item->n_tokens, &sizes[0]);
+        gpu->plan.kinds[0].k.ops->sizes(&gpu->plan.kinds[0].k, item->n_tokens, &sizes[0]);
         if (n_tensors == 2) {
-            gpu->plan.v.ops->sizes(&gpu->plan.v, item->n_tokens, &sizes[1]);
+            gpu->plan.kinds[0].v.ops->sizes(&gpu->plan.kinds[0].v, item->n_tokens, &sizes[1]);
         }
         for (uint32_t p = 0; p < kvf_gpu_parts_a_block(gpu); p++) {
             uint32_t is_v = n_tensors == 2 ? p % 2 : 0;

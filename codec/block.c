@@ -20,14 +20,18 @@ static bool tensor_computes(const struct kvf_codec_tensor *tensor)
 
 static bool plan_computes(const struct kvf_codec_plan *plan)
 {
-    return tensor_computes(&plan->k) || tensor_computes(&plan->v) ||
-           tensor_computes(&plan->edge_k) || tensor_computes(&plan->edge_v);
+    bool computes = false;
+    for (uint32_t i = 0; i < plan->n_kinds; i++) {
+        computes = computes || tensor_computes(&plan->kinds[i].k) ||
+                   tensor_computes(&plan->kinds[i].v);
+    }
+    return computes;
 }
 
 static bool view_is_valid(const struct kvf_codec_plan *plan, const struct kvf_kv_view *kv)
 {
     return kv != NULL && kv->struct_bytes >= sizeof(*kv) && kv->tokens_a_page >= 1 &&
-           kv->k.layers != NULL && (plan->v.dim == 0 || kv->v.layers != NULL);
+           kv->k.layers != NULL && (!kvf_plan_has_v(plan) || kv->v.layers != NULL);
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -51,7 +55,7 @@ struct encoder {
 static struct kvf_codec_job encode_job(const struct encoder *encoder, uint32_t layer, int is_v)
 {
     const struct kvf_tensor_view *tensor = is_v ? &encoder->kv->v : &encoder->kv->k;
-    bool has_v = encoder->plan->v.dim != 0;
+    bool has_v = kvf_plan_has_v(encoder->plan);
     const struct kvf_tensor_view *next = has_v && !is_v ? &encoder->kv->v : &encoder->kv->k;
     uint32_t next_layer = has_v && !is_v ? layer : layer + 1;
     return (struct kvf_codec_job){
@@ -110,7 +114,7 @@ static int encode_strips(struct encoder *encoder, struct kvf_record_page *page)
         uint8_t bits_v = 0;
         page->layer_offsets[layer] = (uint32_t)(encoder->at / KVF_BLOCK_ALIGN_BYTES);
         int status = encode_tensor(encoder, layer, 0, &bits_k);
-        if (status == KVF_OK && encoder->plan->v.dim != 0) {
+        if (status == KVF_OK && kvf_plan_has_v(encoder->plan)) {
             status = encode_tensor(encoder, layer, 1, &bits_v);
         }
         if (status != KVF_OK) {
@@ -204,8 +208,8 @@ static void fill_header(const struct kvf_codec_plan *plan, uint32_t token_start,
         .d_v = geometry->dim_v,
         .chunk_tokens = geometry->chunk_tokens,
         .profile_fp = plan->profile_fp,
-        .k = kvf_block_descriptor(&plan->k, n_tokens),
-        .v = kvf_block_descriptor(&plan->v, n_tokens),
+        .k = kvf_block_descriptor(&plan->kinds[0].k, n_tokens),
+        .v = kvf_block_descriptor(&plan->kinds[0].v, n_tokens),
     };
     header->raw_bytes = decoded_bytes(header);
 }
@@ -295,21 +299,21 @@ static bool is_zero(const void *data, size_t bytes)
 
 int kvf_block_describe_summed(struct kvf_record_page *page, uint32_t payload_crc32c, size_t bytes)
 {
-    struct kvf_codec_plan plan;
-    int status;
-
     if (bytes > KVF_PAYLOAD_BYTES_MAX) {
         return KVF_ERR_TOO_LARGE;
     }
-    status = kvf_codec_plan_init(&plan, NULL, "bytes");
-    assert(status == KVF_OK);
     memset(page, 0, sizeof(*page));
-    fill_header(&plan, 0, 0, &page->header);
-    page->header.total_bytes = KVF_BLOCK_PAGE_BYTES + (uint64_t)bytes;
-    page->header.raw_bytes = bytes;
-    page->header.payload_crc32c = payload_crc32c;
+    page->header = (struct kvf_block_header){
+        .magic = KVF_BLOCK_MAGIC,
+        .version = KVF_BLOCK_VERSION,
+        .header_bytes = KVF_BLOCK_HEADER_BYTES,
+        .payload_crc32c = payload_crc32c,
+        .total_bytes = KVF_BLOCK_PAGE_BYTES + (uint64_t)bytes,
+        .raw_bytes = bytes,
+        .profile_fp = kvf_plan_bytes_fp(),
+    };
     kvf_block_seal_header(page);
-    return status;
+    return KVF_OK;
 }
 
 int kvf_block_describe_bytes(struct kvf_record_page *page, const void *payload, size_t bytes)
@@ -595,7 +599,7 @@ int kvf_block_next_part(struct kvf_block_reader *reader, struct kvf_block_part *
         return status;
     }
     part_out->bytes = kvf_sizes_total(&part_out->sizes);
-    bool is_last = is_v || plan->v.dim == 0;
+    bool is_last = is_v || !kvf_plan_has_v(plan);
     if (part_out->bytes > end - reader->at || (is_last && part_out->bytes != end - reader->at)) {
         return KVF_ERR_CORRUPT;
     }

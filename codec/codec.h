@@ -35,7 +35,8 @@ enum kvf_codec_limits {
     KVF_CODEC_CENTER_TOKENS_MIN = 128, /* shorter blocks are stored without mean */
     KVF_CODEC_ESCAPE_SHARE = 16,       /* at most 1/16 of a tensor's vectors may be escapes */
     KVF_CODEC_FIXED_SIZES_MAX = 4,
-    KVF_CODEC_CLIPS_MAX = 9, /* ratios that an encoder tries for a vector */
+    KVF_CODEC_CLIPS_MAX = 9,  /* ratios that an encoder tries for a vector */
+    KVF_CODEC_KINDS_MAX = 16, /* kinds of layers of a plan */
     KVF_CODEC_WORKSPACE_ALIGN = 64,
 };
 
@@ -208,22 +209,27 @@ const struct kvf_codec_ops *kvf_codec_find(uint8_t id);
 /* -------------------------------------------------------------------------------------------------
  * Part 3: the plan
  */
+
+/* How the layers of one kind are coded. */
+struct kvf_codec_kind {
+    struct kvf_codec_tensor k;
+    struct kvf_codec_tensor v; /* dim 0 in all kinds, or in none */
+};
+
 struct kvf_codec_plan {
     const struct kvf_profile *profile;
     struct kvf_geometry geometry; /* all zero for opaque bytes */
     bool lossless;
     uint64_t model_fp; /* 0 after init; the owner may set it: written to and compared in headers */
-    uint64_t profile_fp;       /* fingerprint of the codecs, for the namespace; never 0 */
-    uint64_t record_bytes_max; /* of any block of up to chunk_tokens, record page included */
-    size_t workspace_bytes;    /* for encode and decode, at KVF_CODEC_WORKSPACE_ALIGN */
-    size_t escapes_offset;     /* in the workspace: numbers of escaped vectors */
-    uint16_t edge_layers;      /* at each end, of which edge_k and edge_v are */
-    struct kvf_codec_tensor k; /* kvf_plan_tensor says which one a layer has */
-    struct kvf_codec_tensor v;
-    struct kvf_codec_tensor edge_k;
-    struct kvf_codec_tensor edge_v;
+    uint64_t profile_fp;           /* fingerprint of the codecs, for the namespace; never 0 */
+    uint64_t record_bytes_max;     /* of any block of up to chunk_tokens, record page included */
+    size_t workspace_bytes;        /* for encode and decode, at KVF_CODEC_WORKSPACE_ALIGN */
+    size_t escapes_offset;         /* in the workspace: numbers of escaped vectors */
     struct kvf_codec_tensor raw_k; /* for strips that are stored raw */
     struct kvf_codec_tensor raw_v;
+    uint8_t layer_kinds[KVF_LAYERS_MAX]; /* of each layer; kvf_plan_tensor looks up here */
+    uint32_t n_kinds;                    /* 1..KVF_CODEC_KINDS_MAX; 0 for opaque bytes */
+    struct kvf_codec_kind kinds[KVF_CODEC_KINDS_MAX]; /* headers describe the first one */
 };
 
 /* Work out a plan. geometry NULL, or of kind KVF_KIND_BYTES: profile "bytes" only; else any other

@@ -30,20 +30,18 @@ static inline size_t kvf_raw_section_bytes(const struct kvf_codec_tensor *tensor
     return kvf_align_up(count * (sizeof(uint32_t) + vector_bytes), KVF_RAW_AREA_ALIGN_BYTES);
 }
 
-/* Is a layer one of those at the ends of a model that have tensors of their own? */
-static inline bool kvf_plan_is_edge(const struct kvf_codec_plan *plan, uint32_t layer)
+/* Have blocks of this plan a V? Opaque bytes have none. */
+static inline bool kvf_plan_has_v(const struct kvf_codec_plan *plan)
 {
-    return layer < plan->edge_layers || layer + plan->edge_layers >= plan->geometry.n_layers;
+    return plan->geometry.dim_v != 0;
 }
 
 /* How K or V of a layer is coded. */
 static inline const struct kvf_codec_tensor *kvf_plan_tensor(const struct kvf_codec_plan *plan,
                                                              uint32_t layer, bool is_v)
 {
-    if (kvf_plan_is_edge(plan, layer)) {
-        return is_v ? &plan->edge_v : &plan->edge_k;
-    }
-    return is_v ? &plan->v : &plan->k;
+    const struct kvf_codec_kind *kind = &plan->kinds[plan->layer_kinds[layer]];
+    return is_v ? &kind->v : &kind->k;
 }
 
 /* Leading tokens of a block that plan keeps raw. Chunks start at multiples of chunk_tokens, so
@@ -71,6 +69,9 @@ static inline uint32_t kvf_plan_escapes_max(const struct kvf_codec_plan *plan,
     uint32_t vectors = tensor->n_rows * n_tokens;
     return sinks + (vectors + KVF_CODEC_ESCAPE_SHARE - 1) / KVF_CODEC_ESCAPE_SHARE;
 }
+
+/* The fingerprint of profile "bytes". */
+uint64_t kvf_plan_bytes_fp(void);
 
 /* The descriptor that a block of n_tokens has. */
 static inline struct kvf_block_tensor kvf_block_descriptor(const struct kvf_codec_tensor *tensor,

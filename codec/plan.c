@@ -53,36 +53,62 @@ static void mark_edges(struct kvf_codec_tensor *tensor, const struct kvf_codec_t
     }
 }
 
-/* K, V, and how both are stored where their codec gives up. A missing V has dim 0 and no ops. */
+/* The next kind of a plan. A missing V has dim 0 and no ops. */
+static int kind_add(struct kvf_codec_plan *plan, const struct kvf_profile_tensor *k,
+                    const struct kvf_profile_tensor *v)
+{
+    static const struct kvf_profile_tensor raw = {.codec = KVF_CODEC_RAW};
+    const struct kvf_geometry *geometry = &plan->geometry;
+    struct kvf_codec_kind *kind = &plan->kinds[plan->n_kinds++];
+    int status = tensor_init(&kind->k, geometry, geometry->dim_k, k);
+    if (status == KVF_OK && geometry->dim_v != 0) {
+        /* MLA: V is the rotary part of K, which is small and does not take coding. */
+        status = tensor_init(&kind->v, geometry, geometry->dim_v,
+                             geometry->kind == KVF_KIND_MLA ? &raw : v);
+    }
+    return status;
+}
+
+/* The kinds of a built-in profile: layers between the ends, then, if it has such, those at the
+ * ends. */
+static int kinds_init(struct kvf_codec_plan *plan)
+{
+    const struct kvf_profile *profile = plan->profile;
+    uint32_t n_layers = plan->geometry.n_layers;
+    uint32_t edges = profile->edge_layers;
+    int status = kind_add(plan, &profile->k, &profile->v);
+    if (status != KVF_OK || edges == 0) {
+        return status;
+    }
+    status = kind_add(plan, &profile->edge_k, &profile->edge_v);
+    if (status == KVF_OK) {
+        mark_edges(&plan->kinds[0].k, &plan->kinds[1].k);
+    }
+    if (status == KVF_OK && kvf_plan_has_v(plan)) {
+        mark_edges(&plan->kinds[0].v, &plan->kinds[1].v);
+    }
+    for (uint32_t layer = 0; layer < n_layers; layer++) {
+        plan->layer_kinds[layer] = layer < edges || layer + edges >= n_layers;
+    }
+    return status;
+}
+
+/* The kinds, and how K and V are stored where their codec gives up. */
 static int tensors_init(struct kvf_codec_plan *plan)
 {
     static const struct kvf_profile_tensor raw = {.codec = KVF_CODEC_RAW};
     const struct kvf_geometry *geometry = &plan->geometry;
-    /* MLA: V is the rotary part of K, which is small and does not take coding. */
-    const struct kvf_profile_tensor *v = geometry->kind == KVF_KIND_MLA ? &raw : &plan->profile->v;
-    const struct kvf_profile_tensor *edge_v = geometry->kind == KVF_KIND_MLA
-                                                  ? &raw
-                                                  : &plan->profile->edge_v;
-    int status = tensor_init(&plan->k, geometry, geometry->dim_k, &plan->profile->k);
-    if (status == KVF_OK && plan->edge_layers != 0) {
-        status = tensor_init(&plan->edge_k, geometry, geometry->dim_k, &plan->profile->edge_k);
-        mark_edges(&plan->k, &plan->edge_k);
-    }
+    int status = kinds_init(plan);
     if (status == KVF_OK) {
         status = tensor_init(&plan->raw_k, geometry, geometry->dim_k, &raw);
     }
-    if (status == KVF_OK && geometry->dim_v != 0) {
-        status = tensor_init(&plan->v, geometry, geometry->dim_v, v);
-        if (status == KVF_OK && plan->edge_layers != 0) {
-            status = tensor_init(&plan->edge_v, geometry, geometry->dim_v, edge_v);
-            mark_edges(&plan->v, &plan->edge_v);
-        }
-        if (status == KVF_OK) {
-            status = tensor_init(&plan->raw_v, geometry, geometry->dim_v, &raw);
-        }
+    if (status == KVF_OK && kvf_plan_has_v(plan)) {
+        status = tensor_init(&plan->raw_v, geometry, geometry->dim_v, &raw);
     }
     return status;
 }
+
+#define FINGERPRINT_INIT 0xcbf29ce484222325U
 
 static uint64_t fingerprint_add(uint64_t hash, const void *data, size_t bytes)
 {
@@ -98,14 +124,18 @@ static uint64_t fingerprint_add(uint64_t hash, const void *data, size_t bytes)
 static uint64_t fingerprint(const struct kvf_codec_plan *plan)
 {
     uint16_t version = KVF_BLOCK_VERSION;
-    uint64_t hash = fingerprint_add(0xcbf29ce484222325U, &version, sizeof(version));
-    hash = fingerprint_add(hash, &plan->profile->opaque, 1);
-    hash = fingerprint_add(hash, &plan->k.descriptor, sizeof(plan->k.descriptor));
-    hash = fingerprint_add(hash, &plan->v.descriptor, sizeof(plan->v.descriptor));
-    if (plan->edge_layers != 0) {
-        hash = fingerprint_add(hash, &plan->edge_layers, sizeof(plan->edge_layers));
-        hash = fingerprint_add(hash, &plan->edge_k.descriptor, sizeof(plan->edge_k.descriptor));
-        hash = fingerprint_add(hash, &plan->edge_v.descriptor, sizeof(plan->edge_v.descriptor));
+    uint64_t hash = fingerprint_add(FINGERPRINT_INIT, &version, sizeof(version));
+    const bool opaque = false;
+    hash = fingerprint_add(hash, &opaque, 1);
+    const struct kvf_codec_kind *kind = &plan->kinds[0];
+    hash = fingerprint_add(hash, &kind->k.descriptor, sizeof(kind->k.descriptor));
+    hash = fingerprint_add(hash, &kind->v.descriptor, sizeof(kind->v.descriptor));
+    if (plan->profile->edge_layers != 0) {
+        uint16_t edge_layers = plan->profile->edge_layers;
+        kind = &plan->kinds[1];
+        hash = fingerprint_add(hash, &edge_layers, sizeof(edge_layers));
+        hash = fingerprint_add(hash, &kind->k.descriptor, sizeof(kind->k.descriptor));
+        hash = fingerprint_add(hash, &kind->v.descriptor, sizeof(kind->v.descriptor));
     }
     if (plan->profile->sink_tokens != 0) {
         hash = fingerprint_add(hash, &plan->profile->sink_tokens, 1);
@@ -113,11 +143,14 @@ static uint64_t fingerprint(const struct kvf_codec_plan *plan)
     return hash != 0 ? hash : 1; /* 0 means "none" */
 }
 
-/* Layers that an edge does not take. */
-static uint32_t inner_layers(const struct kvf_codec_plan *plan)
+uint64_t kvf_plan_bytes_fp(void)
 {
-    uint32_t edges = 2u * plan->edge_layers;
-    return plan->geometry.n_layers > edges ? plan->geometry.n_layers - edges : 0;
+    uint16_t version = KVF_BLOCK_VERSION;
+    const bool opaque = true;
+    const struct kvf_block_tensor none[2] = {0};
+    uint64_t hash = fingerprint_add(FINGERPRINT_INIT, &version, sizeof(version));
+    hash = fingerprint_add(hash, &opaque, 1);
+    return fingerprint_add(hash, none, sizeof(none));
 }
 
 /* A tensor, and in how many layers it is. */
@@ -128,24 +161,23 @@ struct use {
 };
 
 enum {
-    USES_MAX = 4
+    USES_MAX = 2 * KVF_CODEC_KINDS_MAX
 };
 
 /* What the layers of a plan are made of; tensors that are nowhere are left out. */
 static uint32_t find_uses(const struct kvf_codec_plan *plan, struct use uses_out[USES_MAX])
 {
-    uint32_t inner = inner_layers(plan);
-    uint32_t edge = plan->geometry.n_layers - inner;
-    const struct use all[USES_MAX] = {
-        {&plan->k, &plan->raw_k, inner},
-        {&plan->v, &plan->raw_v, inner},
-        {&plan->edge_k, &plan->raw_k, edge},
-        {&plan->edge_v, &plan->raw_v, edge},
-    };
+    uint32_t counts[KVF_CODEC_KINDS_MAX] = {0};
     uint32_t n = 0;
-    for (uint32_t i = 0; i < USES_MAX; i++) {
-        if (all[i].tensor->dim != 0 && all[i].n_layers != 0) {
-            uses_out[n++] = all[i];
+    for (uint32_t layer = 0; layer < plan->geometry.n_layers; layer++) {
+        counts[plan->layer_kinds[layer]]++;
+    }
+    for (uint32_t i = 0; i < plan->n_kinds; i++) {
+        if (counts[i] != 0) {
+            uses_out[n++] = (struct use){&plan->kinds[i].k, &plan->raw_k, counts[i]};
+        }
+        if (counts[i] != 0 && kvf_plan_has_v(plan)) {
+            uses_out[n++] = (struct use){&plan->kinds[i].v, &plan->raw_v, counts[i]};
         }
     }
     return n;
@@ -184,13 +216,12 @@ int kvf_codec_plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *
     }
     *plan = (struct kvf_codec_plan){.profile = profile, .lossless = profile->lossless};
     if (opaque) {
-        plan->profile_fp = fingerprint(plan);
+        plan->profile_fp = kvf_plan_bytes_fp();
         plan->record_bytes_max = KVF_RECORD_PAGE_BYTES + (uint64_t)KVF_PAYLOAD_BYTES_MAX;
         return KVF_OK;
     }
     plan->geometry = *geometry;
     plan->geometry.struct_bytes = sizeof(plan->geometry);
-    plan->edge_layers = profile->edge_layers;
     if (!profile->lossless &&
         (geometry->kind == KVF_KIND_STATE || geometry->dtype == KVF_DTYPE_U8)) {
         return KVF_ERR_REFUSED;

@@ -289,7 +289,7 @@ static void case_open(struct codec_bench *bench, const struct codec_case *codec,
     if (bench->workspace == NULL) {
         bench_die("no memory for a workspace");
     }
-    bench->error_max = bench->plan.v.descriptor.bits == 2 ? 0.25 : 0.05;
+    bench->error_max = bench->plan.kinds[0].v.descriptor.bits == 2 ? 0.25 : 0.05;
     bench->n_layers = n_layers;
     bench->tensor_bytes = (size_t)N_TOKENS * N_HEADS * codec->dim * ELEMENT_BYTES;
     bench->chunk_bytes = 2 * n_layers * bench->tensor_bytes;

@@ -282,8 +282,8 @@ static void measure(char **folders, int n_folders, const char *const profiles[SE
         for (int r = 0; r < RATIOS; r++) {
             uint16_t ratio = (uint16_t)((PERCENT_FIRST + r * PERCENT_STEP) * KVF_BLOCK_CLIP_ONE /
                                         100);
-            pair.plan.k.descriptor.clip_q15 = ratio;
-            pair.plan.v.descriptor.clip_q15 = ratio;
+            pair.plan.kinds[0].k.descriptor.clip_q15 = ratio;
+            pair.plan.kinds[0].v.descriptor.clip_q15 = ratio;
             round_trip(&pair);
             collect(&pair, &errors.of[errors.n][r], RATIOS);
         }

@@ -192,7 +192,7 @@ static uint64_t part_bytes(const struct kvf_codec_tensor *tensor)
 
 uint64_t gpu_load_layer_offset(const struct gpu_load *load, uint32_t layer)
 {
-    return layer * (part_bytes(&load->plan.k) + part_bytes(&load->plan.v));
+    return layer * (part_bytes(&load->plan.kinds[0].k) + part_bytes(&load->plan.kinds[0].v));
 }
 
 uint64_t gpu_load_payloads_bytes(const struct gpu_load *load)
@@ -204,7 +204,7 @@ static void fill_parts(struct gpu_load *load, uint64_t payloads)
 {
     const struct kvf_codec_plan *plan = &load->plan;
     uint64_t dim_k_bytes = (uint64_t)plan->geometry.dim_k * sizeof(uint16_t);
-    uint32_t n_tensors = plan->v.dim != 0 ? 2 : 1;
+    uint32_t n_tensors = kvf_plan_has_v(plan) ? 2 : 1;
 
     for (uint32_t i = 0; i < load->n_chunks * load->parts_a_chunk; i++) {
         uint32_t chunk = i / load->parts_a_chunk;
@@ -214,7 +214,7 @@ static void fill_parts(struct gpu_load *load, uint64_t payloads)
         load->parts[i] = (struct kvf_gpu_part){
             .base = load->pages + layer * load->layer_bytes + is_v * dim_k_bytes,
             .stored = payloads + chunk * load->payload_bytes + gpu_load_layer_offset(load, layer) +
-                      is_v * part_bytes(&plan->k),
+                      is_v * part_bytes(&plan->kinds[0].k),
             .first_page = chunk * (GPU_CHUNK_TOKENS / GPU_PAGE_TOKENS),
             .block = chunk,
             .n_tokens = GPU_CHUNK_TOKENS,
@@ -257,11 +257,11 @@ static void make_work(struct gpu_load *load, struct kvf_gpu_device *gpu, uint64_
     load->work.n_blocks = load->n_chunks;
     load->work.n_layers = load->plan.geometry.n_layers;
     load->work.tokens_a_page = GPU_PAGE_TOKENS;
-    load->work.has_v = load->plan.v.dim != 0;
+    load->work.has_v = kvf_plan_has_v(&load->plan);
     load->work.tokens_max = GPU_CHUNK_TOKENS;
     load->work.shared_bytes_max = gpu->shared_bytes_max;
-    kvf_gpu_tensor_fill(&load->plan.k, &load->work.tensors[0]);
-    kvf_gpu_tensor_fill(&load->plan.v, &load->work.tensors[1]);
+    kvf_gpu_tensor_fill(&load->plan.kinds[0].k, &load->work.tensors[0]);
+    kvf_gpu_tensor_fill(&load->plan.kinds[0].v, &load->work.tensors[1]);
     scratch_bytes = kvf_gpu_encode_scratch_bytes(&load->work);
     load->work.scratch = scratch_bytes != 0 ? gpu_memory(gpu, scratch_bytes) : 0;
     choose_launches(load);
@@ -280,7 +280,7 @@ void gpu_load_init(struct gpu_load *load, struct kvf_gpu_device *gpu, enum gpu_m
     }
     load->n_chunks = n_chunks;
     load->payload_bytes = kvf_codec_plan_payload_bytes(&load->plan, GPU_CHUNK_TOKENS);
-    load->parts_a_chunk = geometry.n_layers * (load->plan.v.dim != 0 ? 2u : 1u);
+    load->parts_a_chunk = geometry.n_layers * (kvf_plan_has_v(&load->plan) ? 2u : 1u);
     lay_out_pages(load, gpu);
     make_work(load, gpu, payloads);
 }
@@ -322,9 +322,10 @@ void gpu_load_decode(const struct gpu_load *load, struct kvf_gpu_device *gpu, ui
                      uint32_t layer_first, uint32_t n_layers, void *stream)
 {
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
-    uint32_t n_tensors = load->plan.v.dim != 0 ? 2 : 1;
+    uint32_t n_tensors = kvf_plan_has_v(&load->plan) ? 2 : 1;
     struct kvf_gpu_work work = load->work;
-    uint8_t codecs[2] = {load->plan.k.ops->id, n_tensors == 2 ? load->plan.v.ops->id : 0};
+    uint8_t codecs[2] = {load->plan.kinds[0].k.ops->id,
+                         n_tensors == 2 ? load->plan.kinds[0].v.ops->id : 0};
 
     if (chunk != UINT32_MAX) {
         work.parts += (uint64_t)(chunk * load->parts_a_chunk + layer_first * n_tensors) *

@@ -188,7 +188,7 @@ static void fill_block(struct fixture_kv *kv, enum case_fill fill,
         break;
     case CASE_ALIGNED:
         fixture_fill_normal(kv, random);
-        fill_aligned(kv, &plan->k, random);
+        fill_aligned(kv, &plan->kinds[0].k, random);
         break;
     case CASE_HARD:
         fixture_fill_hard(kv, random);
@@ -426,8 +426,8 @@ static void run_init(struct run *run, const struct codec_case *c, struct kvf_ran
         .has_v = c->dim_v != 0,
         .shared_bytes_max = codec_device_shared_bytes(),
     };
-    kvf_gpu_tensor_fill(&run->codec.plan.k, &run->work.tensors[0]);
-    kvf_gpu_tensor_fill(&run->codec.plan.v, &run->work.tensors[1]);
+    kvf_gpu_tensor_fill(&run->codec.plan.kinds[0].k, &run->work.tensors[0]);
+    kvf_gpu_tensor_fill(&run->codec.plan.kinds[0].v, &run->work.tensors[1]);
 }
 
 static void run_fini(struct run *run)
@@ -481,7 +481,8 @@ static void list_encode(struct run *run, bool is_fixed)
     for (uint32_t block = 0; block < run->c->n_blocks; block++) {
         uint64_t at = run->payloads + block * run->slot_bytes;
         for (uint32_t i = 0; i < 2 * run->c->n_layers; i++) {
-            const struct kvf_codec_tensor *tensor = i % 2 ? &run->codec.plan.v : &run->codec.plan.k;
+            const struct kvf_codec_tensor *tensor = i % 2 ? &run->codec.plan.kinds[0].v
+                                                          : &run->codec.plan.kinds[0].k;
             if (tensor->dim == 0) {
                 continue;
             }

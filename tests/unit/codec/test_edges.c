@@ -303,13 +303,13 @@ static void there_are_no_kernels(void **state)
                                     .tokens_a_page = 16,
                                     .has_v = 1,
                                     .tokens_max = 256};
-        kvf_gpu_tensor_fill(&plan.k, &work.tensors[0]);
-        kvf_gpu_tensor_fill(&plan.v, &work.tensors[1]);
+        kvf_gpu_tensor_fill(&plan.kinds[0].k, &work.tensors[0]);
+        kvf_gpu_tensor_fill(&plan.kinds[0].v, &work.tensors[1]);
         assert_int_equal(kvf_gpu_encode_fixed(&work, launches), 0);
         assert_int_equal(kvf_gpu_encode_varying(&work, launches), 0);
         uint8_t codec_v = work.tensors[1].codec;
         assert_int_equal(kvf_gpu_decode(&work, codec_v, launches), 0);
-        if (plan.edge_layers != 0) {
+        if (plan.n_kinds > 1) {
             assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_SAW, launches), 0);
         }
     }

@@ -207,8 +207,9 @@ static void every_codec_dim_and_width_is_there(void **state)
             struct kvf_codec_plan plan;
             struct kvf_geometry geometry = geometry_of(&goldens[i]);
             assert_int_equal(kvf_codec_plan_init(&plan, &geometry, goldens[i].profile), KVF_OK);
-            if (plan.k.descriptor.codec == KVF_CODEC_SAW && plan.k.dim == dims[d]) {
-                seen |= 1u << plan.k.descriptor.bits;
+            if (plan.kinds[0].k.descriptor.codec == KVF_CODEC_SAW &&
+                plan.kinds[0].k.dim == dims[d]) {
+                seen |= 1u << plan.kinds[0].k.descriptor.bits;
             }
         }
         assert_int_equal(seen, widths);

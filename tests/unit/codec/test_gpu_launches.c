@@ -36,8 +36,8 @@ static struct kvf_gpu_work work_of(const char *profile, int kind, int dtype, uin
         .has_v = dim_v != 0,
         .tokens_max = TOKENS,
     };
-    kvf_gpu_tensor_fill(&plan.k, &work.tensors[0]);
-    kvf_gpu_tensor_fill(&plan.v, &work.tensors[1]);
+    kvf_gpu_tensor_fill(&plan.kinds[0].k, &work.tensors[0]);
+    kvf_gpu_tensor_fill(&plan.kinds[0].v, &work.tensors[1]);
     return work;
 }
 

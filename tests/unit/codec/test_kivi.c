@@ -202,12 +202,13 @@ static void compare_with_model(const char *profile, int dtype, uint32_t dim, uin
     fixture_fill_hard(&kv, &random_bits);
     fixture_encode(&codec, &kv, 0);
     fixture_decode(&codec, &back);
-    uint32_t bits = codec.plan.k.descriptor.bits;
+    uint32_t bits = codec.plan.kinds[0].k.descriptor.bits;
     uint32_t escapes = 0;
     const uint8_t *strip = codec.payload;
     for (int is_v = 0; is_v < 2; is_v++) {
         struct kvf_codec_sizes sizes;
-        const struct kvf_codec_tensor *plan = is_v ? &codec.plan.v : &codec.plan.k;
+        const struct kvf_codec_tensor *plan = is_v ? &codec.plan.kinds[0].v
+                                                   : &codec.plan.kinds[0].k;
         kvf_codec_kivi.sizes(plan, n_tokens, &sizes);
         struct tensor tensor = {.kv = &kv,
                                 .is_v = is_v,
@@ -340,8 +341,8 @@ static void errors_are_half_a_step(void **state)
             set_element(&trip.kv, 0, token, 10, 0x1p-19f * element(&trip.kv, 0, token, 10));
         }
         trip_run(&trip);
-        uint32_t g = trip.codec.plan.k.descriptor.group_size;
-        float levels = trip.codec.plan.k.descriptor.bits == 4 ? 15.0f : 3.0f;
+        uint32_t g = trip.codec.plan.kinds[0].k.descriptor.group_size;
+        float levels = trip.codec.plan.kinds[0].k.descriptor.bits == 4 ? 15.0f : 3.0f;
         for (int is_v = 0; is_v < 2; is_v++) {
             for (uint32_t token = 0; token < TOKENS; token++) {
                 for (uint32_t i = 0; i < DIM; i++) {
@@ -521,8 +522,8 @@ static void sizes_are_those_of_arithmetic(void **state)
         double values = 3.0 * 8.0 * 256.0 * 2.0 * 128.0;
         assert_true((double)kvf_codec_plan_payload_bytes(&plan, 256) * 8.0 / values == expected[p]);
         assert_true(kvf_codec_plan_is_fixed(&plan) && !plan.lossless);
-        assert_int_equal(plan.k.descriptor.group_axis, KVF_AXIS_CHANNEL);
-        assert_int_equal(plan.v.descriptor.group_axis, KVF_AXIS_TOKEN);
+        assert_int_equal(plan.kinds[0].k.descriptor.group_axis, KVF_AXIS_CHANNEL);
+        assert_int_equal(plan.kinds[0].v.descriptor.group_axis, KVF_AXIS_TOKEN);
     }
 }
 

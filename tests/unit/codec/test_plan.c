@@ -62,6 +62,9 @@ static void sizes_are_exact(void **state)
         {"saw2", 128, (2.25 + 0.0625 + 2.25) / 2},
         {"saw4-paper", 128, 4.25},
         {"saw4-paper", 256, 4.125},
+        {"naive4", 128, 4.25},
+        {"naive3", 128, 3.25},
+        {"naive2", 64, 2.5},
     };
     for (size_t i = 0; i < sizeof(expected) / sizeof(expected[0]); i++) {
         struct kvf_codec_plan plan;
@@ -94,7 +97,7 @@ static void planes_are_whole_bytes(void **state)
         struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 1, 1, expected[i].dim, 0,
                                                         16);
         assert_int_equal(init(&plan, &geometry, expected[i].profile), KVF_OK);
-        assert_int_equal(plan.k.code_bytes, expected[i].bytes);
+        assert_int_equal(plan.kinds[0].k.code_bytes, expected[i].bytes);
     }
 }
 
@@ -120,9 +123,9 @@ static void mla_keeps_the_rotary_part_raw(void **state)
     struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 2, 1, 512, 64, 256);
     geometry.kind = KVF_KIND_MLA;
     assert_int_equal(init(&plan, &geometry, "balanced"), KVF_OK);
-    assert_int_equal(plan.k.group, 128);
-    assert_int_equal(plan.k.n_rows, 4);
-    assert_int_equal(plan.v.descriptor.codec, KVF_CODEC_RAW);
+    assert_int_equal(plan.kinds[0].k.group, 128);
+    assert_int_equal(plan.kinds[0].k.n_rows, 4);
+    assert_int_equal(plan.kinds[0].v.descriptor.codec, KVF_CODEC_RAW);
     /* a token: 4 groups of 64 + 4 bytes, 2 x 512 / 256 bytes of mean, 128 bytes of rotary part */
     assert_int_equal(kvf_codec_plan_payload_bytes(&plan, 256), 2 * 256 * (4 * 68 + 4 + 128));
 }
@@ -137,7 +140,7 @@ static void groups_divide_wide_heads(void **state)
         struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 1, 1, expected[i][0], 0,
                                                         128);
         assert_int_equal(init(&plan, &geometry, "balanced"), KVF_OK);
-        assert_int_equal(plan.k.group, expected[i][1]);
+        assert_int_equal(plan.kinds[0].k.group, expected[i][1]);
     }
     struct kvf_geometry odd = fixture_geometry(KVF_DTYPE_BF16, 1, 1, 300, 0, 128);
     assert_int_equal(init(&plan, &odd, "balanced"), KVF_ERR_UNSUPPORTED);
@@ -150,30 +153,30 @@ static void clip_and_rotation_are_in_the_descriptor(void **state)
     struct kvf_codec_plan plan;
     struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 1, 1, 128, 64, 128);
     assert_int_equal(init(&plan, &geometry, "balanced"), KVF_OK);
-    assert_int_equal(plan.k.descriptor.clip_q15, 30802); /* .94 */
-    assert_int_equal(plan.v.descriptor.clip_q15, 31457); /* .96 */
-    assert_int_equal(plan.k.descriptor.flags, KVF_TENSOR_CENTER | KVF_TENSOR_SIGNS);
-    assert_int_equal(plan.v.descriptor.flags, KVF_TENSOR_SIGNS);
-    assert_int_equal(plan.k.descriptor.rot_kind, KVF_ROT_SYLVESTER);
+    assert_int_equal(plan.kinds[0].k.descriptor.clip_q15, 30802); /* .94 */
+    assert_int_equal(plan.kinds[0].v.descriptor.clip_q15, 31457); /* .96 */
+    assert_int_equal(plan.kinds[0].k.descriptor.flags, KVF_TENSOR_CENTER | KVF_TENSOR_SIGNS);
+    assert_int_equal(plan.kinds[0].v.descriptor.flags, KVF_TENSOR_SIGNS);
+    assert_int_equal(plan.kinds[0].k.descriptor.rot_kind, KVF_ROT_SYLVESTER);
     assert_int_equal(init(&plan, &geometry, "saw3"), KVF_OK);
-    assert_int_equal(plan.k.descriptor.clip_q15, 26214); /* .80 */
-    assert_int_equal(plan.v.descriptor.clip_q15, 28180); /* .86 */
+    assert_int_equal(plan.kinds[0].k.descriptor.clip_q15, 26214); /* .80 */
+    assert_int_equal(plan.kinds[0].v.descriptor.clip_q15, 28180); /* .86 */
     assert_int_equal(init(&plan, &geometry, "saw2"), KVF_OK);
-    assert_int_equal(plan.k.descriptor.clip_q15, 19661); /* .60 */
-    assert_int_equal(plan.v.descriptor.clip_q15, 21627); /* .66 */
+    assert_int_equal(plan.kinds[0].k.descriptor.clip_q15, 19661); /* .60 */
+    assert_int_equal(plan.kinds[0].v.descriptor.clip_q15, 21627); /* .66 */
     assert_int_equal(init(&plan, &geometry, "saw5"), KVF_OK);
-    assert_int_equal(plan.k.descriptor.clip_q15, KVF_BLOCK_CLIP_ONE);
+    assert_int_equal(plan.kinds[0].k.descriptor.clip_q15, KVF_BLOCK_CLIP_ONE);
     assert_int_equal(init(&plan, &geometry, "saw4-paper"), KVF_OK);
-    assert_int_equal(plan.k.descriptor.clip_q15, KVF_BLOCK_CLIP_ONE);
-    assert_int_equal(plan.k.descriptor.flags, 0);
-    assert_int_equal(plan.k.descriptor.rot_order, 128);
+    assert_int_equal(plan.kinds[0].k.descriptor.clip_q15, KVF_BLOCK_CLIP_ONE);
+    assert_int_equal(plan.kinds[0].k.descriptor.flags, 0);
+    assert_int_equal(plan.kinds[0].k.descriptor.rot_order, 128);
     geometry.dim_k = 96;
     geometry.dim_v = 72;
     assert_int_equal(init(&plan, &geometry, "saw8"), KVF_OK);
-    assert_int_equal(plan.k.descriptor.rot_kind, KVF_ROT_KRONECKER);
-    assert_int_equal(plan.k.descriptor.clip_q15, KVF_BLOCK_CLIP_ONE);
-    assert_int_equal(plan.v.descriptor.rot_kind, KVF_ROT_BLOCKS);
-    assert_int_equal(plan.v.descriptor.rot_order, 8);
+    assert_int_equal(plan.kinds[0].k.descriptor.rot_kind, KVF_ROT_KRONECKER);
+    assert_int_equal(plan.kinds[0].k.descriptor.clip_q15, KVF_BLOCK_CLIP_ONE);
+    assert_int_equal(plan.kinds[0].v.descriptor.rot_kind, KVF_ROT_BLOCKS);
+    assert_int_equal(plan.kinds[0].v.descriptor.rot_order, 8);
 }
 
 /* Profiles that store different bytes have different fingerprints; geometry alone is not in
@@ -272,7 +275,7 @@ static void state_and_bytes_are_never_lossy(void **state)
     geometry.dtype = KVF_DTYPE_U8;
     assert_int_equal(init(&plan, &geometry, "saw8"), KVF_ERR_REFUSED);
     assert_int_equal(init(&plan, &geometry, "exact"), KVF_OK);
-    assert_int_equal(plan.k.descriptor.codec, KVF_CODEC_RAW);
+    assert_int_equal(plan.kinds[0].k.descriptor.codec, KVF_CODEC_RAW);
 }
 
 static void too_large_names_the_chunk_that_fits(void **state)

@@ -32,7 +32,7 @@ struct strip {
 static struct strip strip_of_k(const struct fixture_codec *codec, uint32_t n_tokens)
 {
     struct kvf_codec_sizes sizes;
-    kvf_codec_saw.sizes(&codec->plan.k, n_tokens, &sizes);
+    kvf_codec_saw.sizes(&codec->plan.kinds[0].k, n_tokens, &sizes);
     return (struct strip){
         .mean = sizes.mean_bytes != 0 ? codec->payload : NULL,
         .meta = codec->payload + sizes.mean_bytes,
@@ -110,9 +110,9 @@ static void compare_with_model(const char *profile, int dtype, uint32_t dim, uin
     fixture_fill_hard(&kv, &random_bits);
     fixture_encode(&codec, &kv, 0);
     fixture_decode(&codec, &back);
-    assert_int_equal(codec.page->layer_bits[0], codec.plan.k.descriptor.bits);
+    assert_int_equal(codec.page->layer_bits[0], codec.plan.kinds[0].k.descriptor.bits);
     struct strip strip = strip_of_k(&codec, n_tokens);
-    struct saw_model model = model_of(&codec.plan.k);
+    struct saw_model model = model_of(&codec.plan.kinds[0].k);
     float mean[MODEL_DIM_MAX];
     for (uint32_t i = 0; i < dim && strip.mean != NULL; i++) {
         uint16_t half;
@@ -128,7 +128,7 @@ static void compare_with_model(const char *profile, int dtype, uint32_t dim, uin
         }
         struct saw_model_vector want;
         saw_model_encode(&model, input, strip.mean != NULL ? mean : NULL, &want);
-        assert_stored(&codec.plan.k, &strip, token, &want);
+        assert_stored(&codec.plan.kinds[0].k, &strip, token, &want);
         const uint8_t *decoded = fixture_kv_vector(&back, 0, 0, 0, token);
         escapes += want.escape;
         if (want.escape) {
@@ -149,9 +149,9 @@ static void records_are_those_of_the_text(void **state)
 {
     (void)state;
     static const char *const profiles[] = {
-        "balanced",     "safe",         "saw8",         "saw4-paper",  "saw6",
-        "saw5",         "saw3",         "saw2",         "saw3-search", "saw2-search",
-        "saw4-search9", "saw3-search9", "saw2-search9", "saw3-paper"};
+        "balanced",     "safe",       "saw8",        "saw4-paper",  "saw6",         "saw5",
+        "saw3",         "saw2",       "saw3-search", "saw2-search", "saw4-search9", "saw3-search9",
+        "saw2-search9", "saw3-paper", "naive4",      "naive3",      "naive2"};
     enum {
         N_FULL = 8 /* the first ones with every dim, the others each with some */
     };
@@ -248,10 +248,10 @@ static void order_is_that_of_fragments(void **state)
         struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 1, 1, dims[i], 192, 16);
         assert_int_equal(kvf_codec_plan_init(&plan, &geometry, "balanced"), KVF_OK);
         for (uint32_t e = 0; e < dims[i]; e++) {
-            assert_int_equal(plan.k.order[saw_model_position(dims[i], e)], e);
+            assert_int_equal(plan.kinds[0].k.order[saw_model_position(dims[i], e)], e);
         }
         for (uint32_t e = 0; e < 64; e++) { /* 192 = 128 + 64 */
-            assert_int_equal(plan.v.order[128 + saw_model_position(64, e)], 128 + e);
+            assert_int_equal(plan.kinds[0].v.order[128 + saw_model_position(64, e)], 128 + e);
         }
     }
     for (uint32_t dim = 1; dim <= 256; dim++) {
@@ -260,8 +260,8 @@ static void order_is_that_of_fragments(void **state)
         assert_int_equal(kvf_codec_plan_init(&plan, &geometry, "saw8"), KVF_OK);
         uint8_t seen[256] = {0};
         for (uint32_t p = 0; p < dim; p++) {
-            assert_true(plan.k.order[p] < dim);
-            assert_int_equal(seen[plan.k.order[p]]++, 0);
+            assert_true(plan.kinds[0].k.order[p] < dim);
+            assert_int_equal(seen[plan.kinds[0].k.order[p]]++, 0);
         }
     }
 }
@@ -281,7 +281,7 @@ static void swapped_stages_are_seen(void **state)
     struct kvf_codec_plan plan;
     struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 1, 1, DIM, 0, 16);
     assert_int_equal(kvf_codec_plan_init(&plan, &geometry, "balanced"), KVF_OK);
-    struct saw_model model = model_of(&plan.k);
+    struct saw_model model = model_of(&plan.kinds[0].k);
     for (int a = 0; a < STAGES; a++) {
         for (int b = a + 1; b < STAGES; b++) {
             uint8_t stages[8];
@@ -359,14 +359,14 @@ static void clip_ratios_are_near_the_best(void **state)
     for (size_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
         struct fixture_codec codec;
         fixture_codec_init(&codec, &geometry, profiles[p]);
-        struct kvf_codec_tensor *tensors[2] = {&codec.plan.k, &codec.plan.v};
+        struct kvf_codec_tensor *tensors[2] = {&codec.plan.kinds[0].k, &codec.plan.kinds[0].v};
         double own[2];
         fixture_encode(&codec, &kv, 0);
         fixture_decode(&codec, &back);
         for (int is_v = 0; is_v < 2; is_v++) {
             own[is_v] = fixture_distortion(&kv, &back, is_v, 0);
         }
-        bool clips = codec.plan.v.descriptor.clip_q15 != KVF_BLOCK_CLIP_ONE;
+        bool clips = codec.plan.kinds[0].v.descriptor.clip_q15 != KVF_BLOCK_CLIP_ONE;
         for (uint32_t percent = 46; percent <= 100; percent += 6) {
             for (int is_v = 0; is_v < 2; is_v++) {
                 tensors[is_v]->descriptor.clip_q15 = (uint16_t)(percent * 32768 / 100);
@@ -401,7 +401,7 @@ static void search_is_closer_than_any_ratio(void **state)
     for (size_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
         struct fixture_codec codec;
         fixture_codec_init(&codec, &geometry, profiles[p]);
-        struct kvf_codec_tensor *tensors[2] = {&codec.plan.k, &codec.plan.v};
+        struct kvf_codec_tensor *tensors[2] = {&codec.plan.kinds[0].k, &codec.plan.kinds[0].v};
         uint32_t n_clips = tensors[0]->n_clips;
         double own[2];
         assert_int_equal(n_clips, p < 2 ? 3 : 9);
@@ -456,8 +456,8 @@ static void near_ties_are_decided_by_the_text(void **state)
     struct fixture_codec codec;
     fixture_kv_init(&kv, &geometry, TOKENS);
     fixture_codec_init(&codec, &geometry, "saw3-search");
-    codec.plan.k.descriptor.flags &= (uint8_t)~KVF_TENSOR_CENTER;
-    struct saw_model model = model_of(&codec.plan.k);
+    codec.plan.kinds[0].k.descriptor.flags &= (uint8_t)~KVF_TENSOR_CENTER;
+    struct saw_model model = model_of(&codec.plan.kinds[0].k);
     uint32_t seen = 0;
     for (uint32_t token = 0; token < TOKENS; token++) {
         float vector[DIM];
@@ -492,7 +492,7 @@ static void near_ties_are_decided_by_the_text(void **state)
         struct saw_model_vector want;
         memcpy(input, fixture_kv_vector(&kv, 0, 0, 0, token), sizeof(input));
         saw_model_encode(&model, input, NULL, &want);
-        assert_stored(&codec.plan.k, &strip, token, &want);
+        assert_stored(&codec.plan.kinds[0].k, &strip, token, &want);
     }
     print_message("%u of %d near ties are decided by the order of sums\n", seen, TOKENS);
     fixture_codec_fini(&codec);
@@ -582,7 +582,7 @@ static void nothing_is_clipped_at_full_range(void **state)
         fixture_fill_hard(&kv, &random_bits);
         fixture_encode(&codec, &kv, 0);
         struct strip strip = strip_of_k(&codec, TOKENS);
-        struct saw_model model = model_of(&codec.plan.k);
+        struct saw_model model = model_of(&codec.plan.kinds[0].k);
         double levels = (double)((1 << model.bits) - 1);
         for (uint32_t token = 0; token < TOKENS; token++) {
             float y[MODEL_DIM_MAX];
@@ -629,8 +629,8 @@ static void errors_are_within_the_bound_of_their_width(void **state)
         fixture_encode(&codec, &kv, 0);
         fixture_decode(&codec, &back);
         struct strip strip = strip_of_k(&codec, TOKENS);
-        double ratio = codec.plan.k.descriptor.clip_q15 / 32768.0;
-        double levels = (double)((1 << codec.plan.k.descriptor.bits) - 1);
+        double ratio = codec.plan.kinds[0].k.descriptor.clip_q15 / 32768.0;
+        double levels = (double)((1 << codec.plan.kinds[0].k.descriptor.bits) - 1);
         double steps = fmax(0.5, (1.0 - ratio) / (2.0 * ratio) * levels);
         for (uint32_t token = 0; token < TOKENS; token++) {
             const uint8_t *a = fixture_kv_vector(&kv, 0, 0, 0, token);

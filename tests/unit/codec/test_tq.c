@@ -37,7 +37,7 @@ struct strip {
 
 static struct strip strip_of_k(const struct fixture_codec *codec, uint32_t n_tokens)
 {
-    const struct kvf_codec_tensor *k = &codec->plan.k;
+    const struct kvf_codec_tensor *k = &codec->plan.kinds[0].k;
     bool centred = (k->descriptor.flags & KVF_TENSOR_CENTER) != 0 &&
                    n_tokens >= KVF_CODEC_CENTER_TOKENS_MIN;
     struct kvf_codec_sizes sizes;
@@ -125,7 +125,7 @@ static void compare_record(const struct fixture_kv *kv, const struct fixture_kv 
                            const struct fixture_codec *codec)
 {
     struct strip strip = strip_of_k(codec, kv->n_tokens);
-    struct tq_model model = model_of(&codec->plan.k, strip.split);
+    struct tq_model model = model_of(&codec->plan.kinds[0].k, strip.split);
     int dtype = kv->geometry.dtype;
     uint32_t dim = kv->geometry.dim_k;
     uint32_t escapes = 0;
@@ -144,7 +144,7 @@ static void compare_record(const struct fixture_kv *kv, const struct fixture_kv 
         }
         struct tq_model_vector want;
         tq_model_encode(&model, input, strip.mean != NULL ? mean : NULL, &want);
-        assert_stored(&codec->plan.k, &strip, token, &want);
+        assert_stored(&codec->plan.kinds[0].k, &strip, token, &want);
         escapes += want.escape;
         if (want.escape) {
             assert_memory_equal(decoded, vector, dim * kvf_dtype_bytes(dtype));
@@ -169,7 +169,7 @@ static void compare_with_model(const char *profile, int dtype, uint32_t dim, uin
     fixture_fill_hard(&kv, &random_bits);
     fixture_encode(&codec, &kv, 0);
     fixture_decode(&codec, &back);
-    assert_int_equal(codec.page->layer_bits[0], codec.plan.k.descriptor.bits);
+    assert_int_equal(codec.page->layer_bits[0], codec.plan.kinds[0].k.descriptor.bits);
     compare_record(&kv, &back, &codec);
     fixture_codec_fini(&codec);
     fixture_kv_fini(&back);
@@ -236,7 +236,7 @@ static void other_orders_of_sums_are_seen(void **state)
         fixture_kv_init(&back, &geometry, N);
         fixture_codec_init(&codec, &geometry, profiles[p]);
         fixture_fill_normal(&kv, &random);
-        struct tq_model model = model_of(&codec.plan.k, NULL);
+        struct tq_model model = model_of(&codec.plan.kinds[0].k, NULL);
         int seen = 0;
         for (uint32_t token = 0; token < N; token++) {
             float *vector = (float *)(void *)fixture_kv_vector(&kv, 0, 0, 0, token);
@@ -438,7 +438,7 @@ static void residuals_have_the_published_cosines(void **state)
         for (uint32_t seed = 0; seed < SEEDS; seed++) {
             struct fixture_codec codec;
             fixture_codec_init(&codec, &geometry, cases[i].profile);
-            codec.plan.k.descriptor.rot_seed += seed;
+            codec.plan.kinds[0].k.descriptor.rot_seed += seed;
             fixture_fill_normal(&kv, &random);
             fixture_encode(&codec, &kv, N);
             fixture_decode(&codec, &back);
@@ -699,7 +699,7 @@ static void hostile_strips_end_in_a_status(void **state)
         fixture_codec_init(&codec, &geometry, profiles[p]);
         fixture_fill_normal(&kv, &random_bits);
         fixture_encode(&codec, &kv, 0);
-        bool is_split = codec.plan.k.n_rotations > 1;
+        bool is_split = codec.plan.kinds[0].k.n_rotations > 1;
         for (int round = 0; round < 20; round++) {
             kvf_random_seeded_ops.fill(&random_bits, codec.payload,
                                        codec.record_bytes - KVF_BLOCK_PAGE_BYTES);
@@ -762,7 +762,8 @@ static void constants_are_the_same_in_every_mode(void **state)
             int status = kvf_codec_plan_init(&have, &geometry, profiles[i % 3]);
             _mm_setcsr(before);
             assert_int_equal(status, KVF_OK);
-            assert_memory_equal(have.k.rotations, want.k.rotations, sizeof(want.k.rotations));
+            assert_memory_equal(have.kinds[0].k.rotations, want.kinds[0].k.rotations,
+                                sizeof(want.kinds[0].k.rotations));
         }
     }
 }
