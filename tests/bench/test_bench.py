@@ -4,11 +4,16 @@
 
     test_bench.py                   statistics, verdicts, wrong arguments, the page
     test_bench.py --run BENCH DIR   measure BENCH of the build in DIR for a moment, read the result
+    test_bench.py --stop DIR        end a bench of the build in DIR by signals, see what is left
 """
+import glob
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -191,7 +196,40 @@ def run_bench(bench, build):
     return None
 
 
+def processes_naming(text):
+    """Command lines of running processes that have this text in them."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            with open(path, "rb") as file:
+                line = file.read().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it has ended
+            continue
+        if text in line:
+            found.append(line)
+    return found
+
+
+def stop_bench(build, number):
+    """A bench that gets a signal takes its daemon and its folder with it."""
+    with tempfile.TemporaryDirectory(prefix="kvferry-stop-") as folder:
+        with subprocess.Popen([sys.executable, RUN, "local", "--build", build, "--seconds", "600"],
+                              env={**os.environ, "TMPDIR": folder}, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL) as bench:
+            while bench.poll() is None and not processes_naming(f"{folder}/"):
+                time.sleep(0.01)
+            bench.send_signal(number)
+            code = bench.wait()
+        if code != 128 + number:
+            return f"signal {number}: exit code {code}"
+        left = processes_naming(f"{folder}/") + os.listdir(folder)
+        return f"signal {number} leaves {left}" if left else None
+
+
 if __name__ == "__main__":
+    if len(sys.argv) == 3 and sys.argv[1] == "--stop":
+        sys.exit(stop_bench(sys.argv[2], signal.SIGTERM) or
+                 stop_bench(sys.argv[2], signal.SIGINT))
     if len(sys.argv) == 4 and sys.argv[1] == "--run":
         sys.exit(run_bench(sys.argv[2], sys.argv[3]))
     unittest.main()
