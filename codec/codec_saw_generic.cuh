@@ -37,7 +37,7 @@ struct generic_shared {
     };
     float mean[group_max]; /* encode: rotated; decode: as stored */
     uint8_t codes[generic_warps][group_max];
-    uint8_t is_escape[256]; /* tokens, by rule 1; KVF_CHUNK_TOKENS_MAX */
+    uint8_t is_escape[KVF_SAW_PARTIAL_SUMS * KVF_SAW_TILE_TOKENS]; /* samples, by rule 1 */
 };
 
 struct generic_row {
@@ -128,16 +128,25 @@ static __device__ bool is_escape(const generic_row &at, uint32_t token, uint32_t
     return token < at.part.n_sinks || peak >= (uint32_t)KVF_SAW_ESCAPE_EXPONENT << 23;
 }
 
+/* (2) The token of a sample; not one if it is not below n_tokens. */
+static __device__ __forceinline__ uint32_t sampled_token(uint32_t n_tokens, uint32_t sample)
+{
+    return sample / KVF_SAW_TILE_TOKENS * saw_tile_step(n_tokens) * KVF_SAW_TILE_TOKENS +
+           sample % KVF_SAW_TILE_TOKENS;
+}
+
 /* (2) By all threads: the mean to its part; flipped and rotated to shared memory. */
 static __device__ void make_mean(const generic_row &at)
 {
     generic_shared *shared = at.shared;
     uint32_t n_tokens = at.part.n_tokens;
     uint32_t n = at.tensor.group;
-    for (uint32_t token = warp_id(); token < n_tokens; token += generic_warps) {
-        bool escape = is_escape(at, token, peak_of(at, at.pages.vector(token)));
+    for (uint32_t i = warp_id(); i < sizeof(shared->is_escape); i += generic_warps) {
+        uint32_t token = sampled_token(n_tokens, i);
+        bool escape = token >= n_tokens ||
+                      is_escape(at, token, peak_of(at, at.pages.vector(token)));
         if (lane_id() == 0) {
-            shared->is_escape[token] = escape;
+            shared->is_escape[i] = escape;
         }
     }
     __syncthreads();
@@ -147,10 +156,11 @@ static __device__ void make_mean(const generic_row &at)
         uint32_t count = 0;
 #pragma unroll
         for (uint32_t s = 0; s < KVF_SAW_PARTIAL_SUMS; s++) {
-            uint32_t first = s * saw_tile_step(n_tokens) * KVF_SAW_TILE_TOKENS;
-            for (uint32_t token = first; token < min(first + KVF_SAW_TILE_TOKENS, n_tokens);
-                 token++) {
-                if (shared->is_escape[token] == 0) {
+#pragma unroll 1
+            for (uint32_t k = 0; k < KVF_SAW_TILE_TOKENS; k++) {
+                uint32_t sample = s * KVF_SAW_TILE_TOKENS + k;
+                if (shared->is_escape[sample] == 0) {
+                    uint32_t token = sampled_token(n_tokens, sample);
                     sum[s] += load_element(at.tensor.dtype, at.pages.vector(token), i);
                     count++;
                 }
@@ -215,6 +225,77 @@ static __device__ bool load_rotated(const generic_row &at, uint32_t token, float
     return escape;
 }
 
+/* What choosing a scale takes. */
+struct generic_range {
+    float min;
+    float max;
+    float levels;
+    float levels_inverse;
+    bool is_escape;
+};
+
+/* (5, 6) */
+static __device__ saw_scale scale_of(const generic_row &at, const generic_range &range, float ratio)
+{
+    return choose_scale(ratio, at.tensor.sqrt_order, at.tensor.rsqrt_order, range.min, range.max,
+                        range.levels, range.levels_inverse, range.is_escape);
+}
+
+/* (7) The code of y, as round_magic and it. */
+static __device__ __forceinline__ float code_of(const saw_scale &scale, float y, float levels)
+{
+    float q = __fmaf_rn(y - scale.offset, scale.factor, round_magic);
+    return fminf(fmaxf(q, round_magic), round_magic + levels);
+}
+
+/* (S) By eight lanes, which all get the sum: the squared error with a scale. */
+static __device__ float error_of(const generic_row &at, const saw_scale &scale, float levels)
+{
+    const float *y = at.shared->floats[warp_id()].now;
+    uint32_t n = at.tensor.group;
+    uint32_t run = ceil_div(n, KVF_SAW_PARTIAL_SUMS);
+    uint32_t first = lane_id() % KVF_SAW_PARTIAL_SUMS * run;
+    float sum = 0.0f;
+    for (uint32_t position = first; position < min(first + run, n); position++) {
+        float value = y[at.tensor.order[position]];
+        float q = code_of(scale, value, levels) - round_magic;
+        float error = __fmaf_rn(value - scale.offset, scale.factor, -q);
+        sum = __fmaf_rn(error, error, sum);
+    }
+    for (uint32_t mask = KVF_SAW_PARTIAL_SUMS / 2; mask > 0; mask /= 2) {
+        sum += __shfl_xor_sync(all_lanes, sum, mask);
+    }
+    float unit = f32_of_half_bits(scale.meta >> 16);
+    return sum * (unit * unit);
+}
+
+/* (S) Four ratios at a time, eight lanes each. */
+static __device__ saw_scale search_scale(const generic_row &at, const generic_range &range)
+{
+    constexpr uint32_t at_once = warp_lanes / KVF_SAW_PARTIAL_SUMS;
+    constexpr uint32_t escape_meta = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
+    saw_scale best = {escape_meta, 0.0f, 0.0f};
+    float least = __int_as_float(0x7f800000);
+    for (uint32_t first = 0; first < at.tensor.n_clips; first += at_once) {
+        uint32_t mine = first + lane_id() / KVF_SAW_PARTIAL_SUMS;
+        float ratio = at.tensor.clip_ratios[min(mine, at.tensor.n_clips - 1u)];
+        saw_scale scale = scale_of(at, range, ratio);
+        float error = error_of(at, scale, range.levels);
+        for (uint32_t k = 0; k < at_once && first + k < at.tensor.n_clips; k++) {
+            uint32_t lane = k * KVF_SAW_PARTIAL_SUMS;
+            float other = __shfl_sync(all_lanes, error, lane);
+            const saw_scale tried = {__shfl_sync(all_lanes, scale.meta, lane),
+                                     __shfl_sync(all_lanes, scale.offset, lane),
+                                     __shfl_sync(all_lanes, scale.factor, lane)};
+            if (tried.meta != escape_meta && other < least) {
+                least = other;
+                best = tried;
+            }
+        }
+    }
+    return best;
+}
+
 /* One plane: the fields of plane_bits bits from bit `shift` of the codes on. */
 static __device__ void pack_plane(const generic_row &at, const uint8_t *codes, uint32_t plane_bits,
                                   uint32_t shift, uint8_t *to)
@@ -239,11 +320,9 @@ static __device__ void store_codes_of(const generic_row &at, const saw_scale &sc
     uint8_t *codes = at.shared->codes[warp_id()];
     uint32_t n = at.tensor.group;
     uint32_t bits = at.tensor.bits;
-    float top = round_magic + (float)((1 << bits) - 1);
+    float levels = (float)((1 << bits) - 1);
     for (uint32_t i = lane_id(); i < n; i += warp_lanes) {
-        float q = __fmaf_rn(y[i] - scale.offset, scale.factor, round_magic);
-        q = fminf(fmaxf(q, round_magic), top);
-        codes[i] = (uint8_t)(__float_as_uint(q) & 0xff);
+        codes[i] = (uint8_t)(__float_as_uint(code_of(scale, y[i], levels)) & 0xff);
     }
     __syncwarp();
     uint32_t low_bits = saw_low_bits(bits);
@@ -272,21 +351,20 @@ static __device__ void encode_row_generic(const struct kvf_gpu_work &work, uint3
     if (at.parts.mean != nullptr) {
         make_mean(at);
     }
-    float levels = (float)((1 << tensor.bits) - 1);
-    float levels_inverse = __fdiv_rn(1.0f, levels);
+    generic_range range;
+    range.levels = (float)((1 << tensor.bits) - 1);
+    range.levels_inverse = __fdiv_rn(1.0f, range.levels);
     for (uint32_t token = warp_id(); token < part.n_tokens; token += generic_warps) {
-        float min;
-        float max;
-        bool escape = load_rotated(at, token, &min, &max);
-        saw_scale scale = choose_scale(tensor.clip_ratio, tensor.sqrt_order, tensor.rsqrt_order,
-                                       min, max, levels, levels_inverse, escape);
+        range.is_escape = load_rotated(at, token, &range.min, &range.max);
+        saw_scale scale = tensor.n_clips != 0 ? search_scale(at, range)
+                                              : scale_of(at, range, tensor.clip_ratio);
         uint32_t vector = row * part.n_tokens + token;
         store_codes_of(at, scale, at.parts.codes + vector * (uint32_t)tensor.code_bytes);
         if (lane_id() == 0) {
             at.parts.meta[vector] = scale.meta;
         }
-        escape = scale.meta == (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
-        count_escapes(work, part, escape && lane_id() == 0);
+        bool is_escape = scale.meta == (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
+        count_escapes(work, part, is_escape && lane_id() == 0);
     }
 }
 

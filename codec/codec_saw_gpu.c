@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * codec_saw_gpu.c: which kernels of codec_saw.cu, and in what shape. Kernels on tensor cores exist
- * for bf16 heads of 64, 128 and 256 that are rotated as a whole, the generic ones do all else.
+ * for bf16 heads of 64, 128 and 256 that are rotated as a whole, the generic ones do all else; so
+ * do they where ratios are tried.
  */
 #include "codec/codec_saw_gpu.h"
 
@@ -11,6 +12,7 @@
 #include "kvferry.h"
 
 #include <stddef.h>
+#include <string.h>
 
 /* Kernels of one dim, by what is done and by bits. */
 struct fast_kernels {
@@ -59,7 +61,7 @@ static bool has_room(const struct kvf_gpu_work *work, uint32_t bytes)
 static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
-    const struct fast_kernels *fast = fast_kernels_of(tensor);
+    const struct fast_kernels *fast = tensor->n_clips == 0 ? fast_kernels_of(tensor) : NULL;
     if (fast == NULL || !has_room(work, saw_encode_shared_bytes(work, fast->dim))) {
         return (struct kvf_gpu_launch){
             .kernel = "kvf_saw_encode",
@@ -105,20 +107,13 @@ static uint32_t saw_tensors(const struct kvf_gpu_work *work)
     return tensors | (work->has_v != 0 && work->tensors[1].codec == KVF_CODEC_SAW ? 2 : 0);
 }
 
-/* Do K and V take the same kernel? */
-static bool is_alike(const struct kvf_gpu_tensor *k, const struct kvf_gpu_tensor *v)
-{
-    const struct fast_kernels *fast = fast_kernels_of(k);
-    return fast == fast_kernels_of(v) && (fast == NULL || k->bits == v->bits);
-}
-
 static uint32_t plan_launches(const struct kvf_gpu_work *work,
                               struct kvf_gpu_launch (*launch)(const struct kvf_gpu_work *work,
                                                               uint32_t tensors),
                               struct kvf_gpu_launch *launches_out)
 {
     uint32_t tensors = saw_tensors(work);
-    if (tensors == 3 && is_alike(&work->tensors[0], &work->tensors[1])) {
+    if (tensors == 3 && strcmp(launch(work, 1).kernel, launch(work, 2).kernel) == 0) {
         launches_out[0] = launch(work, 3);
         return 1;
     }
@@ -134,12 +129,6 @@ static uint32_t plan_launches(const struct kvf_gpu_work *work,
 uint32_t kvf_saw_gpu_encode(const struct kvf_gpu_work *work,
                             struct kvf_gpu_launch launches_out[KVF_SAW_GPU_LAUNCHES_MAX])
 {
-    uint32_t tensors = saw_tensors(work);
-    for (uint32_t i = 0; i < 2; i++) {
-        if ((tensors >> i & 1) != 0 && work->tensors[i].n_clips != 0) {
-            return 0; /* none tries more than one ratio */
-        }
-    }
     return plan_launches(work, encode_launch, launches_out);
 }
 

@@ -19,6 +19,7 @@
 #define __global__
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __constant__
 #define __shared__      static /* thread blocks run one after the other */
 #define __forceinline__ inline
 #define __noinline__    __attribute__((noinline))
@@ -168,6 +169,16 @@ static inline uint32_t __ballot_sync(uint32_t, bool vote)
         votes |= all[lane].word[0] << lane;
     }
     return votes;
+}
+
+static inline uint32_t __reduce_max_sync(uint32_t, uint32_t value)
+{
+    const emulate::lane_words *all = emulate::exchange({{value}});
+    uint32_t largest = 0;
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        largest = max(largest, all[lane].word[0]);
+    }
+    return largest;
 }
 
 static inline bool __any_sync(uint32_t mask, bool vote)

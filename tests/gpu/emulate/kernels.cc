@@ -9,6 +9,7 @@
 #include "codec/codec_raw.cu"
 #include "codec/codec_saw_decode.cuh"
 #include "codec/codec_saw_encode.cuh"
+#include "codec/codec_saw_generic.cuh"
 
 #include "tests/gpu/emulate/kernels.h"
 
@@ -35,12 +36,15 @@ static const struct {
     SAW(64, 3),
     SAW(64, 4),
     SAW(128, 2),
+    SAW(128, 3),
     SAW(128, 4),
     SAW(128, 6),
     SAW(128, 8),
     SAW(256, 4),
     SAW(256, 5),
     SAW(256, 8),
+    {"kvf_saw_encode", kvf::encode_row_generic},
+    {"kvf_saw_decode", kvf::decode_row_generic},
     {"kvf_escapes_count", by_value<kvf_escapes_count>},
     {"kvf_escapes_write_fixed", by_value<kvf_escapes_write_fixed>},
     {"kvf_escapes_patch", by_value<kvf_escapes_patch>},

@@ -114,6 +114,32 @@ static void every_width(void **state)
     codec_device_limit(0);
 }
 
+/* Ratios that are tried, three and nine, by the generic kernels: dtypes, rows of fewer positions
+ * than there are partial sums, vectors of an odd number of them, escapes. */
+static void searches(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *profile;
+        int dtype;
+        uint32_t dim;
+        uint32_t n_tokens;
+    } rows[] = {
+        {"saw3-search", KVF_DTYPE_BF16, 128, 130}, {"saw3-search", KVF_DTYPE_BF16, 64, 40},
+        {"saw4-search9", KVF_DTYPE_BF16, 128, 40}, {"saw3-search9", KVF_DTYPE_F16, 96, 33},
+        {"saw2-search9", KVF_DTYPE_F32, 256, 20},  {"saw3-search", KVF_DTYPE_F8E4M3, 28, 130},
+        {"saw2-search", KVF_DTYPE_F8E5M2, 7, 40},  {"saw4-search9", KVF_DTYPE_F32, 100, 24},
+    };
+    for (size_t i = 0; i < 2 * sizeof(rows) / sizeof(rows[0]); i++) {
+        struct codec_case c = saw_case(rows[i / 2].profile, rows[i / 2].dim, rows[i / 2].n_tokens);
+        c.dtype = rows[i / 2].dtype;
+        c.fill = i % 2 ? CASE_HARD : CASE_NORMAL;
+        c.layout = i % 3 == 0 ? CASE_ELEMENT : CASE_HND;
+        c.n_layers = 1;
+        run_case(&c);
+    }
+}
+
 /* Changed bytes of a record do not lead the decoders out of the pages. */
 static void hostile_records(void **state)
 {
@@ -190,7 +216,7 @@ int main(void)
         cmocka_unit_test(unlike_tensors),    cmocka_unit_test(every_width),
         cmocka_unit_test(hostile_records),   cmocka_unit_test(many_orders),
         cmocka_unit_test(one_barrier),       cmocka_unit_test(late_copies),
-        cmocka_unit_test(swapped_stages),
+        cmocka_unit_test(swapped_stages),    cmocka_unit_test(searches),
     };
     if (!codec_case_begin(&random_bits)) {
         return CASE_SKIPPED;

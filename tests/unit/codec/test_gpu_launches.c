@@ -165,18 +165,26 @@ static void mixed_plans(void **state)
     assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_SAW, launches), 0);
 }
 
-/* Records of a search decode as others do; to encode them, or to do anything with kivi, is not for
- * kernels. */
-static void what_kernels_do_not_know(void **state)
+/* Records of a search decode as others do. */
+static void searches(void **state)
 {
     (void)state;
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
     struct kvf_gpu_work work = work_of("saw3-search", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 128);
     assert_int_equal(work.tensors[0].n_clips, 3);
     assert_true(work.tensors[0].clip_ratio == 1.0f);
-    assert_int_equal(kvf_gpu_encode_fixed(&work, launches), 0);
-    assert_true(kvf_gpu_decode(&work, KVF_CODEC_SAW, launches) != 0);
-    work = work_of("kivi4-g32", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 128);
+    assert_true(work.tensors[0].clip_ratios[0] > work.tensors[0].clip_ratios[2]);
+    uint32_t n = kvf_gpu_encode_fixed(&work, launches);
+    assert_int_equal(find(launches, n, "kvf_saw_encode")->tensors, 3);
+    n = kvf_gpu_decode(&work, KVF_CODEC_SAW, launches);
+    assert_int_equal(find(launches, n, "kvf_saw_decode_128_3")->tensors, 3);
+}
+
+static void what_kernels_do_not_know(void **state)
+{
+    (void)state;
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    struct kvf_gpu_work work = work_of("kivi4-g32", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 128);
     assert_int_equal(kvf_gpu_encode_fixed(&work, launches), 0);
     assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_KIVI, launches), 0);
 }
@@ -207,6 +215,7 @@ int main(void)
         cmocka_unit_test(saw_plans),
         cmocka_unit_test(exact_plans),
         cmocka_unit_test(mixed_plans),
+        cmocka_unit_test(searches),
         cmocka_unit_test(what_kernels_do_not_know),
         cmocka_unit_test(impossible_work),
     };
