@@ -66,6 +66,8 @@ static struct kvf_codec_job encode_job(const struct encoder *encoder, uint32_t l
                                                                    : NULL,
         .n_tokens = encoder->n_tokens,
         .n_sinks = encoder->n_sinks,
+        .mean = kvf_plan_array_at(&encoder->plan->means[is_v], layer),
+        .split = kvf_plan_array_at(&encoder->plan->splits[is_v], layer),
     };
 }
 
@@ -206,6 +208,7 @@ static void fill_header(const struct kvf_codec_plan *plan, uint32_t token_start,
         .n_heads = geometry->n_heads,
         .d_k = geometry->dim_k,
         .d_v = geometry->dim_v,
+        .block_flags = plan->block_flags,
         .chunk_tokens = geometry->chunk_tokens,
         .profile_fp = plan->profile_fp,
         .k = kvf_block_descriptor(&plan->kinds[0].k, n_tokens),
@@ -383,8 +386,8 @@ static bool constants_hold(const struct kvf_block_header *header)
            header->weights_fp == 0 && header->rope_fp == 0 && header->n_tail_raw == 0 &&
            header->layer_first == 0 && header->base_layer == 0 && header->rebase_layers == 0 &&
            header->head_first == 0 && header->n_streams == 0 && header->entropy_id == 0 &&
-           header->block_flags == 0 && header->reserved0[0] == 0 && header->reserved0[1] == 0 &&
-           header->k.reserved == 0 && header->v.reserved == 0 &&
+           header->block_flags <= KVF_BLOCK_KINDS && header->reserved0[0] == 0 &&
+           header->reserved0[1] == 0 && header->k.reserved == 0 && header->v.reserved == 0 &&
            is_zero(header->reserved, sizeof(header->reserved));
 }
 
@@ -397,8 +400,9 @@ static bool opaque_is_valid(const struct kvf_record_page *page)
            header->src_dtype == 0 && header->dst_dtype == 0 && header->rope_state == 0 &&
            header->token_start == 0 && header->n_tokens == 0 && header->n_sink_raw == 0 &&
            header->n_layers == 0 && header->n_heads == 0 && header->d_k == 0 && header->d_v == 0 &&
-           header->chunk_tokens == 0 && header->n_escapes == 0 && header->raw_area_offset == 0 &&
-           header->raw_area_bytes == 0 && memcmp(&header->k, &none, sizeof(none)) == 0 &&
+           header->chunk_tokens == 0 && header->block_flags == 0 && header->n_escapes == 0 &&
+           header->raw_area_offset == 0 && header->raw_area_bytes == 0 &&
+           memcmp(&header->k, &none, sizeof(none)) == 0 &&
            memcmp(&header->v, &none, sizeof(none)) == 0 &&
            is_zero(page->layer_bits, sizeof(page->layer_bits)) &&
            is_zero(page->layer_offsets, sizeof(page->layer_offsets));
@@ -417,9 +421,14 @@ static bool shape_is_valid(const struct kvf_block_header *header)
            header->raw_bytes == decoded_bytes(header);
 }
 
-/* How a layer is stored: raw, as the descriptor says, or, where layers differ, as edges are. */
-static bool bits_are_valid(const struct kvf_block_tensor *descriptor, uint8_t bits)
+/* How a layer is stored: raw, as the descriptor says, or, where layers differ, as edges are or in
+ * any way. */
+static bool bits_are_valid(const struct kvf_block_header *header,
+                           const struct kvf_block_tensor *descriptor, uint8_t bits)
 {
+    if ((header->block_flags & KVF_BLOCK_KINDS) != 0 && descriptor->codec != KVF_CODEC_NONE) {
+        return bits <= KVF_BITS_EDGE || bits == KVF_BITS_EXACT;
+    }
     return bits == KVF_BITS_RAW || bits == descriptor->bits ||
            ((descriptor->flags & KVF_TENSOR_EDGES) != 0 && bits == KVF_BITS_EDGE);
 }
@@ -441,8 +450,8 @@ static bool layers_are_valid(const struct kvf_record_page *page)
         uint32_t end = layer + 1 < n ? page->layer_offsets[layer + 1] : header->raw_area_offset;
         uint8_t bits_k = page->layer_bits[layer] & 15;
         uint8_t bits_v = page->layer_bits[layer] >> 4;
-        if (end <= page->layer_offsets[layer] || !bits_are_valid(&header->k, bits_k) ||
-            !bits_are_valid(&header->v, bits_v)) {
+        if (end <= page->layer_offsets[layer] || !bits_are_valid(header, &header->k, bits_k) ||
+            !bits_are_valid(header, &header->v, bits_v)) {
             return false;
         }
     }
@@ -663,6 +672,7 @@ static struct kvf_codec_job decode_job(const struct kvf_block_reader *reader,
         .n_tokens = reader->page.header.n_tokens,
         .token_first = reader->ranges.token_first,
         .n_wanted = reader->ranges.n_tokens,
+        .mean = kvf_plan_array_at(&reader->plan->means[is_v], layer),
     };
 }
 

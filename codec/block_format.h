@@ -61,7 +61,15 @@ enum kvf_block_tensor_flags {
     KVF_TENSOR_SCALE_LEAST_SQUARES = 2 << 4,
     KVF_TENSOR_SCALE_UNBIASED = 3 << 4,
     KVF_TENSOR_SCALE_MASK = 3 << 4,
-    KVF_TENSOR_EDGES = 1 << 6, /* some layers are KVF_BITS_EDGE */
+    KVF_TENSOR_EDGES = 1 << 6,          /* some layers are KVF_BITS_EDGE */
+    KVF_TENSOR_CENTER_PROFILE = 1 << 7, /* the decoder adds the mean that the profile has; there is
+                                           no mean part */
+};
+
+/* kvf_block_header.block_flags */
+enum kvf_block_flags {
+    KVF_BLOCK_KINDS = 1 << 0, /* layers are of several kinds: what stands at profile_fp says which;
+                                 k and v describe the first kind */
 };
 
 /* kvf_block_tensor.rot_kind */
@@ -149,7 +157,7 @@ struct kvf_block_header {
     uint16_t d_v;
     uint16_t n_streams;  /* entropy coded streams; 0 */
     uint8_t entropy_id;  /* 0: none */
-    uint8_t block_flags; /* 0 */
+    uint8_t block_flags; /* enum kvf_block_flags */
     uint16_t chunk_tokens;
     uint32_t n_escapes;       /* vectors in the raw area, sinks included */
     uint32_t raw_area_offset; /* in units of 128 bytes from the start of the payload: the end of the

@@ -83,6 +83,12 @@ extern const struct kvf_profile kvf_profiles[];
 /* The profile of this name, or NULL. */
 const struct kvf_profile *kvf_profile_find(const char *name);
 
+/* The seed of all rotations: any constant will do, as long as it never changes: it is part of every
+ * namespace's fingerprint. */
+#define KVF_PROFILE_ROTATION_SEED 0x6b766672U
+
+struct kvf_profile_table;
+
 /* -------------------------------------------------------------------------------------------------
  * Part 2: the ops table
  */
@@ -151,6 +157,11 @@ struct kvf_codec_job {
     uint32_t n_sinks;                     /* encode: leading tokens that become escapes */
     uint32_t token_first;                 /* decode: first token that is wanted */
     uint32_t n_wanted; /* decode: tokens wanted; the view's token 0 is the first */
+    /* Of the profile, for this layer; NULL: it has none. */
+    const uint8_t *mean; /* fp16[heads][dim], for KVF_TENSOR_CENTER_PROFILE */
+    const uint8_t
+        *split; /* encode: u8[heads][(dim + 7) / 8], for KVF_TENSOR_SPLIT: the list of each
+                             row (codec_tq.h) */
 };
 
 /* Vectors that go to the raw area, by number, ascending. */
@@ -210,6 +221,13 @@ const struct kvf_codec_ops *kvf_codec_find(uint8_t id);
  * Part 3: the plan
  */
 
+/* What a profile has for each layer beside its kind: that of the plan's heads. Borrowed from the
+ * profile's table; NULL: nothing. */
+struct kvf_plan_array {
+    const uint8_t *first; /* of layer 0 */
+    size_t layer_bytes;   /* from layer to layer */
+};
+
 /* How the layers of one kind are coded. */
 struct kvf_codec_kind {
     struct kvf_codec_tensor k;
@@ -220,6 +238,7 @@ struct kvf_codec_plan {
     const struct kvf_profile *profile;
     struct kvf_geometry geometry; /* all zero for opaque bytes */
     bool lossless;
+    uint8_t block_flags; /* of headers: enum kvf_block_flags */
     uint64_t model_fp; /* 0 after init; the owner may set it: written to and compared in headers */
     uint64_t profile_fp;           /* fingerprint of the codecs, for the namespace; never 0 */
     uint64_t record_bytes_max;     /* of any block of up to chunk_tokens, record page included */
@@ -227,6 +246,8 @@ struct kvf_codec_plan {
     size_t escapes_offset;         /* in the workspace: numbers of escaped vectors */
     struct kvf_codec_tensor raw_k; /* for strips that are stored raw */
     struct kvf_codec_tensor raw_v;
+    struct kvf_plan_array means[2];      /* K, V: fp16[heads][dim] a layer */
+    struct kvf_plan_array splits[2];     /* K, V: u8[heads][(dim + 7) / 8] a layer */
     uint8_t layer_kinds[KVF_LAYERS_MAX]; /* of each layer; kvf_plan_tensor looks up here */
     uint32_t n_kinds;                    /* 1..KVF_CODEC_KINDS_MAX; 0 for opaque bytes */
     struct kvf_codec_kind kinds[KVF_CODEC_KINDS_MAX]; /* headers describe the first one */
@@ -238,6 +259,12 @@ struct kvf_codec_plan {
  * form for these dims; KVF_ERR_TOO_LARGE: a full chunk can exceed KVF_PAYLOAD_BYTES_MAX. */
 int kvf_codec_plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *geometry,
                         const char *profile_name);
+
+/* The same by a profile that has a file, of more than a name (table->builtin is NULL). table is
+ * borrowed: it stays where it is until the last use of plan. head_first: of the model's heads, the
+ * first that geometry has. What kvf_profile_table_fits is to have said yes to. */
+int kvf_codec_plan_init_table(struct kvf_codec_plan *plan, const struct kvf_geometry *geometry,
+                              const struct kvf_profile_table *table, uint32_t head_first);
 
 /* The largest chunk_tokens with which geometry fits a payload; 0 if not even one token does, or if
  * the plan fails for another reason. For the message after KVF_ERR_TOO_LARGE. */

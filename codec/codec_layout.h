@@ -44,6 +44,12 @@ static inline const struct kvf_codec_tensor *kvf_plan_tensor(const struct kvf_co
     return is_v ? &kind->v : &kind->k;
 }
 
+/* What a profile has for a layer in one of its arrays, or NULL. */
+static inline const uint8_t *kvf_plan_array_at(const struct kvf_plan_array *array, uint32_t layer)
+{
+    return array->first != NULL ? array->first + layer * array->layer_bytes : NULL;
+}
+
 /* Leading tokens of a block that plan keeps raw. Chunks start at multiples of chunk_tokens, so
  * sinks are in the first one. */
 static inline uint32_t kvf_plan_sinks(const struct kvf_codec_plan *plan, uint32_t token_start,

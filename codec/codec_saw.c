@@ -199,9 +199,14 @@ static int saw_encode(const struct kvf_codec_tensor *tensor, const struct kvf_co
     uint8_t *mean = kvf_saw_has_mean(tensor, job->n_tokens) ? strip : NULL;
     uint8_t *meta = strip + sizes_out->mean_bytes;
     uint8_t *codes = meta + sizes_out->meta_bytes;
+    uint8_t given[KVF_CODEC_GROUP_MAX * sizeof(uint16_t)];
     struct kvf_saw_row row = {.tensor = tensor, .job = job, .work = workspace};
+    row.has_mean = kvf_saw_has_profile_mean(tensor);
     for (row.row = 0; row.row < tensor->n_rows; row.row++) {
-        int status = use->encode_row(&row, mean, meta, codes, escapes);
+        if (row.has_mean) {
+            memcpy(given, kvf_saw_profile_mean(&row), tensor->group * sizeof(uint16_t));
+        }
+        int status = use->encode_row(&row, row.has_mean ? given : mean, meta, codes, escapes);
         if (status != KVF_OK) {
             return status;
         }
@@ -223,6 +228,9 @@ static int saw_decode(const struct kvf_codec_tensor *tensor, const struct kvf_co
     const uint8_t *meta = strip + sizes->mean_bytes;
     const uint8_t *codes = meta + sizes->meta_bytes;
     struct kvf_saw_row row = {.tensor = tensor, .job = job, .work = workspace};
+    if (kvf_saw_has_profile_mean(tensor)) {
+        mean = job->mean;
+    }
     for (row.row = 0; row.row < tensor->n_rows; row.row++) {
         size_t vector = (size_t)row.row * job->n_tokens + job->token_first;
         use->decode_row(&row, mean, meta + vector * KVF_SAW_META_BYTES,

@@ -17,6 +17,8 @@ struct kvf_saw_row {
     const struct kvf_codec_job *job;
     void *work; /* aligned to KVF_CODEC_WORKSPACE_ALIGN */
     uint32_t row;
+    bool has_mean;  /* encode: mean is there, do not find one */
+    bool has_split; /* encode, tq: split is there, do not choose one */
 };
 
 /* mean is NULL if the row is not centred; mean, meta and codes are those of the row, or, to decode,
@@ -42,6 +44,18 @@ static inline bool kvf_saw_is_flipped(const struct kvf_saw_row *row, uint32_t i)
     const struct kvf_codec_tensor *tensor = row->tensor;
     uint32_t channel = row->row % (tensor->dim / tensor->group) * tensor->group + i;
     return (tensor->sign_bits[channel / 8] >> (channel % 8) & 1) != 0;
+}
+
+/* Is the mean of rows one that the profile has? Then no part of the strip has it. */
+static inline bool kvf_saw_has_profile_mean(const struct kvf_codec_tensor *tensor)
+{
+    return (tensor->descriptor.flags & KVF_TENSOR_CENTER_PROFILE) != 0;
+}
+
+/* The profile's mean of a row. */
+static inline const uint8_t *kvf_saw_profile_mean(const struct kvf_saw_row *row)
+{
+    return row->job->mean + (size_t)row->row * row->tensor->group * sizeof(uint16_t);
 }
 
 /* (2) of codec_saw.h: token i of the tile that partial sum s is over. There is no such token if it

@@ -143,6 +143,15 @@ void kvf_saw_load_mean(const struct kvf_saw_tile_row *row, const uint8_t *mean)
     }
 }
 
+void kvf_saw_take_mean(const struct kvf_saw_tile_row *row, uint8_t *mean)
+{
+    if (row->at.has_mean) {
+        kvf_saw_load_mean(row, mean);
+    } else {
+        kvf_saw_make_mean(row, mean);
+    }
+}
+
 /* The mean, rotated, to lane 0 of work->mean_tile. */
 static void rotate_mean(const struct kvf_saw_tile_row *row)
 {
@@ -421,7 +430,7 @@ static int scalar_encode_row(const struct kvf_saw_row *at, uint8_t *mean, uint8_
 {
     struct kvf_saw_tile_row row = kvf_saw_row_of(at, mean);
     if (mean != NULL) {
-        kvf_saw_make_mean(&row, mean);
+        kvf_saw_take_mean(&row, mean);
         rotate_mean(&row);
     }
     return encode_tiles(&row, meta, codes, escapes);

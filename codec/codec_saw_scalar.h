@@ -41,6 +41,9 @@ bool kvf_saw_load_vector(const struct kvf_saw_tile_row *row, uint32_t token, uin
 /* (2) The mean of each channel: fp16 to mean_out, the same as fp32 to work->mean. */
 void kvf_saw_make_mean(const struct kvf_saw_tile_row *row, uint8_t *mean_out);
 
+/* One of both: a mean that is given to work->mean, or one that is found to mean as well. */
+void kvf_saw_take_mean(const struct kvf_saw_tile_row *row, uint8_t *mean);
+
 /* A stored mean to work->mean. */
 void kvf_saw_load_mean(const struct kvf_saw_tile_row *row, const uint8_t *mean);
 

@@ -288,6 +288,9 @@ static void make_mean_bf16(const struct tile_row *row, uint8_t *mean_out)
 /* (2) */
 static void take_mean(const struct tile_row *row, uint8_t *mean_out)
 {
+    if (row->at->has_mean) {
+        return;
+    }
     if (row->tensor->dtype == KVF_DTYPE_BF16 && row->n % (2 * LANES) == 0) {
         make_mean_bf16(row, mean_out);
     } else {

@@ -225,8 +225,7 @@ void kvf_tq_all_channels(const struct kvf_codec_tensor *tensor,
     }
 }
 
-/* False: the list has not as many channels as the first rotation takes. */
-static bool read_channels(const struct kvf_codec_tensor *tensor, const uint8_t *split,
+bool kvf_tq_read_channels(const struct kvf_codec_tensor *tensor, const uint8_t *split,
                           uint8_t channels_out[KVF_CODEC_GROUP_MAX])
 {
     uint32_t n[2] = {0, 0};
@@ -258,7 +257,7 @@ void kvf_tq_split_channels(const struct kvf_codec_tensor *tensor, float *energy,
         energy[best] = -1.0f;
         split[best / 8] = (uint8_t)(split[best / 8] | 1u << best % 8);
     }
-    bool is_list = read_channels(tensor, split, channels_out);
+    bool is_list = kvf_tq_read_channels(tensor, split, channels_out);
     assert(is_list);
     (void)is_list;
 }
@@ -318,8 +317,17 @@ static int tq_encode(const struct kvf_codec_tensor *tensor, const struct kvf_cod
     if (has_flag(tensor, KVF_TENSOR_SPLIT)) {
         at.split = strip + mean_bytes(tensor, job->n_tokens);
     }
+    uint8_t given[KVF_CODEC_GROUP_MAX * sizeof(uint16_t)];
     struct kvf_saw_row row = {.tensor = tensor, .job = job, .work = workspace};
+    row.has_mean = kvf_saw_has_profile_mean(tensor);
+    row.has_split = at.split != NULL && job->split != NULL;
     for (row.row = 0; row.row < tensor->n_rows; row.row++) {
+        if (row.has_mean) {
+            at.mean = memcpy(given, kvf_saw_profile_mean(&row), tensor->group * sizeof(uint16_t));
+        }
+        if (row.has_split) {
+            memcpy(at.split, job->split + row.row * list_bytes(tensor), list_bytes(tensor));
+        }
         int status = use->encode_row(&row, &at, escapes);
         if (status != KVF_OK) {
             return status;
@@ -341,6 +349,9 @@ static int tq_decode(const struct kvf_codec_tensor *tensor, const struct kvf_cod
     const uint8_t *split = strip + mean_bytes(tensor, job->n_tokens);
     const uint8_t *meta = strip + sizes->mean_bytes;
     const uint8_t *codes = meta + sizes->meta_bytes;
+    if (kvf_saw_has_profile_mean(tensor)) {
+        mean = job->mean;
+    }
     uint8_t channels[KVF_CODEC_GROUP_MAX];
     kvf_tq_all_channels(tensor, channels);
     struct kvf_saw_row row = {.tensor = tensor, .job = job, .work = workspace};
@@ -352,7 +363,7 @@ static int tq_decode(const struct kvf_codec_tensor *tensor, const struct kvf_cod
             .codes = codes + vector * tensor->code_bytes,
         };
         if (has_flag(tensor, KVF_TENSOR_SPLIT) &&
-            !read_channels(tensor, split + row.row * list_bytes(tensor), channels)) {
+            !kvf_tq_read_channels(tensor, split + row.row * list_bytes(tensor), channels)) {
             return KVF_ERR_CORRUPT;
         }
         use->decode_row(&row, &stored, channels);

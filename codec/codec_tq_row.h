@@ -43,6 +43,10 @@ extern const struct kvf_tq_kernels kvf_tq_kernels_avx512;
 void kvf_tq_all_channels(const struct kvf_codec_tensor *tensor,
                          uint8_t channels_out[KVF_CODEC_GROUP_MAX]);
 
+/* The channels by a stored list. False: it has not as many as the first rotation takes. */
+bool kvf_tq_read_channels(const struct kvf_codec_tensor *tensor, const uint8_t *split,
+                          uint8_t channels_out[KVF_CODEC_GROUP_MAX]);
+
 /* The channels by sums of magnitudes, and the list to the strip. energy is overwritten. */
 void kvf_tq_split_channels(const struct kvf_codec_tensor *tensor, float *energy, uint8_t *split,
                            uint8_t channels_out[KVF_CODEC_GROUP_MAX]);

@@ -338,9 +338,11 @@ static int scalar_encode_row(const struct kvf_saw_row *at, const struct kvf_tq_s
     struct tq_row row = row_of(at, strip->mean, channels);
     size_t meta_bytes = (size_t)row.tensor->n_scales * KVF_TQ_SCALE_BYTES;
     if (strip->mean != NULL) {
-        kvf_saw_make_mean(&row.tiles, strip->mean);
+        kvf_saw_take_mean(&row.tiles, strip->mean);
     }
-    if (strip->split != NULL) {
+    if (at->has_split) {
+        kvf_tq_read_channels(row.tensor, strip->split, channels);
+    } else if (strip->split != NULL) {
         find_energy(&row);
         kvf_tq_split_channels(row.tensor, row.work->energy[0], strip->split, channels);
     }

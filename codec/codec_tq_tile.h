@@ -461,7 +461,9 @@ static int tq_encode_row(const struct kvf_saw_row *at, const struct kvf_tq_strip
     if (strip->mean != NULL) {
         take_mean(&row.tiles, strip->mean);
     }
-    if (row.is_split) {
+    if (at->has_split) {
+        kvf_tq_read_channels(at->tensor, strip->split, channels);
+    } else if (row.is_split) {
         float energy[GROUP_MAX];
         find_energy(&row, strip->mean, energy);
         kvf_tq_split_channels(at->tensor, energy, strip->split, channels);

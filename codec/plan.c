@@ -4,6 +4,7 @@
  */
 #include "codec/codec.h"
 #include "codec/codec_layout.h"
+#include "codec/profile_table.h"
 
 #include <assert.h>
 #include <string.h>
@@ -93,15 +94,29 @@ static int kinds_init(struct kvf_codec_plan *plan)
     return status;
 }
 
-/* The kinds, and how K and V are stored where their codec gives up. */
-static int tensors_init(struct kvf_codec_plan *plan)
+/* The kinds of a profile that has a file, and what it has beside them. */
+static int table_init(struct kvf_codec_plan *plan, const struct kvf_profile_table *table,
+                      uint32_t head_first)
+{
+    int status = KVF_OK;
+    for (uint32_t i = 0; status == KVF_OK && i < table->n_kinds; i++) {
+        status = kind_add(plan, &table->kinds[i].k, &table->kinds[i].v);
+    }
+    memcpy(plan->layer_kinds, table->layer_kinds, plan->geometry.n_layers);
+    plan->block_flags = plan->n_kinds > 1 ? KVF_BLOCK_KINDS : 0;
+    for (uint32_t is_v = 0; is_v < 2; is_v++) {
+        plan->means[is_v] = kvf_profile_table_means(table, is_v, head_first);
+        plan->splits[is_v] = kvf_profile_table_splits(table, is_v, head_first);
+    }
+    return status;
+}
+
+/* How K and V are stored where their codec gives up. */
+static int raw_init(struct kvf_codec_plan *plan)
 {
     static const struct kvf_profile_tensor raw = {.codec = KVF_CODEC_RAW};
     const struct kvf_geometry *geometry = &plan->geometry;
-    int status = kinds_init(plan);
-    if (status == KVF_OK) {
-        status = tensor_init(&plan->raw_k, geometry, geometry->dim_k, &raw);
-    }
+    int status = tensor_init(&plan->raw_k, geometry, geometry->dim_k, &raw);
     if (status == KVF_OK && kvf_plan_has_v(plan)) {
         status = tensor_init(&plan->raw_v, geometry, geometry->dim_v, &raw);
     }
@@ -141,6 +156,31 @@ static uint64_t fingerprint(const struct kvf_codec_plan *plan)
         hash = fingerprint_add(hash, &plan->profile->sink_tokens, 1);
     }
     return hash != 0 ? hash : 1; /* 0 means "none" */
+}
+
+/* The same for a profile that has a file: all kinds, which layers they have, and means and lists of
+ * the whole model, so that shards agree. */
+static uint64_t table_fingerprint(const struct kvf_codec_plan *plan,
+                                  const struct kvf_profile_table *table)
+{
+    static const char name[] = "profile file";
+    uint16_t version = KVF_BLOCK_VERSION;
+    uint64_t hash = fingerprint_add(FINGERPRINT_INIT, &version, sizeof(version));
+    hash = fingerprint_add(hash, name, sizeof(name));
+    for (uint32_t i = 0; i < plan->n_kinds; i++) {
+        const struct kvf_codec_kind *kind = &plan->kinds[i];
+        hash = fingerprint_add(hash, &kind->k.descriptor, sizeof(kind->k.descriptor));
+        hash = fingerprint_add(hash, &kind->v.descriptor, sizeof(kind->v.descriptor));
+    }
+    hash = fingerprint_add(hash, plan->layer_kinds, plan->geometry.n_layers);
+    hash = fingerprint_add(hash, &table->sink_tokens, sizeof(table->sink_tokens));
+    for (uint32_t i = 0; i < KVF_PROFILE_ARRAYS; i++) {
+        if (table->arrays[i] != NULL) {
+            hash = fingerprint_add(hash, &i, sizeof(i));
+            hash = fingerprint_add(hash, table->arrays[i], kvf_profile_array_bytes(table, i));
+        }
+    }
+    return hash != 0 ? hash : 1;
 }
 
 uint64_t kvf_plan_bytes_fp(void)
@@ -202,6 +242,25 @@ static void workspace_init(struct kvf_codec_plan *plan)
     plan->workspace_bytes = plan->escapes_offset + kvf_align_up(lists, KVF_CODEC_WORKSPACE_ALIGN);
 }
 
+/* What follows from kinds and geometry. */
+static int plan_finish(struct kvf_codec_plan *plan)
+{
+    int status = raw_init(plan);
+    if (status != KVF_OK) {
+        return status;
+    }
+    workspace_init(plan);
+    uint64_t payload_max = kvf_codec_plan_payload_bytes_max(plan, plan->geometry.chunk_tokens);
+    plan->record_bytes_max = KVF_RECORD_PAGE_BYTES + payload_max;
+    return payload_max <= KVF_PAYLOAD_BYTES_MAX ? KVF_OK : KVF_ERR_TOO_LARGE;
+}
+
+/* May what a geometry describes come back changed? */
+static bool takes_loss(const struct kvf_geometry *geometry)
+{
+    return geometry->kind != KVF_KIND_STATE && geometry->dtype != KVF_DTYPE_U8;
+}
+
 int kvf_codec_plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *geometry,
                         const char *profile_name)
 {
@@ -222,19 +281,37 @@ int kvf_codec_plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *
     }
     plan->geometry = *geometry;
     plan->geometry.struct_bytes = sizeof(plan->geometry);
-    if (!profile->lossless &&
-        (geometry->kind == KVF_KIND_STATE || geometry->dtype == KVF_DTYPE_U8)) {
+    if (!profile->lossless && !takes_loss(geometry)) {
         return KVF_ERR_REFUSED;
     }
-    int status = tensors_init(plan);
-    if (status != KVF_OK) {
-        return status;
+    int status = kinds_init(plan);
+    if (status == KVF_OK) {
+        plan->profile_fp = fingerprint(plan);
+        status = plan_finish(plan);
     }
-    plan->profile_fp = fingerprint(plan);
-    workspace_init(plan);
-    uint64_t payload_max = kvf_codec_plan_payload_bytes_max(plan, geometry->chunk_tokens);
-    plan->record_bytes_max = KVF_RECORD_PAGE_BYTES + payload_max;
-    return payload_max <= KVF_PAYLOAD_BYTES_MAX ? KVF_OK : KVF_ERR_TOO_LARGE;
+    return status;
+}
+
+int kvf_codec_plan_init_table(struct kvf_codec_plan *plan, const struct kvf_geometry *geometry,
+                              const struct kvf_profile_table *table, uint32_t head_first)
+{
+    assert(table->builtin == NULL);
+    if (geometry->kind == KVF_KIND_BYTES || !geometry_is_valid(geometry) ||
+        geometry->n_layers != table->n_layers || geometry->dim_k != table->dim_k ||
+        geometry->dim_v != table->dim_v || head_first + geometry->n_heads > table->n_heads) {
+        return KVF_ERR_INVALID;
+    }
+    if (!takes_loss(geometry)) {
+        return KVF_ERR_REFUSED;
+    }
+    *plan = (struct kvf_codec_plan){.profile = &table->profile, .geometry = *geometry};
+    plan->geometry.struct_bytes = sizeof(plan->geometry);
+    int status = table_init(plan, table, head_first);
+    if (status == KVF_OK) {
+        plan->profile_fp = table_fingerprint(plan, table);
+        status = plan_finish(plan);
+    }
+    return status;
 }
 
 uint32_t kvf_codec_fitting_tokens(const struct kvf_geometry *geometry, const char *profile_name)

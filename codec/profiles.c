@@ -8,10 +8,6 @@
 
 #include <string.h>
 
-/* Any constant will do, as long as it never changes: it is part of every namespace's
- * fingerprint. */
-#define ROTATION_SEED 0x6b766672U
-
 /* Below 4 bits the first layers and the last ones cost most: they are stored at 8 bits. */
 #define EDGE_LAYERS 2
 
@@ -27,7 +23,7 @@
 #define SAW(width, more_flags, clipping)                                                           \
     {                                                                                              \
         .codec = KVF_CODEC_SAW, .bits = (width), .flags = KVF_TENSOR_SIGNS | (more_flags),         \
-        .rotate = 1, .clip = (clipping), .rot_seed = ROTATION_SEED                                 \
+        .rotate = 1, .clip = (clipping), .rot_seed = KVF_PROFILE_ROTATION_SEED                     \
     }
 /* Token by token over the whole range, as K and V are. */
 #define NAIVE(width, profile_name, profile_use)                                                    \
@@ -54,7 +50,7 @@
 #define TQ(width, more_flags)                                                                      \
     {                                                                                              \
         .codec = KVF_CODEC_TQ, .bits = (width), .flags = KVF_TENSOR_SIGNS | (more_flags),          \
-        .rotate = 1, .rot_seed = ROTATION_SEED                                                     \
+        .rotate = 1, .rot_seed = KVF_PROFILE_ROTATION_SEED                                         \
     }
 #define TQ_K(width, more_flags)                                                                    \
     TQ(width, KVF_TENSOR_CENTER | KVF_TENSOR_SCALE_MATCHED | (more_flags))
