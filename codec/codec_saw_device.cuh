@@ -242,6 +242,17 @@ static __device__ __forceinline__ uint32_t mean_half_bits(float sum, uint32_t co
     return fits ? __half_as_ushort(__float2half_rn(mean)) : 0;
 }
 
+/* The smallest fp16 scale with levels * scale >= range. The estimate may be one step off on either
+ * side; the products that decide are exact. Below 0 is NaN, which is not at least the range. */
+static __device__ __forceinline__ uint32_t smallest_scale_bits(float range, float levels,
+                                                               float levels_inverse)
+{
+    uint32_t scale = half_bits_up(range * levels_inverse);
+    bool is_above = levels * f32_of_half_bits(scale - 1) >= range;
+    bool is_below = levels * f32_of_half_bits(scale) < range;
+    return is_above ? scale - 1 : is_below ? scale + 1 : scale;
+}
+
 /* What a vector is coded with. */
 struct saw_scale {
     uint32_t meta;
@@ -263,13 +274,7 @@ static __device__ __forceinline__ saw_scale choose_scale(float clip_ratio, float
     uint32_t lo = half_bits_down(min * rsqrt_order + 0.0f);
     uint32_t hi = half_bits_up(max * rsqrt_order + 0.0f);
     float lo_value = f32_of_half_bits(lo);
-    float range = f32_of_half_bits(hi) - lo_value;
-    /* the estimate may be one step off on either side; the products that decide are exact. Below 0
-     * is NaN, which is not at least the range */
-    uint32_t scale = half_bits_up(range * levels_inverse);
-    bool is_above = levels * f32_of_half_bits(scale - 1) >= range;
-    bool is_below = levels * f32_of_half_bits(scale) < range;
-    scale = is_above ? scale - 1 : is_below ? scale + 1 : scale;
+    uint32_t scale = smallest_scale_bits(f32_of_half_bits(hi) - lo_value, levels, levels_inverse);
     float value = f32_of_half_bits(scale);
     bool is_lo_finite = (lo & 0x7c00) != 0x7c00;
     bool is_finite = is_lo_finite && (hi & 0x7c00) != 0x7c00;
