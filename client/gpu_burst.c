@@ -70,16 +70,15 @@ static int redo_queue(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst, uint32_t
         parts[p].stored = stored;
         parts[p].block = 0;
         parts[p].n_sinks = 0;
-        stored += raw_bytes(parts[p].is_v ? &gpu->plan.raw_v : &gpu->plan.raw_k, n_tokens);
+        kvf_gpu_part_fill(parts[p].is_v ? &gpu->plan.raw_v : &gpu->plan.raw_k, &parts[p]);
+        stored += parts[p].fixed_bytes;
     }
-    work.tensors[0] = gpu->raw_tensors[0];
-    work.tensors[1] = gpu->raw_tensors[1];
     work.parts += i * n_parts * sizeof(*parts);
     work.results += i * sizeof(struct kvf_gpu_result);
     work.n_parts = n_parts;
     work.n_blocks = 1;
     work.tokens_max = n_tokens;
-    n = kvf_gpu_encode_fixed(&work, launches);
+    n = kvf_gpu_encode(&work, &gpu->raw_kinds, launches);
     if (n == 0) {
         snprintf(gpu->device->text, sizeof(gpu->device->text), "no kernel copies such pages");
         return KVF_ERR_UNSUPPORTED;
@@ -91,7 +90,7 @@ static int redo_queue(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst, uint32_t
                                                              gpu->put_stream),
                                    "cuMemcpyHtoDAsync");
     if (status == KVF_OK) {
-        status = kvf_gpu_launch_all(gpu, &work, launches, n, gpu->put_stream);
+        status = kvf_gpu_launch_all(gpu, &work, &gpu->raw_kinds, launches, n, gpu->put_stream);
     }
     if (status == KVF_OK) {
         status = kvf_gpu_device_result(

@@ -189,14 +189,17 @@ int kvf_gpu_break(struct kvf_gpu *gpu, int status)
     return status == KVF_ERR_NO_MEMORY ? status : KVF_ERR_IO;
 }
 
-int kvf_gpu_launch_all(struct kvf_gpu *gpu, struct kvf_gpu_work *work,
-                       const struct kvf_gpu_launch *launches, uint32_t n, void *stream)
+int kvf_gpu_launch_all(struct kvf_gpu *gpu, const struct kvf_gpu_work *work,
+                       const struct kvf_gpu_kinds *kinds, const struct kvf_gpu_launch *launches,
+                       uint32_t n, void *stream)
 {
     int status = KVF_OK;
 
     for (uint32_t i = 0; i < n && status == KVF_OK; i++) {
+        struct kvf_gpu_work one = kinds != NULL ? kvf_gpu_launch_work(work, kinds, launches[i].kind)
+                                                : *work;
         uint32_t tensors = launches[i].tensors;
-        void *parameters[2] = {work, &tensors};
+        void *parameters[2] = {&one, &tensors};
         struct kvf_gpu_shape shape = {launches[i].kernel, launches[i].n_blocks,
                                       launches[i].blocks_a_processor, launches[i].n_threads,
                                       launches[i].shared_bytes};
@@ -334,6 +337,16 @@ static void memory_free(struct kvf_gpu *gpu)
     gpu->is_awake = false;
 }
 
+/* Is there a kernel for what layers of this kind decode by? */
+static bool kind_decodes(const struct kvf_gpu *gpu, struct kvf_gpu_work work, uint32_t kind)
+{
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+
+    memcpy(work.tensors, gpu->kinds.tensors[kind], sizeof(work.tensors));
+    return kvf_gpu_decode(&work, work.tensors[0].codec, launches) != 0 &&
+           (work.has_v == 0 || kvf_gpu_decode(&work, work.tensors[1].codec, launches) != 0);
+}
+
 /* Is all that the plan takes there? Where no kernel decodes there is no use for this library; what
  * none encodes the processor does, from copied pages. */
 static int find_kernels(const struct kvf_gpu *gpu)
@@ -341,23 +354,22 @@ static int find_kernels(const struct kvf_gpu *gpu)
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
     const char *profile = gpu->plan.profile->name;
     const struct kvf_gpu_work work = {
-        .tensors = {gpu->tensors[0], gpu->tensors[1]},
-        .n_parts = kvf_plan_has_v(&gpu->plan) ? 2 : 1,
+        .n_parts = kvf_gpu_parts_a_block(gpu),
         .n_blocks = 1,
-        .n_layers = 1,
+        .n_layers = gpu->plan.geometry.n_layers,
         .tokens_a_page = 1,
         .has_v = kvf_plan_has_v(&gpu->plan),
         .tokens_max = gpu->plan.geometry.chunk_tokens,
     };
 
-    if (kvf_gpu_decode(&work, gpu->tensors[0].codec, launches) == 0 ||
-        (work.has_v != 0 && kvf_gpu_decode(&work, gpu->tensors[1].codec, launches) == 0)) {
-        kvf_client_log(gpu->client, 0, "no kernel decodes profile \"%s\" in this geometry",
-                       profile);
-        return KVF_ERR_UNSUPPORTED;
+    for (uint32_t kind = 0; kind < gpu->kinds.n; kind++) {
+        if (!kind_decodes(gpu, work, kind)) {
+            kvf_client_log(gpu->client, 0, "no kernel decodes profile \"%s\" in this geometry",
+                           profile);
+            return KVF_ERR_UNSUPPORTED;
+        }
     }
-    if ((gpu->is_fixed ? kvf_gpu_encode_fixed(&work, launches)
-                       : kvf_gpu_encode_varying(&work, launches)) == 0) {
+    if (kvf_gpu_encode(&work, &gpu->kinds, launches) == 0) {
         kvf_client_log(gpu->client, 1,
                        "no kernel encodes profile \"%s\" in this geometry: the processor does, "
                        "which is slower",
@@ -376,10 +388,8 @@ static int memory_take(struct kvf_gpu *gpu)
     gpu->block_bytes = (uint64_t)gpu->plan.geometry.n_layers * gpu->plan.geometry.n_heads *
                        ((uint64_t)gpu->plan.kinds[0].k.dim + gpu->plan.kinds[0].v.dim) *
                        gpu->plan.kinds[0].k.element_bytes * gpu->plan.geometry.chunk_tokens;
-    kvf_gpu_tensor_fill(&gpu->plan.kinds[0].k, &gpu->tensors[0]);
-    kvf_gpu_tensor_fill(&gpu->plan.kinds[0].v, &gpu->tensors[1]);
-    kvf_gpu_tensor_fill(&gpu->plan.raw_k, &gpu->raw_tensors[0]);
-    kvf_gpu_tensor_fill(&gpu->plan.raw_v, &gpu->raw_tensors[1]);
+    kvf_gpu_kinds_fill(&gpu->plan, &gpu->kinds);
+    kvf_gpu_kinds_fill_raw(&gpu->plan, &gpu->raw_kinds);
     status = find_kernels(gpu);
     if (status != KVF_OK) {
         return status;

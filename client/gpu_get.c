@@ -31,26 +31,32 @@ static uint64_t align_up(uint64_t bytes, uint64_t align)
  * Memory
  */
 
-/* The largest unit that a group has to hold: a part or a section. */
+/* A part or a section of one tensor, whichever is larger. */
+static uint64_t tensor_bytes_max(const struct kvf_codec_plan *plan,
+                                 const struct kvf_codec_tensor *tensor)
+{
+    uint32_t n_tokens = plan->geometry.chunk_tokens;
+    struct kvf_codec_sizes sizes;
+    uint64_t section;
+
+    if (tensor->dim == 0) {
+        return 0;
+    }
+    tensor->ops->sizes(tensor, n_tokens, &sizes);
+    section = kvf_raw_section_bytes(tensor, (size_t)tensor->n_rows * n_tokens);
+    return kvf_sizes_total(&sizes) > section ? kvf_sizes_total(&sizes) : section;
+}
+
+/* The largest unit that a group has to hold. */
 static uint64_t unit_bytes_max(const struct kvf_codec_plan *plan)
 {
-    const struct kvf_codec_tensor *tensors[4] = {&plan->kinds[0].k, &plan->raw_k, &plan->kinds[0].v,
-                                                 &plan->raw_v};
-    uint32_t n_tokens = plan->geometry.chunk_tokens;
-    uint64_t most = 0;
+    uint64_t most = tensor_bytes_max(plan, &plan->raw_k);
+    uint64_t bytes = tensor_bytes_max(plan, &plan->raw_v);
 
-    for (uint32_t i = 0; i < 4; i++) {
-        const struct kvf_codec_tensor *tensor = tensors[i];
-        struct kvf_codec_sizes sizes;
-        uint64_t section;
-
-        if (tensor->dim == 0) {
-            continue;
-        }
-        tensor->ops->sizes(tensor, n_tokens, &sizes);
-        section = kvf_raw_section_bytes(tensor, (size_t)tensor->n_rows * n_tokens);
-        most = kvf_sizes_total(&sizes) > most ? kvf_sizes_total(&sizes) : most;
-        most = section > most ? section : most;
+    most = bytes > most ? bytes : most;
+    for (uint32_t i = 0; i < 2 * plan->n_kinds; i++) {
+        bytes = tensor_bytes_max(plan, i % 2 ? &plan->kinds[i / 2].v : &plan->kinds[i / 2].k);
+        most = bytes > most ? bytes : most;
     }
     return most;
 }
@@ -130,11 +136,10 @@ int kvf_gpu_get_wake(struct kvf_gpu *gpu)
     gpu->groups = calloc(gpu->n_groups, sizeof(*gpu->groups));
     gpu->cut_page_ids = calloc((size_t)KVF_GPU_GROUP_ITEMS * gpu->plan.geometry.chunk_tokens,
                                sizeof(*gpu->cut_page_ids));
-    is_ok = gpu->groups != NULL && gpu->cut_page_ids != NULL;
-    for (uint32_t i = 0; i < KVF_GPU_LISTS; i++) {
-        gpu->cut_parts[i] = calloc(KVF_GPU_GROUP_PARTS, sizeof(*gpu->cut_parts[i]));
-        is_ok = is_ok && gpu->cut_parts[i] != NULL;
-    }
+    gpu->cut_parts = calloc(KVF_GPU_GROUP_PARTS, sizeof(*gpu->cut_parts));
+    gpu->cut_lists = calloc(KVF_GPU_GROUP_PARTS, sizeof(*gpu->cut_lists));
+    is_ok = gpu->groups != NULL && gpu->cut_page_ids != NULL && gpu->cut_parts != NULL &&
+            gpu->cut_lists != NULL;
     return is_ok ? device_memory_take(gpu) : KVF_ERR_NO_MEMORY;
 }
 
@@ -150,11 +155,11 @@ void kvf_gpu_get_sleep(struct kvf_gpu *gpu)
     free(gpu->groups);
     gpu->groups = NULL;
     gpu->groups_in_flight = gpu->group_first = 0;
-    for (uint32_t i = 0; i < KVF_GPU_LISTS; i++) {
-        free(gpu->cut_parts[i]);
-        gpu->cut_parts[i] = NULL;
-    }
+    free(gpu->cut_parts);
+    free(gpu->cut_lists);
     free(gpu->cut_page_ids);
+    gpu->cut_parts = NULL;
+    gpu->cut_lists = NULL;
     gpu->cut_page_ids = NULL;
     kvf_gpu_host_free(gpu->device, gpu->group_window);
     kvf_gpu_host_free(gpu->device, gpu->group_lists);
@@ -296,35 +301,14 @@ static int cut_peek(struct kvf_gpu_cut *cut)
     return status;
 }
 
-static enum kvf_gpu_list list_of(const struct kvf_gpu_cut *cut)
+static struct kvf_gpu_list list_of(const struct kvf_gpu *gpu)
 {
-    if (cut->is_section) {
-        return KVF_GPU_LIST_PATCH;
-    }
-    switch (cut->part.tensor->ops->id) {
-    case KVF_CODEC_RAW:
-        return KVF_GPU_LIST_RAW;
-    case KVF_CODEC_EXACT:
-        return KVF_GPU_LIST_EXACT;
-    default:
-        return KVF_GPU_LIST_SAW;
-    }
-}
+    const struct kvf_gpu_cut *cut = &gpu->cut;
+    uint32_t layer = cut->is_section ? cut->section.layer : cut->part.layer;
+    uint8_t codec = cut->is_section ? (uint8_t)KVF_CODEC_NONE : cut->part.tensor->ops->id;
+    uint8_t kind = codec != KVF_CODEC_RAW ? gpu->plan.layer_kinds[layer] : 0;
 
-static const uint8_t codec_of[KVF_GPU_LISTS] = {
-    [KVF_GPU_LIST_RAW] = KVF_CODEC_RAW,
-    [KVF_GPU_LIST_EXACT] = KVF_CODEC_EXACT,
-    [KVF_GPU_LIST_SAW] = KVF_CODEC_SAW,
-};
-
-static uint32_t group_parts(const struct kvf_gpu_group *group)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < KVF_GPU_LISTS; i++) {
-        n += group->n_parts[i];
-    }
-    return n;
+    return (struct kvf_gpu_list){codec, kind};
 }
 
 /* Page ids of an item, once a group. Returns the index of the first. */
@@ -354,7 +338,7 @@ static bool group_takes(const struct kvf_gpu *gpu, const struct kvf_gpu_group *g
         return false;
     }
     return align_up(group->used_bytes, KVF_BLOCK_ALIGN_BYTES) + bytes <= gpu->group_bytes &&
-           group_parts(group) < KVF_GPU_GROUP_PARTS && group->n_spans < KVF_GPU_GROUP_SPANS &&
+           group->n_parts < KVF_GPU_GROUP_PARTS && group->n_spans < KVF_GPU_GROUP_SPANS &&
            (group->last_item == cut->item || group->n_items < KVF_GPU_GROUP_ITEMS);
 }
 
@@ -382,14 +366,14 @@ static void group_add(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
     struct kvf_gpu_cut *cut = &gpu->cut;
     struct kvf_gpu_item *item = cut->item;
     const struct kvf_gpu_region *region = item->request->region;
-    enum kvf_gpu_list list = list_of(cut);
     uint32_t layer = cut->is_section ? cut->section.layer : cut->part.layer;
     bool is_v = cut->is_section ? cut->section.is_v : cut->part.is_v;
     uint64_t at = cut->is_section
                       ? group_append(group, item, cut->section.offset, cut->section.bytes)
                       : group_append(group, item, cut->part.offset, cut->part.bytes);
-    struct kvf_gpu_part *part = &gpu->cut_parts[list][group->n_parts[list]++];
+    struct kvf_gpu_part *part = &gpu->cut_parts[group->n_parts];
 
+    gpu->cut_lists[group->n_parts++] = list_of(gpu);
     group->request = item->request;
     *part = (struct kvf_gpu_part){
         .base = region->layers[is_v][layer],
@@ -460,23 +444,53 @@ static bool group_fill(struct kvf_gpu *gpu, struct kvf_gpu_group *group, uint64_
         group->ends[group->n_ends++] = cut->item;
         cut->item = NULL;
     }
-    return group_parts(group) > 0 || group->n_ends > 0;
+    return group->n_parts > 0 || group->n_ends > 0;
 }
 
 /* ----------------------------------------------------------------------------------------------
  * Queueing
  */
 
+/* Lists in the order in which they are decoded: what is patched is there. */
+enum {
+    LISTS_MAX = (KVF_CODEC_KIVI + 1) * KVF_CODEC_KINDS_MAX,
+};
+
+static struct kvf_gpu_list list_at(uint32_t i)
+{
+    return (struct kvf_gpu_list){(uint8_t)((i / KVF_CODEC_KINDS_MAX + 1) % (KVF_CODEC_KIVI + 1)),
+                                 (uint8_t)(i % KVF_CODEC_KINDS_MAX)};
+}
+
+static uint32_t list_index(struct kvf_gpu_list list)
+{
+    return (list.codec + (uint32_t)KVF_CODEC_KIVI) % (KVF_CODEC_KIVI + 1) * KVF_CODEC_KINDS_MAX +
+           list.kind;
+}
+
+/* Where each list begins among the parts, and at LISTS_MAX their end. */
+static void lists_begin(const struct kvf_gpu *gpu, const struct kvf_gpu_group *group,
+                        uint32_t first_out[LISTS_MAX + 1])
+{
+    memset(first_out, 0, (LISTS_MAX + 1) * sizeof(*first_out));
+    for (uint32_t p = 0; p < group->n_parts; p++) {
+        first_out[list_index(gpu->cut_lists[p]) + 1]++;
+    }
+    for (uint32_t i = 0; i < LISTS_MAX; i++) {
+        first_out[i + 1] += first_out[i];
+    }
+}
+
 /* Parts and page ids into pinned memory. Returns their bytes. */
 static uint64_t lists_pack(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
 {
-    uint8_t *to = group->lists;
+    struct kvf_gpu_part *parts = (struct kvf_gpu_part *)group->lists;
+    uint8_t *to = (uint8_t *)(parts + group->n_parts);
+    uint32_t next[LISTS_MAX + 1];
 
-    for (uint32_t i = 0; i < KVF_GPU_LISTS; i++) {
-        size_t bytes = group->n_parts[i] * sizeof(struct kvf_gpu_part);
-
-        memcpy(to, gpu->cut_parts[i], bytes);
-        to += bytes;
+    lists_begin(gpu, group, next);
+    for (uint32_t p = 0; p < group->n_parts; p++) {
+        parts[next[list_index(gpu->cut_lists[p])]++] = gpu->cut_parts[p];
     }
     memcpy(to, gpu->cut_page_ids, group->n_page_ids * sizeof(uint32_t));
     to += group->n_page_ids * sizeof(uint32_t);
@@ -531,11 +545,10 @@ static int group_decode(struct kvf_gpu *gpu, struct kvf_gpu_group *group, void *
 {
     const struct kvf_gpu_region *region = group->request->region;
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    uint32_t first[LISTS_MAX + 1];
     struct kvf_gpu_work work = {
-        .tensors = {gpu->tensors[0], gpu->tensors[1]},
         .pages = {region->strides[0], region->strides[1]},
-        .parts = group->lists_address,
-        .page_ids = group->lists_address + group_parts(group) * sizeof(struct kvf_gpu_part),
+        .page_ids = group->lists_address + group->n_parts * sizeof(struct kvf_gpu_part),
         .n_blocks = group->n_items,
         .n_layers = gpu->plan.geometry.n_layers,
         .tokens_a_page = region->tokens_a_page,
@@ -544,27 +557,27 @@ static int group_decode(struct kvf_gpu *gpu, struct kvf_gpu_group *group, void *
     };
     int status = KVF_OK;
 
-    for (uint32_t i = 0; i < KVF_GPU_LISTS && status == KVF_OK; i++) {
-        struct kvf_gpu_work one = work;
+    lists_begin(gpu, group, first);
+    for (uint32_t i = 0; i < LISTS_MAX && status == KVF_OK; i++) {
+        struct kvf_gpu_list list = list_at(i);
+        const struct kvf_gpu_kinds *kinds = list.codec == KVF_CODEC_RAW ? &gpu->raw_kinds
+                                                                        : &gpu->kinds;
         uint32_t n;
 
-        if (group->n_parts[i] == 0) {
+        work.n_parts = first[i + 1] - first[i];
+        if (work.n_parts == 0) {
             continue;
         }
-        one.n_parts = group->n_parts[i];
-        if (i == KVF_GPU_LIST_RAW) {
-            one.tensors[0] = gpu->raw_tensors[0];
-            one.tensors[1] = gpu->raw_tensors[1];
-        }
-        n = i == KVF_GPU_LIST_PATCH ? kvf_gpu_patch(&one, launches)
-                                    : kvf_gpu_decode(&one, codec_of[i], launches);
+        work.parts = group->lists_address + first[i] * sizeof(struct kvf_gpu_part);
+        memcpy(work.tensors, kinds->tensors[list.kind], sizeof(work.tensors));
+        n = list.codec == KVF_CODEC_NONE ? kvf_gpu_patch(&work, launches)
+                                         : kvf_gpu_decode(&work, list.codec, launches);
         if (n == 0) {
             snprintf(gpu->device->text, sizeof(gpu->device->text),
                      "no kernel decodes this profile");
             return KVF_ERR_UNSUPPORTED;
         }
-        status = kvf_gpu_launch_all(gpu, &one, launches, n, stream);
-        work.parts += group->n_parts[i] * sizeof(struct kvf_gpu_part);
+        status = kvf_gpu_launch_all(gpu, &work, NULL, launches, n, stream);
     }
     return status;
 }
@@ -595,7 +608,7 @@ static void group_clear(struct kvf_gpu_group *group)
     group->request = NULL;
     group->used_bytes = 0;
     group->n_spans = group->n_items = group->n_page_ids = group->n_ends = group->tokens_max = 0;
-    memset(group->n_parts, 0, sizeof(group->n_parts));
+    group->n_parts = 0;
     group->last_item = NULL;
 }
 

@@ -160,7 +160,7 @@ struct kvf_gpu_burst {
     uint32_t n_redone;
     struct kvf_gpu_work work;
     struct kvf_gpu_pin *pin; /* of staging */
-    uint8_t *lists;          /* pinned: parts, page ids */
+    uint8_t *lists;          /* pinned: parts, their numbers kind by kind, page ids */
     struct kvf_gpu_result *results;
     uint64_t results_address;
     void *uploaded; /* events */
@@ -171,13 +171,11 @@ struct kvf_gpu_burst {
     uint64_t daemon_request;
 };
 
-/* What a group does with its parts: a list for each codec, one for raw areas. */
-enum kvf_gpu_list {
-    KVF_GPU_LIST_RAW,
-    KVF_GPU_LIST_EXACT,
-    KVF_GPU_LIST_SAW,
-    KVF_GPU_LIST_PATCH,
-    KVF_GPU_LISTS,
+/* Parts that one call of kvf_gpu_decode or kvf_gpu_patch may be of: a list for each codec and kind
+ * of layers. Strips that are stored raw are alike in all layers. */
+struct kvf_gpu_list {
+    uint8_t codec; /* enum kvf_block_codec; KVF_CODEC_NONE: sections of raw areas */
+    uint8_t kind;
 };
 
 struct kvf_gpu_span {
@@ -199,7 +197,7 @@ struct kvf_gpu_group {
     struct kvf_gpu_request *request; /* of the first part: region and stream */
     uint64_t used_bytes;
     uint32_t n_spans;
-    uint32_t n_parts[KVF_GPU_LISTS];
+    uint32_t n_parts;
     uint32_t n_items;
     uint32_t n_page_ids;
     uint32_t n_ends;
@@ -226,8 +224,8 @@ struct kvf_gpu {
     struct kvf_gpu_options options;
     struct kvf_codec_plan
         plan; /* as of the last idle moment: the client's changes at a reconnect */
-    struct kvf_gpu_tensor tensors[2];
-    struct kvf_gpu_tensor raw_tensors[2];
+    struct kvf_gpu_kinds kinds;
+    struct kvf_gpu_kinds raw_kinds;
     bool is_fixed;
     bool is_awake;
     bool is_broken;
@@ -271,7 +269,8 @@ struct kvf_gpu {
     struct kvf_gpu_item **hits_tail;
     bool has_canceled_hits; /* among hits */
     struct kvf_gpu_cut cut;
-    struct kvf_gpu_part *cut_parts[KVF_GPU_LISTS];
+    struct kvf_gpu_part *cut_parts;
+    struct kvf_gpu_list *cut_lists; /* of each of these parts */
     uint32_t *cut_page_ids;
 
     /* requests and events */
@@ -340,9 +339,10 @@ void kvf_gpu_pages_unmark(struct kvf_gpu_region *region, const uint32_t *pages, 
 
 bool kvf_gpu_key_ok(const struct kvf_key *key);
 
-/* Queue kernels in order. */
-int kvf_gpu_launch_all(struct kvf_gpu *gpu, struct kvf_gpu_work *work,
-                       const struct kvf_gpu_launch *launches, uint32_t n, void *stream);
+/* Queue kernels in order; kinds: of an encode, else NULL. */
+int kvf_gpu_launch_all(struct kvf_gpu *gpu, const struct kvf_gpu_work *work,
+                       const struct kvf_gpu_kinds *kinds, const struct kvf_gpu_launch *launches,
+                       uint32_t n, void *stream);
 
 /* Before a call that begins something: awake, whole, of the profile in force; resources of what has
  * ended are free. KVF_OK; KVF_ERR_BUSY, _IO, _DISCONNECTED, _NO_DAEMON, _NO_MEMORY. */
@@ -372,7 +372,7 @@ void kvf_gpu_burst_release(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst);
 /* The burst's range of the ring is free for others. */
 void kvf_gpu_burst_ring_return(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst);
 
-/* Bytes of parts and page ids. */
+/* Bytes of parts, numbers and page ids. */
 uint64_t kvf_gpu_burst_lists_bytes(const struct kvf_gpu_burst *burst);
 
 /* Queue the copy of a payload's first bytes, as far as it is not queued, from ring to slot. */

@@ -28,18 +28,32 @@ static uint32_t tokens_of(const struct kvf_gpu *gpu, uint32_t n_tokens)
  * Sizes
  */
 
-/* The raw area with so many vectors a layer in each section. */
-static uint64_t raw_area_bytes(const struct kvf_codec_plan *plan, uint32_t n_k, uint32_t n_v)
+/* Vectors of one tensor of one layer that may be in the raw area, or that surely are. */
+typedef uint32_t vectors_in_area(const struct kvf_codec_plan *plan,
+                                 const struct kvf_codec_tensor *tensor, uint32_t n_tokens);
+
+static uint32_t sink_vectors(const struct kvf_codec_plan *plan,
+                             const struct kvf_codec_tensor *tensor, uint32_t n_tokens)
+{
+    bool takes = tensor->dim != 0 && (tensor->ops->capabilities & KVF_CODEC_ESCAPES) != 0;
+
+    return takes ? kvf_plan_sinks(plan, 0, n_tokens) * tensor->n_rows : 0;
+}
+
+/* The raw area with so many vectors in each section. */
+static uint64_t raw_area_bytes(const struct kvf_codec_plan *plan, uint32_t n_tokens,
+                               vectors_in_area *vectors)
 {
     uint64_t sections = 0;
 
-    if (n_k + n_v == 0) {
-        return 0;
+    for (uint32_t i = 0; i < 2u * plan->geometry.n_layers; i++) {
+        const struct kvf_codec_tensor *tensor = kvf_plan_tensor(plan, i / 2, i % 2);
+        uint32_t n = vectors(plan, tensor, n_tokens);
+
+        sections += n != 0 ? kvf_raw_section_bytes(tensor, n) : 0;
     }
-    sections += n_k != 0 ? kvf_raw_section_bytes(&plan->kinds[0].k, n_k) : 0;
-    sections += n_v != 0 ? kvf_raw_section_bytes(&plan->kinds[0].v, n_v) : 0;
-    return kvf_part_bytes(kvf_raw_table_bytes(plan->geometry.n_layers) +
-                          plan->geometry.n_layers * sections);
+    return sections != 0 ? kvf_part_bytes(kvf_raw_table_bytes(plan->geometry.n_layers) + sections)
+                         : 0;
 }
 
 /* The most that kernels write for a block; what would take more they leave to the processor. */
@@ -49,26 +63,17 @@ static uint64_t payload_bound(const struct kvf_codec_plan *plan, uint32_t n_toke
         return kvf_codec_plan_payload_bytes_max(plan, n_tokens);
     }
     return kvf_codec_plan_payload_bytes(plan, n_tokens) +
-           raw_area_bytes(plan, kvf_plan_escapes_max(plan, &plan->kinds[0].k, n_tokens),
-                          kvf_plan_escapes_max(plan, &plan->kinds[0].v, n_tokens));
-}
-
-static uint32_t sink_vectors(const struct kvf_codec_tensor *tensor, uint32_t n_sinks)
-{
-    bool takes = tensor->dim != 0 && (tensor->ops->capabilities & KVF_CODEC_ESCAPES) != 0;
-
-    return takes ? n_sinks * tensor->n_rows : 0;
+           raw_area_bytes(plan, n_tokens, kvf_plan_escapes_max);
 }
 
 /* What a block of a fixed plan has unless a vector of it cannot be coded. */
 static uint64_t payload_expected(const struct kvf_codec_plan *plan, uint32_t token_start,
                                  uint32_t n_tokens)
 {
-    uint32_t n_sinks = kvf_plan_sinks(plan, token_start, n_tokens);
+    bool has_sinks = kvf_plan_sinks(plan, token_start, n_tokens) != 0;
 
     return kvf_codec_plan_payload_bytes(plan, n_tokens) +
-           raw_area_bytes(plan, sink_vectors(&plan->kinds[0].k, n_sinks),
-                          sink_vectors(&plan->kinds[0].v, n_sinks));
+           (has_sinks ? raw_area_bytes(plan, n_tokens, sink_vectors) : 0);
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -76,7 +81,9 @@ static uint64_t payload_expected(const struct kvf_codec_plan *plan, uint32_t tok
  */
 static size_t lists_bytes(const struct kvf_gpu *gpu)
 {
-    return gpu->burst_blocks_max * (kvf_gpu_parts_a_block(gpu) * sizeof(struct kvf_gpu_part) +
+    uint64_t part_bytes = sizeof(struct kvf_gpu_part) + sizeof(uint32_t);
+
+    return gpu->burst_blocks_max * (kvf_gpu_parts_a_block(gpu) * part_bytes +
                                     gpu->plan.geometry.chunk_tokens * sizeof(uint32_t));
 }
 
@@ -224,7 +231,6 @@ static void work_fill(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
     const struct kvf_gpu_region *region = burst->request->region;
 
     burst->work = (struct kvf_gpu_work){
-        .tensors = {gpu->tensors[0], gpu->tensors[1]},
         .pages = {region->strides[0], region->strides[1]},
         .results = burst->results_address,
         .n_parts = burst->n * kvf_gpu_parts_a_block(gpu),
@@ -242,10 +248,16 @@ static void work_fill(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
     }
 }
 
-/* Bytes of parts and page ids of a burst. */
+/* Are there numbers of parts among a burst's lists? */
+static uint32_t numbers_of(const struct kvf_gpu_burst *burst)
+{
+    return burst->gpu->kinds.n > 1 ? burst->work.n_parts : 0;
+}
+
 uint64_t kvf_gpu_burst_lists_bytes(const struct kvf_gpu_burst *burst)
 {
-    uint64_t bytes = burst->work.n_parts * sizeof(struct kvf_gpu_part);
+    uint64_t bytes = burst->work.n_parts * sizeof(struct kvf_gpu_part) +
+                     numbers_of(burst) * sizeof(uint32_t);
 
     for (uint32_t i = 0; i < burst->n; i++) {
         bytes += burst->request->items[burst->first + i].n_pages * sizeof(uint32_t);
@@ -305,7 +317,7 @@ static int burst_reserve(struct kvf_gpu *gpu, struct kvf_gpu_request *request, u
         burst->blocks[i].payload = payload_bytes; /* an offset for the moment */
         payload_bytes += kvf_gpu_align(burst->blocks[i].bound);
     }
-    scratch_bytes = kvf_gpu_align(kvf_gpu_encode_scratch_bytes(&burst->work));
+    scratch_bytes = kvf_gpu_align(kvf_gpu_encode_scratch_bytes(&burst->work, &gpu->kinds));
     burst->range_bytes = payload_bytes + scratch_bytes +
                          kvf_gpu_align(kvf_gpu_burst_lists_bytes(burst));
     status = kvf_gpu_ring_take(&gpu->ring, burst->range_bytes, &offset, &burst->taken);
@@ -321,6 +333,10 @@ static int burst_reserve(struct kvf_gpu *gpu, struct kvf_gpu_request *request, u
     burst->work.scratch = burst->range + payload_bytes;
     burst->work.parts = burst->work.scratch + scratch_bytes;
     burst->work.page_ids = burst->work.parts + burst->work.n_parts * sizeof(struct kvf_gpu_part);
+    if (numbers_of(burst) != 0) {
+        burst->work.numbers = burst->work.page_ids;
+        burst->work.page_ids += numbers_of(burst) * sizeof(uint32_t);
+    }
     for (uint32_t i = 0; i < n; i++) {
         burst->blocks[i].payload += burst->range;
     }
@@ -337,28 +353,24 @@ static void burst_unreserve(struct kvf_gpu *gpu)
     kvf_gpu_ring_undo(&gpu->ring, burst->range_bytes, burst->taken);
 }
 
-/* Parts of all blocks, K before V, and their pages. */
+/* Parts of all blocks, K before V, their numbers and their pages. */
 static void lists_fill(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
 {
     const struct kvf_gpu_region *region = burst->request->region;
     struct kvf_gpu_part *part = (struct kvf_gpu_part *)burst->lists;
-    uint32_t *ids = (uint32_t *)(part + burst->work.n_parts);
+    uint32_t *numbers = (uint32_t *)(part + burst->work.n_parts);
+    uint32_t *ids = numbers + numbers_of(burst);
     uint32_t n_ids = 0;
-    struct kvf_codec_sizes sizes[2] = {0};
     uint32_t n_tensors = kvf_plan_has_v(&gpu->plan) ? 2 : 1;
 
     for (uint32_t i = 0; i < burst->n; i++) {
         const struct kvf_gpu_item *item = kvf_gpu_burst_item(burst, i);
         uint64_t stored = burst->blocks[i].payload;
 
-        gpu->plan.kinds[0].k.ops->sizes(&gpu->plan.kinds[0].k, item->n_tokens, &sizes[0]);
-        if (n_tensors == 2) {
-            gpu->plan.kinds[0].v.ops->sizes(&gpu->plan.kinds[0].v, item->n_tokens, &sizes[1]);
-        }
         for (uint32_t p = 0; p < kvf_gpu_parts_a_block(gpu); p++) {
             uint32_t is_v = n_tensors == 2 ? p % 2 : 0;
 
-            *part++ = (struct kvf_gpu_part){
+            *part = (struct kvf_gpu_part){
                 .base = region->layers[is_v][p / n_tensors],
                 .stored = stored,
                 .first_page = n_ids,
@@ -369,10 +381,15 @@ static void lists_fill(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
                 .layer = (uint16_t)(p / n_tensors),
                 .is_v = (uint8_t)is_v,
             };
-            stored += kvf_sizes_total(&sizes[is_v]);
+            kvf_gpu_part_fill(kvf_plan_tensor(&gpu->plan, part->layer, is_v != 0), part);
+            stored += part->fixed_bytes;
+            part++;
         }
         memcpy(ids + n_ids, item->pages, item->n_pages * sizeof(*ids));
         n_ids += item->n_pages;
+    }
+    if (numbers_of(burst) != 0) {
+        kvf_gpu_number_parts(&burst->work, &gpu->kinds, numbers);
     }
     memset(burst->results, 0, burst->n * sizeof(*burst->results));
 }
@@ -404,8 +421,7 @@ int kvf_gpu_record(struct kvf_gpu *gpu, void *event, void *stream)
 static int encode_queue(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst, void *stream)
 {
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
-    uint32_t n = gpu->is_fixed ? kvf_gpu_encode_fixed(&burst->work, launches)
-                               : kvf_gpu_encode_varying(&burst->work, launches);
+    uint32_t n = kvf_gpu_encode(&burst->work, &gpu->kinds, launches);
     int status = KVF_OK;
 
     if (n == 0) {
@@ -426,7 +442,7 @@ static int encode_queue(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst, void *
             status = kvf_gpu_wait(gpu, stream, burst->uploaded);
         }
         if (status == KVF_OK) {
-            status = kvf_gpu_launch_all(gpu, &burst->work, launches, n, stream);
+            status = kvf_gpu_launch_all(gpu, &burst->work, &gpu->kinds, launches, n, stream);
         }
     }
     return status == KVF_OK ? kvf_gpu_record(gpu, burst->encoded, stream) : status;

@@ -130,7 +130,7 @@ struct scratch {
                                        uint32_t part_index)
     {
         uint32_t n_chunks = tensors >> KVF_EXACT_CHUNKS_SHIFT;
-        struct kvf_gpu_scratch at = kvf_gpu_scratch(work.n_parts, n_chunks);
+        struct kvf_gpu_scratch at = kvf_gpu_scratch(work.n_parts_all, work.escape_words, n_chunks);
         uint64_t first = (uint64_t)part_index * n_chunks;
         part = at_address<struct kvf_exact_gpu_part>(work.scratch + at.exact_parts_offset) +
                part_index;
@@ -779,9 +779,10 @@ __device__ __forceinline__ bool find_part(const struct kvf_gpu_work &work, uint3
                                           struct piece *piece_out, struct kvf_gpu_part *part_out)
 {
     uint32_t n_pieces = gridDim.x / work.n_parts;
-    piece_out->part = blockIdx.x / n_pieces;
+    uint32_t i = blockIdx.x / n_pieces;
+    piece_out->part = part_number(work, i);
     piece_out->n = ceil_div(tensors >> KVF_EXACT_CHUNKS_SHIFT, n_pieces);
-    piece_out->first = (blockIdx.x - piece_out->part * n_pieces) * piece_out->n;
+    piece_out->first = (blockIdx.x - i * n_pieces) * piece_out->n;
     *part_out = parts_of(work)[piece_out->part];
     return (tensors >> part_out->is_v & 1) != 0;
 }
@@ -873,7 +874,7 @@ __device__ __forceinline__ void choose_part(const struct kvf_gpu_work &work, uin
         return;
     }
     work_part at(work, part);
-    scratch scratch(work, tensors, blockIdx.x);
+    scratch scratch(work, tensors, piece.part);
     for (uint32_t i = threadIdx.x; i < 256; i += blockDim.x) {
         counts[i] = 0;
     }
@@ -923,16 +924,12 @@ extern "C" __global__ void __launch_bounds__(KVF_EXACT_PLACE_THREADS)
     uint64_t payload = parts[0].stored;
     bool is_part = threadIdx.x < n_parts;
     uint32_t is_v = is_part ? parts[threadIdx.x].is_v : 0;
-    uint32_t n_tokens = is_part ? parts[threadIdx.x].n_tokens : 0;
-    bool is_exact = (tensors >> is_v & 1) != 0;
-    uint32_t bits = work.tensors[is_v].bits;
-    uint32_t bytes = 0;
-    if (is_part && is_exact) {
+    uint32_t bits = is_part ? parts[threadIdx.x].bits : 0;
+    uint32_t bytes = is_part ? parts[threadIdx.x].fixed_bytes : 0;
+    if (is_part && bytes == 0) {
         scratch scratch(work, tensors, blockIdx.x * n_parts + threadIdx.x);
         bytes = scratch.part->bytes;
         bits = scratch.part->is_raw != 0 ? (uint32_t)KVF_BITS_RAW : bits;
-    } else if (is_part) {
-        bytes = fixed_part_bytes(work.tensors[is_v], n_tokens);
     }
     uint32_t total;
     uint32_t before = block_scan(bytes, &total);

@@ -6,6 +6,7 @@
 #include "codec/codec_gpu_host.h"
 
 #include "codec/codec_gpu_scratch.h"
+#include "codec/codec_pages.h"
 #include "codec/codec_saw_gpu.h"
 
 #include <assert.h>
@@ -16,10 +17,11 @@ _Static_assert((int)KVF_ESCAPES_SHARE == (int)KVF_CODEC_ESCAPE_SHARE,
 _Static_assert((int)KVF_GPU_CLIPS_MAX == (int)KVF_CODEC_CLIPS_MAX, "one list of ratios");
 _Static_assert((int)KVF_EXACT_PLACE_THREADS >= 2 * (int)KVF_LAYERS_MAX, "one thread a part");
 
-/* Launches so far. */
+/* Launches so far, and the kind of layers that the next ones are for. */
 struct launches {
     struct kvf_gpu_launch *list;
     uint32_t n;
+    uint32_t kind;
 };
 
 static void add_launch(struct launches *launches, const char *kernel, uint64_t n_blocks,
@@ -31,6 +33,7 @@ static void add_launch(struct launches *launches, const char *kernel, uint64_t n
         .n_blocks = (uint32_t)n_blocks,
         .n_threads = n_threads,
         .tensors = tensors,
+        .kind = launches->kind,
     };
 }
 
@@ -87,10 +90,33 @@ static uint32_t coded_tensors(const struct kvf_gpu_work *work)
 
 static bool work_is_valid(const struct kvf_gpu_work *work)
 {
-    /* the facts that kernels are given are those of all layers: none has layers of two kinds */
-    bool has_edges = ((work->tensors[0].flags | work->tensors[1].flags) & KVF_TENSOR_EDGES) != 0;
     return work->n_parts >= 1 && work->n_parts <= KVF_GPU_PARTS_MAX && work->tokens_max >= 1 &&
-           work->tokens_a_page >= 1 && !has_edges;
+           work->tokens_a_page >= 1;
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Facts for kernels
+ */
+static void fill_rotations(const struct kvf_codec_tensor *tensor, struct kvf_gpu_tensor *out)
+{
+    out->rot_seed = tensor->descriptor.rot_seed;
+    out->n_rotations = tensor->n_rotations;
+    out->n_scales = tensor->n_scales;
+    for (uint32_t r = 0; r < tensor->n_rotations; r++) {
+        const struct kvf_codec_rotation *rotation = &tensor->rotations[r];
+        out->rotations[r] = (struct kvf_gpu_rotation){
+            .n = rotation->n,
+            .order = rotation->order,
+            .code_bytes = rotation->code_bytes,
+            .bits = rotation->bits,
+            .root_mean_square = rotation->root_mean_square,
+            .quantize = rotation->quantize,
+            .scale = rotation->scale,
+            .factor = rotation->factor,
+            .residual = rotation->residual,
+            .residual_factor = rotation->residual_factor,
+        };
+    }
 }
 
 void kvf_gpu_tensor_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_tensor *out)
@@ -126,8 +152,100 @@ void kvf_gpu_tensor_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_t
     for (uint32_t i = 0; i < tensor->n_clips; i++) {
         out->clip_ratios[i] = (float)tensor->clips_q15[i] * (1.0f / KVF_BLOCK_CLIP_ONE);
     }
+    if (descriptor->codec == KVF_CODEC_TQ) {
+        fill_rotations(tensor, out);
+    }
     memcpy(out->sign_bits, tensor->sign_bits, sizeof(out->sign_bits));
     memcpy(out->order, tensor->order, sizeof(out->order));
+}
+
+void kvf_gpu_kinds_fill(const struct kvf_codec_plan *plan, struct kvf_gpu_kinds *out)
+{
+    memset(out, 0, sizeof(*out));
+    out->n = plan->n_kinds;
+    for (uint32_t layer = 0; layer < plan->geometry.n_layers; layer++) {
+        out->layer_kinds[layer] = plan->layer_kinds[layer];
+        out->n_layers[plan->layer_kinds[layer]]++;
+    }
+    for (uint32_t kind = 0; kind < plan->n_kinds; kind++) {
+        kvf_gpu_tensor_fill(&plan->kinds[kind].k, &out->tensors[kind][0]);
+        kvf_gpu_tensor_fill(&plan->kinds[kind].v, &out->tensors[kind][1]);
+    }
+}
+
+void kvf_gpu_kinds_fill_raw(const struct kvf_codec_plan *plan, struct kvf_gpu_kinds *out)
+{
+    memset(out, 0, sizeof(*out));
+    out->n = 1;
+    out->n_layers[0] = plan->geometry.n_layers;
+    kvf_gpu_tensor_fill(&plan->raw_k, &out->tensors[0][0]);
+    kvf_gpu_tensor_fill(&plan->raw_v, &out->tensors[0][1]);
+}
+
+void kvf_gpu_part_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_part *part)
+{
+    part->bits = tensor->descriptor.bits;
+    part->fixed_bytes = 0;
+    if ((tensor->ops->capabilities & KVF_CODEC_FIXED_RATE) != 0) {
+        struct kvf_codec_sizes sizes;
+        tensor->ops->sizes(tensor, part->n_tokens, &sizes);
+        part->fixed_bytes = (uint32_t)kvf_sizes_total(&sizes);
+    }
+}
+
+/* Words of the bits that mark escapes of a part, where strips do not show them. */
+static uint32_t escape_words(const struct kvf_gpu_work *work, const struct kvf_gpu_kinds *kinds)
+{
+    uint32_t words = 0;
+    for (uint32_t i = 0; i < 2 * kinds->n; i++) {
+        const struct kvf_gpu_tensor *tensor = &kinds->tensors[i / 2][i % 2];
+        uint32_t n = tensor->n_rows * ((work->tokens_max + 31) / 32);
+        words = tensor->codec == KVF_CODEC_KIVI && n > words ? n : words;
+    }
+    return words;
+}
+
+/* Parts of one layer of a block; of the layers of a kind. */
+static uint32_t parts_a_layer(const struct kvf_gpu_work *work)
+{
+    return work->has_v != 0 ? 2 : 1;
+}
+
+static uint32_t kind_parts(const struct kvf_gpu_work *work, const struct kvf_gpu_kinds *kinds,
+                           uint32_t kind)
+{
+    return work->n_blocks * kinds->n_layers[kind] * parts_a_layer(work);
+}
+
+void kvf_gpu_number_parts(const struct kvf_gpu_work *work, const struct kvf_gpu_kinds *kinds,
+                          uint32_t *numbers_out)
+{
+    for (uint32_t kind = 0; kind < kinds->n; kind++) {
+        for (uint32_t number = 0; number < work->n_parts; number++) {
+            uint32_t layer = number / parts_a_layer(work) % work->n_layers;
+            if (kinds->layer_kinds[layer] == kind) {
+                *numbers_out++ = number;
+            }
+        }
+    }
+}
+
+struct kvf_gpu_work kvf_gpu_launch_work(const struct kvf_gpu_work *work,
+                                        const struct kvf_gpu_kinds *kinds, uint32_t kind)
+{
+    struct kvf_gpu_work one = *work;
+    one.n_parts_all = work->n_parts;
+    one.escape_words = escape_words(work, kinds);
+    if (kind == KVF_GPU_WHOLE || kinds->n == 1) {
+        one.numbers = 0;
+    } else {
+        for (uint32_t i = 0; i < kind; i++) {
+            one.numbers += kind_parts(work, kinds, i) * sizeof(uint32_t);
+        }
+        one.n_parts = kind_parts(work, kinds, kind);
+    }
+    memcpy(one.tensors, kinds->tensors[kind == KVF_GPU_WHOLE ? 0 : kind], sizeof(one.tensors));
+    return one;
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -161,39 +279,19 @@ static bool add_fixed(struct launches *launches, const struct kvf_gpu_work *work
 {
     add_raw(launches, work, tensors_of(work, KVF_CODEC_RAW), "kvf_raw_encode");
     for (uint32_t i = 0; i < N_CODED; i++) {
-        if (tensors_of(work, coded_kernels[i].codec) != 0) {
-            assert(launches->n + KVF_CODED_LAUNCHES_MAX <= KVF_GPU_LAUNCHES_MAX);
-            uint32_t n = coded_kernels[i].encode(work, launches->list + launches->n);
-            launches->n += n;
-            if (n == 0) {
-                return false;
-            }
+        if (tensors_of(work, coded_kernels[i].codec) == 0) {
+            continue;
+        }
+        assert(launches->n + KVF_CODED_LAUNCHES_MAX <= KVF_GPU_LAUNCHES_MAX);
+        uint32_t n = coded_kernels[i].encode(work, launches->list + launches->n);
+        if (n == 0) {
+            return false;
+        }
+        while (n-- > 0) {
+            launches->list[launches->n++].kind = launches->kind;
         }
     }
     return true;
-}
-
-/* The raw area, and the end of the results. */
-static void add_escapes(struct launches *launches, const struct kvf_gpu_work *work,
-                        const char *write)
-{
-    uint32_t tensors = coded_tensors(work);
-    if (tensors != 0) {
-        add_launch(launches, "kvf_escapes_count", work->n_parts, KVF_ESCAPES_THREADS, tensors);
-    }
-    add_launch(launches, write, work->n_parts, KVF_ESCAPES_THREADS, tensors);
-}
-
-uint32_t kvf_gpu_encode_fixed(const struct kvf_gpu_work *work,
-                              struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX])
-{
-    struct launches launches = {.list = launches_out};
-    uint32_t tensors = tensors_of(work, KVF_CODEC_RAW) | coded_tensors(work);
-    if (!work_is_valid(work) || tensors != tensors_there(work) || !add_fixed(&launches, work)) {
-        return 0;
-    }
-    add_escapes(&launches, work, "kvf_escapes_write_fixed");
-    return launches.n;
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -227,42 +325,134 @@ static bool exact_is_valid(const struct kvf_gpu_work *work, uint32_t tensors)
     return is_valid;
 }
 
-uint32_t kvf_gpu_encode_varying(const struct kvf_gpu_work *work,
-                                struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX])
+/* Exponents of a kind's parts, and which of them the parts take. */
+static void add_choice(struct launches *launches, const struct kvf_gpu_work *work, uint32_t tensors,
+                       uint32_t n_chunks)
 {
     static const struct exact_kernels count = {"kvf_exact_count_bf16", "kvf_exact_count_f32"};
-    static const struct exact_kernels encode = {"kvf_exact_encode_bf16", "kvf_exact_encode_f32"};
-    struct launches launches = {.list = launches_out};
-    uint32_t exact = tensors_of(work, KVF_CODEC_EXACT);
-    uint32_t fixed = tensors_of(work, KVF_CODEC_RAW) | coded_tensors(work);
-    if (!work_is_valid(work) || (exact | fixed) != tensors_there(work) ||
-        !exact_is_valid(work, exact)) {
-        return 0;
-    }
-    uint32_t n_chunks = kvf_exact_gpu_chunks(work, exact);
-    uint32_t exact_and_chunks = exact | n_chunks << KVF_EXACT_CHUNKS_SHIFT;
-    add_exact(&launches, work, exact, n_chunks, &count);
+    add_exact(launches, work, tensors, n_chunks, &count);
     if (n_chunks > KVF_EXACT_CHOOSE_SHORT_CHUNKS) {
-        add_launch(&launches, "kvf_exact_choose", work->n_parts, KVF_EXACT_CHOOSE_THREADS,
-                   exact_and_chunks);
+        add_launch(launches, "kvf_exact_choose", work->n_parts, KVF_EXACT_CHOOSE_THREADS,
+                   tensors | n_chunks << KVF_EXACT_CHUNKS_SHIFT);
     } else {
-        add_launch(&launches, "kvf_exact_choose_short", work->n_parts,
-                   KVF_EXACT_CHOOSE_SHORT_THREADS, exact_and_chunks);
+        add_launch(launches, "kvf_exact_choose_short", work->n_parts,
+                   KVF_EXACT_CHOOSE_SHORT_THREADS, tensors | n_chunks << KVF_EXACT_CHUNKS_SHIFT);
     }
-    add_launch(&launches, "kvf_exact_place", work->n_blocks, KVF_EXACT_PLACE_THREADS,
-               exact_and_chunks);
-    add_exact(&launches, work, exact, n_chunks, &encode);
-    if (!add_fixed(&launches, work)) {
-        return 0;
-    }
-    add_escapes(&launches, work, "kvf_escapes_write");
-    return launches.n;
 }
 
-uint64_t kvf_gpu_encode_scratch_bytes(const struct kvf_gpu_work *work)
+/* -------------------------------------------------------------------------------------------------
+ * Encode
+ */
+
+/* Work of one kind after the other. */
+struct encode {
+    const struct kvf_gpu_work *work;
+    const struct kvf_gpu_kinds *kinds;
+    struct launches launches;
+    uint32_t n_chunks; /* of the largest part of exact; 0: there is none */
+    bool has_codes;
+};
+
+/* The kind's work, which the launches to come are for. */
+static struct kvf_gpu_work kind_work(struct encode *encode, uint32_t kind)
 {
-    uint32_t n_chunks = kvf_exact_gpu_chunks(work, tensors_of(work, KVF_CODEC_EXACT));
-    return kvf_gpu_scratch(work->n_parts, n_chunks).bytes;
+    encode->launches.kind = kind;
+    return kvf_gpu_launch_work(encode->work, encode->kinds, kind);
+}
+
+/* What the launches of any kind have to know of all kinds. False: there is no kernel for one. */
+static bool look_at_kinds(struct encode *encode)
+{
+    for (uint32_t kind = 0; kind < encode->kinds->n; kind++) {
+        struct kvf_gpu_work work = kind_work(encode, kind);
+        uint32_t exact = tensors_of(&work, KVF_CODEC_EXACT);
+        uint32_t coded = coded_tensors(&work);
+        uint32_t n_chunks = kvf_exact_gpu_chunks(&work, exact);
+        if (!work_is_valid(&work) || (exact != 0 && !exact_is_valid(&work, exact)) ||
+            (exact | coded | tensors_of(&work, KVF_CODEC_RAW)) != tensors_there(&work)) {
+            return false;
+        }
+        encode->n_chunks = n_chunks > encode->n_chunks ? n_chunks : encode->n_chunks;
+        encode->has_codes = encode->has_codes || coded != 0;
+    }
+    return work_is_valid(encode->work);
+}
+
+/* Parts of exact, and where all parts are then stored. */
+static void encode_exact(struct encode *encode)
+{
+    static const struct exact_kernels kernels = {"kvf_exact_encode_bf16", "kvf_exact_encode_f32"};
+    for (uint32_t kind = 0; kind < encode->kinds->n; kind++) {
+        struct kvf_gpu_work work = kind_work(encode, kind);
+        uint32_t exact = tensors_of(&work, KVF_CODEC_EXACT);
+        if (exact != 0) {
+            add_choice(&encode->launches, &work, exact, encode->n_chunks);
+        }
+    }
+    encode->launches.kind = KVF_GPU_WHOLE;
+    add_launch(&encode->launches, "kvf_exact_place", encode->work->n_blocks,
+               KVF_EXACT_PLACE_THREADS, encode->n_chunks << KVF_EXACT_CHUNKS_SHIFT);
+    for (uint32_t kind = 0; kind < encode->kinds->n; kind++) {
+        struct kvf_gpu_work work = kind_work(encode, kind);
+        uint32_t exact = tensors_of(&work, KVF_CODEC_EXACT);
+        if (exact != 0) {
+            add_exact(&encode->launches, &work, exact, encode->n_chunks, &kernels);
+        }
+    }
+}
+
+/* The raw areas, and the end of the results. The sections of a block follow each other, so all are
+ * counted before any is written. */
+static void encode_escapes(struct encode *encode)
+{
+    const char *write = encode->n_chunks != 0 ? "kvf_escapes_write" : "kvf_escapes_write_fixed";
+    for (uint32_t kind = 0; encode->has_codes && kind < encode->kinds->n; kind++) {
+        struct kvf_gpu_work work = kind_work(encode, kind);
+        add_launch(&encode->launches, "kvf_escapes_count", work.n_parts, KVF_ESCAPES_THREADS,
+                   coded_tensors(&work));
+    }
+    if (!encode->has_codes) {
+        encode->launches.kind = KVF_GPU_WHOLE;
+        add_launch(&encode->launches, write, encode->work->n_parts, KVF_ESCAPES_THREADS, 0);
+        return;
+    }
+    for (uint32_t kind = 0; kind < encode->kinds->n; kind++) {
+        struct kvf_gpu_work work = kind_work(encode, kind);
+        add_launch(&encode->launches, write, work.n_parts, KVF_ESCAPES_THREADS,
+                   tensors_there(&work));
+    }
+}
+
+uint32_t kvf_gpu_encode(const struct kvf_gpu_work *work, const struct kvf_gpu_kinds *kinds,
+                        struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX])
+{
+    struct encode encode = {.work = work, .kinds = kinds, .launches = {.list = launches_out}};
+    if (!look_at_kinds(&encode)) {
+        return 0;
+    }
+    if (encode.n_chunks != 0) {
+        encode_exact(&encode);
+    }
+    for (uint32_t kind = 0; kind < kinds->n; kind++) {
+        struct kvf_gpu_work one = kind_work(&encode, kind);
+        if (!add_fixed(&encode.launches, &one)) {
+            return 0;
+        }
+    }
+    encode_escapes(&encode);
+    return encode.launches.n;
+}
+
+uint64_t kvf_gpu_encode_scratch_bytes(const struct kvf_gpu_work *work,
+                                      const struct kvf_gpu_kinds *kinds)
+{
+    uint32_t n_chunks = 0;
+    for (uint32_t kind = 0; kind < kinds->n; kind++) {
+        struct kvf_gpu_work one = kvf_gpu_launch_work(work, kinds, kind);
+        uint32_t n = kvf_exact_gpu_chunks(&one, tensors_of(&one, KVF_CODEC_EXACT));
+        n_chunks = n > n_chunks ? n : n_chunks;
+    }
+    return kvf_gpu_scratch(work->n_parts, escape_words(work, kinds), n_chunks).bytes;
 }
 
 /* -------------------------------------------------------------------------------------------------

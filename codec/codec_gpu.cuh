@@ -15,6 +15,7 @@
 #endif
 #include "codec/block_format.h"
 #include "codec/codec_gpu.h"
+#include "codec/codec_gpu_scratch.h"
 
 namespace kvf
 {
@@ -47,6 +48,18 @@ template <typename T> static __device__ __forceinline__ T *at_address(uint64_t a
 static __device__ __forceinline__ struct kvf_gpu_part *parts_of(const struct kvf_gpu_work &work)
 {
     return at_address<struct kvf_gpu_part>(work.parts);
+}
+
+/* The number in the list of the i-th part that a launch of an encode is of. */
+static __device__ __forceinline__ uint32_t part_number(const struct kvf_gpu_work &work, uint32_t i)
+{
+    return work.numbers != 0 ? at_address<const uint32_t>(work.numbers)[i] : i;
+}
+
+static __device__ __forceinline__ struct kvf_gpu_part part_of(const struct kvf_gpu_work &work,
+                                                              uint32_t i)
+{
+    return parts_of(work)[part_number(work, i)];
 }
 
 static __device__ __forceinline__ struct kvf_gpu_result *results_of(const struct kvf_gpu_work &work)
@@ -109,8 +122,19 @@ struct pages {
     }
 };
 
-/* Parts of one tensor of saw. Its escapes have this in the upper half of their meta word. */
-constexpr uint32_t saw_escape_scale = 0x7e00; /* KVF_SAW_ESCAPE_SCALE */
+/* Escapes of saw have this in the upper half of their meta word, those of tq as their first scale.
+ */
+constexpr uint32_t escape_scale = 0x7e00; /* KVF_SAW_ESCAPE_SCALE */
+
+/* Encode: where kivi's encoder marks escapes of a part; see codec_gpu_scratch.h. */
+static __device__ __forceinline__ uint32_t *escape_words_of(const struct kvf_gpu_work &work,
+                                                            uint32_t number)
+{
+    uint64_t first = kvf_gpu_scratch(work.n_parts_all, work.escape_words, 0).words_offset;
+    return at_address<uint32_t>(work.scratch + first) + (uint64_t)number * work.escape_words;
+}
+
+/* The mean parts of one tensor of saw, and of tq. */
 
 static __device__ __forceinline__ uint32_t saw_mean_bytes(const struct kvf_gpu_tensor &tensor,
                                                           uint32_t n_tokens)
@@ -119,16 +143,18 @@ static __device__ __forceinline__ uint32_t saw_mean_bytes(const struct kvf_gpu_t
     return has_mean ? part_bytes(2u * tensor.n_heads * tensor.dim) : 0;
 }
 
-/* What one tensor of one layer takes in a strip, if its codec is of fixed rate. */
-static __device__ __forceinline__ uint32_t fixed_part_bytes(const struct kvf_gpu_tensor &tensor,
-                                                            uint32_t n_tokens)
+/* Bytes of a row's list of channels. */
+static __device__ __forceinline__ uint32_t tq_list_bytes(const struct kvf_gpu_tensor &tensor)
 {
-    if (tensor.codec == KVF_CODEC_SAW) {
-        uint32_t n_vectors = tensor.n_rows * n_tokens;
-        return saw_mean_bytes(tensor, n_tokens) + part_bytes(4 * n_vectors) +
-               part_bytes(n_vectors * tensor.code_bytes);
-    }
-    return part_bytes(n_tokens * tensor.n_heads * tensor.dim * tensor.element_bytes);
+    return (tensor.flags & KVF_TENSOR_SPLIT) != 0 ? (tensor.group + 7u) / 8 : 0;
+}
+
+static __device__ __forceinline__ uint32_t tq_mean_bytes(const struct kvf_gpu_tensor &tensor,
+                                                         uint32_t n_tokens)
+{
+    bool has_mean = (tensor.flags & KVF_TENSOR_CENTER) != 0 && n_tokens >= center_tokens_min;
+    uint32_t means = has_mean ? 2u * tensor.n_heads * tensor.dim : 0;
+    return part_bytes(means + tensor.n_rows * tq_list_bytes(tensor));
 }
 
 template <typename T>

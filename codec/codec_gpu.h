@@ -18,7 +18,22 @@
 #define KVF_GPU_PARTS_MAX 65535 /* of one launch */
 #define KVF_GPU_CLIPS_MAX 9     /* KVF_CODEC_CLIPS_MAX */
 
-/* K or V of a plan: struct kvf_codec_tensor without pointers. */
+/* A rotation of tq: struct kvf_codec_rotation. */
+struct kvf_gpu_rotation {
+    uint16_t n;
+    uint16_t order;
+    uint16_t code_bytes;
+    uint8_t bits;
+    uint8_t reserved;
+    float root_mean_square;
+    float quantize;
+    float scale;
+    float factor;
+    float residual;
+    float residual_factor;
+};
+
+/* K or V of a kind of layers of a plan: struct kvf_codec_tensor without pointers. */
 struct kvf_gpu_tensor {
     uint16_t n_heads;
     uint16_t dim;
@@ -29,7 +44,7 @@ struct kvf_gpu_tensor {
     uint8_t dtype;
     uint8_t element_bytes;
     uint8_t codec;      /* enum kvf_block_codec */
-    uint8_t bits;       /* of saw */
+    uint8_t bits;       /* of the descriptor */
     uint8_t flags;      /* enum kvf_block_tensor_flags */
     uint8_t n_clips;    /* ratios that the encoder is to try; 0: clip_ratio alone */
     uint8_t group_axis; /* of kivi: enum kvf_block_axis */
@@ -38,6 +53,11 @@ struct kvf_gpu_tensor {
     float rsqrt_order;
     float clip_ratio;                     /* 1.0: nothing is clipped */
     float clip_ratios[KVF_GPU_CLIPS_MAX]; /* n_clips of them, largest first */
+    uint32_t rot_seed;                    /* of tq with a residual */
+    uint8_t n_rotations;                  /* of tq */
+    uint8_t n_scales;                     /* of tq */
+    uint8_t reserved[2];
+    struct kvf_gpu_rotation rotations[2];
     uint8_t sign_bits[128];
     uint8_t order[256];
 };
@@ -60,12 +80,14 @@ struct kvf_gpu_part {
                                 what the part says about itself is not trusted */
         uint32_t n_vectors;  /* patch: in the section */
     };
+    uint32_t fixed_bytes; /* encode: that it takes in its strip; 0: of no fixed size */
     uint16_t n_tokens;    /* of the block */
     uint16_t token_first; /* decode: first token that is wanted; it is view token 0 */
     uint16_t n_wanted;    /* decode: tokens wanted */
     uint16_t layer;
     uint8_t is_v;
-    uint8_t reserved[3];
+    uint8_t bits; /* encode: in the layer table, unless it falls back to raw */
+    uint8_t reserved[6];
 };
 
 /* What the encoders find out about a block. Written by the last kernel of an encode, zeroed by the
@@ -87,16 +109,20 @@ enum kvf_gpu_result_flags {
 };
 
 /* Parameters of every kernel, by value. Threads find their part by the block index, in the shape
- * that the kernel's file describes. Parts of one block are consecutive,
- * by layer, K before V. */
+ * that the kernel's file describes. In an encode parts of one block are consecutive, by layer, K
+ * before V. Where a plan has layers of several kinds, each kind has launches of its own, which find
+ * their parts by `numbers`; of one layer still K before V. */
 struct kvf_gpu_work {
-    struct kvf_gpu_tensor tensors[2]; /* K, V */
+    struct kvf_gpu_tensor tensors[2]; /* K, V; of all parts that a launch is of */
     struct kvf_gpu_pages pages[2];
-    uint64_t parts;    /* struct kvf_gpu_part *; written to by kvf_gpu_encode_varying alone */
-    uint64_t page_ids; /* const uint32_t * */
-    uint64_t results;  /* struct kvf_gpu_result *, encode */
-    uint64_t scratch;  /* device memory whose size the host asks for by kvf_gpu_scratch_bytes */
-    uint32_t n_parts;
+    uint64_t parts;       /* struct kvf_gpu_part *; written to by kvf_gpu_encode_varying alone */
+    uint64_t numbers;     /* const uint32_t *: encode: which parts a launch is of; 0: all of them */
+    uint64_t page_ids;    /* const uint32_t * */
+    uint64_t results;     /* struct kvf_gpu_result *, encode */
+    uint64_t scratch;     /* device memory whose size the host asks for by kvf_gpu_scratch_bytes */
+    uint32_t n_parts;     /* that a launch is of */
+    uint32_t n_parts_all; /* encode: of the list */
+    uint32_t escape_words; /* encode: in scratch for each part, see codec_gpu_scratch.h; 0: none */
     uint32_t n_blocks;
     uint32_t n_layers; /* of the plan */
     uint32_t tokens_a_page;
@@ -107,7 +133,7 @@ struct kvf_gpu_work {
 };
 
 #ifndef __CUDACC__
-_Static_assert(sizeof(struct kvf_gpu_part) == 40, "an entry of the list has 40 bytes");
+_Static_assert(sizeof(struct kvf_gpu_part) == 48, "an entry of the list has 48 bytes");
 _Static_assert(sizeof(struct kvf_gpu_work) <= 4000, "parameters of a kernel");
 #endif
 

@@ -15,7 +15,8 @@
 #include "codec/codec_gpu.h"
 
 enum {
-    KVF_GPU_LAUNCHES_MAX = 8, /* of one call below */
+    KVF_GPU_LAUNCHES_MAX = 6 * KVF_CODEC_KINDS_MAX + 1, /* of one call below */
+    KVF_GPU_WHOLE = KVF_CODEC_KINDS_MAX,                /* no kind: all parts */
 };
 
 struct kvf_gpu_launch {
@@ -26,32 +27,59 @@ struct kvf_gpu_launch {
     uint32_t n_threads;
     uint32_t shared_bytes; /* dynamic; over 48 KiB the caller raises the kernel's limit */
     uint32_t tensors;
+    uint32_t kind; /* encode: see kvf_gpu_launch_work */
+};
+
+/* How the layers of a plan are coded, for kernels. */
+struct kvf_gpu_kinds {
+    uint32_t n; /* 1: all layers are alike */
+    uint16_t n_layers[KVF_CODEC_KINDS_MAX];
+    uint8_t layer_kinds[KVF_BLOCK_LAYERS];
+    struct kvf_gpu_tensor tensors[KVF_CODEC_KINDS_MAX][2]; /* K, V */
 };
 
 /* A tensor's facts for kernels; all zero for a tensor that does not exist. */
 void kvf_gpu_tensor_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_tensor *out);
 
+void kvf_gpu_kinds_fill(const struct kvf_codec_plan *plan, struct kvf_gpu_kinds *out);
+
+/* The same pages as they are: the kinds of raw blocks. */
+void kvf_gpu_kinds_fill_raw(const struct kvf_codec_plan *plan, struct kvf_gpu_kinds *out);
+
 /* Every call below writes up to KVF_GPU_LAUNCHES_MAX launches and returns how many; 0: no kernel
  * can do this, and the C codec has to. For encode, work has all parts of its blocks; for decode,
  * only parts that are stored by the codec that the call names. */
 
-/* Encode all parts of a plan whose tensors are of fixed rate (saw or raw, in any combination): the
- * parts, then sinks and escapes to the raw area behind each block's last part, then the results. */
-uint32_t kvf_gpu_encode_fixed(const struct kvf_gpu_work *work,
-                              struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
-/* Any other plan (exact, alone or with others). `stored` of a block's first part is where its
- * payload begins; that of its other parts is filled in by the kernels, since sizes are known only
- * on the device. */
-uint32_t kvf_gpu_encode_varying(const struct kvf_gpu_work *work,
-                                struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
-/* Bytes that work.scratch must have for either, on 256. */
-uint64_t kvf_gpu_encode_scratch_bytes(const struct kvf_gpu_work *work);
+/* Encode blocks of a plan; work.tensors are not read. If all its codecs are of fixed rate the host
+ * knows where each part is stored; else `stored` of a block's first part is where its payload
+ * begins, and that of its other parts is filled in by the kernels, since sizes are known only on
+ * the device. Parts, then sinks and escapes to the raw area behind each block's last part, then the
+ * results; the layer tables of these are filled in only if sizes vary. */
+uint32_t kvf_gpu_encode(const struct kvf_gpu_work *work, const struct kvf_gpu_kinds *kinds,
+                        struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
+/* Bytes that work.scratch must have for it, on 256. */
+uint64_t kvf_gpu_encode_scratch_bytes(const struct kvf_gpu_work *work,
+                                      const struct kvf_gpu_kinds *kinds);
 
-/* codec: enum kvf_block_codec of the parts. */
+/* Of an encode by layers of several kinds: what work.numbers has, n_parts of them, kind by kind.
+ * Without these, if there is one kind, work.numbers is 0. */
+void kvf_gpu_number_parts(const struct kvf_gpu_work *work, const struct kvf_gpu_kinds *kinds,
+                          uint32_t *numbers_out);
+
+/* What a kernel of one of these launches is given: work, narrowed down to the launch's kind. */
+struct kvf_gpu_work kvf_gpu_launch_work(const struct kvf_gpu_work *work,
+                                        const struct kvf_gpu_kinds *kinds, uint32_t kind);
+
+/* What an encode has to know of a part's strip. */
+void kvf_gpu_part_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_part *part);
+
+/* codec: enum kvf_block_codec of the parts, which are of layers of one kind: that of work.tensors.
+ * Parts that are stored raw may be of any layers. */
 uint32_t kvf_gpu_decode(const struct kvf_gpu_work *work, uint8_t codec,
                         struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
 
-/* Put vectors of raw areas into pages, after the decode of the same blocks. Here a part's `stored`
+/* Put vectors of raw areas into pages, after the decode of the same blocks; parts are of layers of
+ * one kind. Here a part's `stored`
  * is the section of the raw area (codec_layout.h) and n_vectors the number of its vectors. The
  * content is not trusted: indices out of range are skipped. */
 uint32_t kvf_gpu_patch(const struct kvf_gpu_work *work,

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * codec_gpu_scratch.h: what the host side and the kernels of raw and exact must agree on: shapes of
- * launches, and what lies where in work.scratch. Read by C and by CUDA.
+ * launches, and what lies where in work.scratch. Read by C and by CUDA. n_parts is that of the list
+ * (n_parts_all), and a part has the place of its number there.
  *
- *   u32 escapes[n_parts]               of saw parts, counted for the raw area
- *   and if K or V is of exact:
+ *   struct kvf_gpu_escapes [n_parts]   of parts with codes, counted for the raw area
+ *   and if K or V of any kind is of kivi, whose strips do not show what is an escape:
+ *   u32 words[n_parts][escape_words]   of a part of T tokens [rows][(T + 31) / 32], bit i % 32 of
+ *                                      word i / 32: the vector of token i is one
+ *   and if K or V of any kind is of exact:
  *   struct kvf_exact_gpu_part [n_parts]
  *   u32 chunk[n_parts][n_chunks]       see kvf_exact_gpu_chunk
  *   u16 bins[n_parts][n_chunks][64]    how often each exponent of a window occurs in the chunk
@@ -32,6 +36,13 @@ enum kvf_exact_gpu_numbers {
     KVF_EXACT_BINS = 64,
     KVF_EXACT_BASE_STEP = 8, /* between first exponents of windows */
 };
+
+/* What the raw area has to know of a part. */
+struct kvf_gpu_escapes {
+    uint32_t n;
+    uint32_t section_bytes; /* KVF_ESCAPES_TOO_MANY: the part becomes raw, which the host does */
+};
+#define KVF_ESCAPES_TOO_MANY 0xffffffffu
 
 /* Where a launch's tensors have the number of chunks of the largest part: kernels of exact are told
  * it, since working it out takes divisions. Thread blocks share the chunks of a part evenly. */
@@ -74,6 +85,7 @@ KVF_EXACT_INLINE uint32_t kvf_exact_gpu_chunks(const struct kvf_gpu_work *work,
 }
 
 struct kvf_gpu_scratch {
+    uint64_t words_offset;
     uint64_t exact_parts_offset;
     uint64_t chunks_offset;
     uint64_t bins_offset;
@@ -86,12 +98,16 @@ KVF_EXACT_INLINE uint64_t kvf_gpu_scratch_align(uint64_t bytes)
 }
 
 /* n_chunks: 0 without parts of exact. */
-KVF_EXACT_INLINE struct kvf_gpu_scratch kvf_gpu_scratch(uint32_t n_parts, uint32_t n_chunks)
+KVF_EXACT_INLINE struct kvf_gpu_scratch kvf_gpu_scratch(uint32_t n_parts, uint32_t escape_words,
+                                                        uint32_t n_chunks)
 {
     struct kvf_gpu_scratch scratch;
     uint64_t all_chunks = (uint64_t)n_parts * n_chunks;
     uint64_t parts_bytes = n_chunks != 0 ? n_parts * sizeof(struct kvf_exact_gpu_part) : 0;
-    scratch.exact_parts_offset = kvf_gpu_scratch_align(n_parts * sizeof(uint32_t));
+    scratch.words_offset = kvf_gpu_scratch_align(n_parts * sizeof(struct kvf_gpu_escapes));
+    scratch.exact_parts_offset = scratch.words_offset +
+                                 kvf_gpu_scratch_align((uint64_t)n_parts * escape_words *
+                                                       sizeof(uint32_t));
     scratch.chunks_offset = scratch.exact_parts_offset + kvf_gpu_scratch_align(parts_bytes);
     scratch.bins_offset = scratch.chunks_offset +
                           kvf_gpu_scratch_align(all_chunks * sizeof(uint32_t));

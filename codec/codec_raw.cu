@@ -67,7 +67,7 @@ template <bool decode>
 __device__ __forceinline__ void move_part(const struct kvf_gpu_work &work, uint32_t tensors)
 {
     uint32_t n_pieces = gridDim.x / work.n_parts;
-    const struct kvf_gpu_part part = parts_of(work)[blockIdx.x / n_pieces];
+    const struct kvf_gpu_part part = part_of(work, blockIdx.x / n_pieces);
     uint32_t piece = blockIdx.x % n_pieces;
     if ((tensors >> part.is_v & 1) == 0) {
         return;
@@ -95,16 +95,45 @@ __device__ __forceinline__ void move_part(const struct kvf_gpu_work &work, uint3
 /* -------------------------------------------------------------------------------------------------
  * Escapes
  */
-__device__ __forceinline__ const uint32_t *saw_meta(const struct kvf_gpu_tensor &tensor,
-                                                    const struct kvf_gpu_part &part)
+__device__ __forceinline__ struct kvf_gpu_escapes *escapes_of(const struct kvf_gpu_work &work)
 {
-    return at_address<const uint32_t>(part.stored + saw_mean_bytes(tensor, part.n_tokens));
+    return at_address<struct kvf_gpu_escapes>(work.scratch);
 }
 
-__device__ __forceinline__ uint32_t *counts_of(const struct kvf_gpu_work &work)
-{
-    return at_address<uint32_t>(work.scratch);
-}
+/* Which vectors of a part are escapes, as its codec's encoder has left it. */
+struct escape_marks {
+    uint8_t codec;
+    uint32_t vector_bytes; /* from one vector's number to the next one's */
+    const uint8_t *scales; /* of fp16; NaN: an escape */
+    const uint32_t *words;
+    uint32_t n_tokens;
+
+    __device__ __forceinline__ escape_marks(const struct kvf_gpu_work &work,
+                                            const struct kvf_gpu_tensor &tensor,
+                                            const struct kvf_gpu_part &part, uint32_t number)
+        : codec(tensor.codec), n_tokens(part.n_tokens)
+    {
+        words = escape_words_of(work, number);
+        if (codec == KVF_CODEC_TQ) {
+            vector_bytes = 2u * tensor.n_scales;
+            scales = at_address<const uint8_t>(part.stored + tq_mean_bytes(tensor, part.n_tokens));
+        } else {
+            vector_bytes = 4;
+            scales = at_address<const uint8_t>(part.stored + saw_mean_bytes(tensor, part.n_tokens) +
+                                               2);
+        }
+    }
+
+    __device__ __forceinline__ bool has(uint32_t vector) const
+    {
+        if (codec == KVF_CODEC_KIVI) {
+            uint32_t row = vector / n_tokens;
+            uint32_t token = vector - row * n_tokens;
+            return (words[row * ceil_div(n_tokens, 32) + token / 32] >> token % 32 & 1) != 0;
+        }
+        return *reinterpret_cast<const uint16_t *>(scales + vector * vector_bytes) == escape_scale;
+    }
+};
 
 /* Sums over a thread block of KVF_ESCAPES_THREADS; everyone gets them. */
 __device__ __forceinline__ uint32_t block_sum(uint32_t value)
@@ -126,7 +155,7 @@ __device__ __forceinline__ uint32_t block_sum(uint32_t value)
 }
 
 /* Numbers of a part's escapes, ascending, to index. */
-__device__ void list_escapes(const uint32_t *meta, uint32_t n_vectors, uint32_t *index)
+__device__ void list_escapes(const escape_marks &marks, uint32_t n_vectors, uint32_t *index)
 {
     __shared__ uint32_t sums[KVF_ESCAPES_THREADS / warp_lanes];
     uint32_t lane = threadIdx.x % warp_lanes;
@@ -134,7 +163,7 @@ __device__ void list_escapes(const uint32_t *meta, uint32_t n_vectors, uint32_t 
     uint32_t at = 0;
     for (uint32_t first = 0; first < n_vectors; first += KVF_ESCAPES_THREADS) {
         uint32_t vector = first + threadIdx.x;
-        bool is_escape = vector < n_vectors && meta[vector] >> 16 == saw_escape_scale;
+        bool is_escape = vector < n_vectors && marks.has(vector);
         uint32_t escapes = __ballot_sync(all_lanes, is_escape);
         if (lane == 0) {
             sums[warp] = __popc(escapes);
@@ -171,11 +200,11 @@ __device__ __forceinline__ uint32_t section_bytes(const struct kvf_gpu_tensor &t
 
 /* The section of one part: index list, vectors, zeroes. */
 __device__ void write_section(const struct kvf_gpu_work &work, const struct kvf_gpu_part &part,
-                              uint32_t count, uint8_t *section)
+                              uint32_t number, uint32_t count, uint8_t *section)
 {
     const struct kvf_gpu_tensor &tensor = work.tensors[part.is_v];
     uint32_t *index = reinterpret_cast<uint32_t *>(section);
-    list_escapes(saw_meta(tensor, part), tensor.n_rows * part.n_tokens, index);
+    list_escapes(escape_marks(work, tensor, part, number), tensor.n_rows * part.n_tokens, index);
     __syncthreads();
     pages where(work, part);
     uint32_t vector_bytes = tensor.group * tensor.element_bytes;
@@ -198,21 +227,18 @@ struct block_escapes {
     bool too_many;      /* in any part */
 };
 
-__device__ struct block_escapes sum_escapes(const struct kvf_gpu_work &work,
-                                            const struct kvf_gpu_part &part, uint32_t first,
+__device__ struct block_escapes sum_escapes(const struct kvf_gpu_work &work, uint32_t first,
                                             uint32_t within, uint32_t n_parts)
 {
     struct block_escapes mine = {0, 0, 0, false};
     for (uint32_t i = threadIdx.x; i < n_parts; i += blockDim.x) {
-        const struct kvf_gpu_tensor &tensor = work.tensors[work.has_v ? i % 2 : 0];
-        uint32_t count = counts_of(work)[first + i];
-        uint32_t bytes = section_bytes(tensor, count);
-        uint32_t allowed = part.n_sinks * tensor.n_rows +
-                           ceil_div(tensor.n_rows * part.n_tokens, KVF_ESCAPES_SHARE);
-        mine.n += count;
+        const struct kvf_gpu_escapes part = escapes_of(work)[first + i];
+        bool too_many = part.section_bytes == KVF_ESCAPES_TOO_MANY;
+        uint32_t bytes = too_many ? 0 : part.section_bytes;
+        mine.n += part.n;
         mine.bytes += bytes;
         mine.my_offset += i < within ? bytes : 0;
-        mine.too_many |= count > allowed;
+        mine.too_many |= too_many;
     }
     struct block_escapes sum;
     sum.n = block_sum(mine.n);
@@ -241,56 +267,48 @@ __device__ void write_table(const struct kvf_gpu_work &work, const struct kvf_gp
     }
 }
 
-/* Layer table of a block of fixed rate. */
-__device__ void write_layers(const struct kvf_gpu_work &work, uint32_t strip_bytes,
-                             struct kvf_gpu_result *result)
+/* Where the strips of a block of fixed rate end, from where its payload begins. */
+__device__ __forceinline__ uint32_t fixed_strips_bytes(const struct kvf_gpu_part *parts,
+                                                       uint32_t n_parts)
 {
-    uint8_t bits = (uint8_t)(work.tensors[0].bits | work.tensors[1].bits << 4);
-    for (uint32_t layer = threadIdx.x; layer < work.n_layers; layer += blockDim.x) {
-        result->layer_offsets[layer] = layer * (strip_bytes / KVF_BLOCK_ALIGN_BYTES);
-        result->layer_bits[layer] = bits;
-    }
-    if (threadIdx.x == 0) {
-        result->raw_area_offset = work.n_layers * (strip_bytes / KVF_BLOCK_ALIGN_BYTES);
-    }
+    const struct kvf_gpu_part &last = parts[n_parts - 1];
+    return (uint32_t)(last.stored - parts[0].stored) + last.fixed_bytes;
 }
 
 /* The raw area, each thread block its part; the first of a block writes the result. */
 template <bool fixed>
 __device__ __forceinline__ void finish_part(const struct kvf_gpu_work &work, uint32_t tensors)
 {
-    const struct kvf_gpu_part part = parts_of(work)[blockIdx.x];
+    uint32_t number = part_number(work, blockIdx.x);
+    const struct kvf_gpu_part part = parts_of(work)[number];
     uint32_t parts_a_layer = work.has_v ? 2 : 1;
     uint32_t n_parts = work.n_layers * parts_a_layer;
     uint32_t within = part.layer * parts_a_layer + part.is_v;
-    uint32_t first = blockIdx.x - within;
+    uint32_t first = number - within;
+    const struct kvf_gpu_part *parts = parts_of(work) + first;
     struct kvf_gpu_result *result = results_of(work) + part.block;
-    uint32_t strip_bytes = fixed_part_bytes(work.tensors[0], part.n_tokens);
-    if (work.has_v) {
-        strip_bytes += fixed_part_bytes(work.tensors[1], part.n_tokens);
-    }
-    if (fixed && within == 0) {
-        write_layers(work, strip_bytes, result);
-    }
+    uint32_t strips_bytes = fixed ? fixed_strips_bytes(parts, n_parts)
+                                  : result->raw_area_offset * KVF_BLOCK_ALIGN_BYTES;
     struct block_escapes escapes = {0, 0, 0, false};
     uint32_t raw_area_bytes = 0;
     if (tensors != 0 && result->n_escapes != 0) {
-        escapes = sum_escapes(work, part, first, within, n_parts);
+        escapes = sum_escapes(work, first, within, n_parts);
         uint32_t table_bytes = align_up(8 * work.n_layers, 16);
         raw_area_bytes = part_bytes(table_bytes + escapes.bytes);
-        uint32_t strips_end = fixed ? work.n_layers * strip_bytes
-                                    : result->raw_area_offset * KVF_BLOCK_ALIGN_BYTES;
-        uint8_t *area = at_address<uint8_t>(parts_of(work)[first].stored) + strips_end;
-        uint32_t count = counts_of(work)[blockIdx.x];
+        uint8_t *area = at_address<uint8_t>(parts[0].stored) + strips_bytes;
+        uint32_t count = escapes_of(work)[number].n;
         if (!escapes.too_many) {
             write_table(work, part, count, within == n_parts - 1, table_bytes + escapes.bytes,
                         area);
             if (count != 0) {
-                write_section(work, part, count, area + table_bytes + escapes.my_offset);
+                write_section(work, part, number, count, area + table_bytes + escapes.my_offset);
             }
         }
     }
     if (within == 0 && threadIdx.x == 0) {
+        if (fixed) {
+            result->raw_area_offset = strips_bytes / KVF_BLOCK_ALIGN_BYTES;
+        }
         /* Others of the block may still ask whether there are escapes; whatever is written here
          * is not 0 if it was not before. */
         result->n_escapes = escapes.too_many ? result->n_escapes : escapes.n;
@@ -313,38 +331,43 @@ extern "C" __global__ void __launch_bounds__(KVF_RAW_THREADS)
     move_part<true>(work, tensors);
 }
 
-/* tensors: those of saw. Counts go to scratch, by part; nothing is written for blocks without
+/* tensors: those with codes. Counts go to scratch, by part; nothing is written for blocks without
  * escapes. */
 extern "C" __global__ void __launch_bounds__(KVF_ESCAPES_THREADS)
     kvf_escapes_count(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)
 {
-    const struct kvf_gpu_part part = parts_of(work)[blockIdx.x];
+    uint32_t number = part_number(work, blockIdx.x);
+    const struct kvf_gpu_part part = parts_of(work)[number];
     if (results_of(work)[part.block].n_escapes == 0) {
         return;
     }
+    const struct kvf_gpu_tensor &tensor = work.tensors[part.is_v];
+    uint32_t n_vectors = tensor.n_rows * part.n_tokens;
     uint32_t count = 0;
     if ((tensors >> part.is_v & 1) != 0) {
-        const struct kvf_gpu_tensor &tensor = work.tensors[part.is_v];
-        const uint32_t *meta = saw_meta(tensor, part);
-        for (uint32_t i = threadIdx.x; i < tensor.n_rows * part.n_tokens; i += blockDim.x) {
-            count += meta[i] >> 16 == saw_escape_scale;
+        const escape_marks marks(work, tensor, part, number);
+        for (uint32_t i = threadIdx.x; i < n_vectors; i += blockDim.x) {
+            count += marks.has(i);
         }
     }
     count = block_sum(count);
     if (threadIdx.x == 0) {
-        counts_of(work)[blockIdx.x] = count;
+        uint32_t allowed = part.n_sinks * tensor.n_rows + ceil_div(n_vectors, KVF_ESCAPES_SHARE);
+        escapes_of(work)[number].n = count;
+        escapes_of(work)[number].section_bytes = count > allowed ? KVF_ESCAPES_TOO_MANY
+                                                                 : section_bytes(tensor, count);
     }
 }
 
-/* After kvf_escapes_count; the layer tables are there. */
+/* After kvf_escapes_count of all parts; the layer tables are there. */
 extern "C" __global__ void __launch_bounds__(KVF_ESCAPES_THREADS)
     kvf_escapes_write(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)
 {
     finish_part<false>(work, tensors);
 }
 
-/* The same for plans of fixed rate, whose layer tables it writes; tensors 0: none is of saw, and
- * nothing was counted. */
+/* The same for plans of fixed rate, whose layer tables follow from the plan; tensors 0: no part of
+ * the list has codes, and nothing was counted. */
 extern "C" __global__ void __launch_bounds__(KVF_ESCAPES_THREADS)
     kvf_escapes_write_fixed(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)
 {

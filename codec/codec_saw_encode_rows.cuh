@@ -127,7 +127,7 @@ static __device__ __noinline__ void fill_rows(const struct kvf_gpu_work &work, u
     part = work.has_v != 0 ? 2 * part + is_v : part;
     encode_row entry = {};
     if (part < work.n_parts) {
-        entry.fill(work, team, parts_of(work)[part], row);
+        entry.fill(work, team, part_of(work, part), row);
     }
     rows[number % rows_kept] = entry;
 }

@@ -338,7 +338,7 @@ static __device__ void encode_row_generic(const struct kvf_gpu_work &work, uint3
     __shared__ generic_shared shared;
     uint32_t n_rows = saw_rows_max(&work, tensors);
     uint32_t row = blockIdx.x % n_rows;
-    const struct kvf_gpu_part part = parts_of(work)[blockIdx.x / n_rows];
+    const struct kvf_gpu_part part = part_of(work, blockIdx.x / n_rows);
     const struct kvf_gpu_tensor &tensor = work.tensors[part.is_v];
     if ((tensors >> part.is_v & 1) == 0 || row >= tensor.n_rows) {
         return;

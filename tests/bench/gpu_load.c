@@ -222,6 +222,7 @@ static void fill_parts(struct gpu_load *load, uint64_t payloads)
             .layer = (uint16_t)layer,
             .is_v = (uint8_t)is_v,
         };
+        kvf_gpu_part_fill(kvf_plan_tensor(plan, layer, is_v != 0), &load->parts[i]);
     }
 }
 
@@ -229,8 +230,8 @@ static void choose_launches(struct gpu_load *load)
 {
     const struct kvf_codec_plan *plan = &load->plan;
 
-    load->n_encode = kvf_gpu_encode_fixed(&load->work, load->encode);
-    if (load->n_encode == 0) {
+    load->n_encode = kvf_gpu_encode(&load->work, &load->kinds, load->encode);
+    if (load->n_encode == 0 || load->kinds.n != 1 || !kvf_codec_plan_is_fixed(plan)) {
         bench_die("no kernels for profile %s", plan->profile->name);
     }
 }
@@ -238,7 +239,6 @@ static void choose_launches(struct gpu_load *load)
 static void make_work(struct gpu_load *load, struct kvf_gpu_device *gpu, uint64_t payloads)
 {
     uint32_t n_parts = load->n_chunks * load->parts_a_chunk;
-    uint64_t scratch_bytes;
 
     load->parts = calloc(n_parts, sizeof(*load->parts));
     if (load->parts == NULL) {
@@ -260,10 +260,9 @@ static void make_work(struct gpu_load *load, struct kvf_gpu_device *gpu, uint64_
     load->work.has_v = kvf_plan_has_v(&load->plan);
     load->work.tokens_max = GPU_CHUNK_TOKENS;
     load->work.shared_bytes_max = gpu->shared_bytes_max;
-    kvf_gpu_tensor_fill(&load->plan.kinds[0].k, &load->work.tensors[0]);
-    kvf_gpu_tensor_fill(&load->plan.kinds[0].v, &load->work.tensors[1]);
-    scratch_bytes = kvf_gpu_encode_scratch_bytes(&load->work);
-    load->work.scratch = scratch_bytes != 0 ? gpu_memory(gpu, scratch_bytes) : 0;
+    kvf_gpu_kinds_fill(&load->plan, &load->kinds);
+    load->work.scratch = gpu_memory(gpu, kvf_gpu_encode_scratch_bytes(&load->work, &load->kinds));
+    load->work = kvf_gpu_launch_work(&load->work, &load->kinds, KVF_GPU_WHOLE);
     choose_launches(load);
     gpu_must(gpu, gpu->driver.cuCtxSynchronize(), "work");
 }

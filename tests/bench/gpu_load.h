@@ -41,12 +41,13 @@ struct gpu_load {
     uint32_t n_chunks;
     uint32_t n_pages;
     uint32_t parts_a_chunk;
-    uint64_t kv_bytes;      /* in pages: what the burst is before encoding */
-    uint64_t payload_bytes; /* of one chunk */
-    uint64_t pages;         /* device memory, layer after layer */
-    uint64_t layer_bytes;   /* from one layer's pages to the next one's */
-    uint64_t page_bytes;    /* of one layer */
-    uint32_t *page_ids;     /* of the host; the pages of a chunk lie anywhere */
+    uint64_t kv_bytes;          /* in pages: what the burst is before encoding */
+    uint64_t payload_bytes;     /* of one chunk */
+    uint64_t pages;             /* device memory, layer after layer */
+    uint64_t layer_bytes;       /* from one layer's pages to the next one's */
+    uint64_t page_bytes;        /* of one layer */
+    uint32_t *page_ids;         /* of the host; the pages of a chunk lie anywhere */
+    struct kvf_gpu_kinds kinds; /* one: the benches' profiles have layers that are alike */
     struct kvf_gpu_work work;
     struct kvf_gpu_part *parts; /* of the host */
     uint64_t device_parts;

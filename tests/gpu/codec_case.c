@@ -5,6 +5,7 @@
 #include "tests/gpu/codec_case.h"
 
 #include "base/crc32c.h"
+#include "codec/codec_layout.h"
 #include "tests/gpu/codec_device.h"
 #include "tests/support/support.h"
 
@@ -54,6 +55,7 @@ struct run {
     uint64_t payloads;
     struct kvf_gpu_part *parts;
     uint32_t n_parts;
+    struct kvf_gpu_kinds kinds;
     struct kvf_gpu_work work;
 };
 
@@ -426,8 +428,7 @@ static void run_init(struct run *run, const struct codec_case *c, struct kvf_ran
         .has_v = c->dim_v != 0,
         .shared_bytes_max = codec_device_shared_bytes(),
     };
-    kvf_gpu_tensor_fill(&run->codec.plan.kinds[0].k, &run->work.tensors[0]);
-    kvf_gpu_tensor_fill(&run->codec.plan.kinds[0].v, &run->work.tensors[1]);
+    kvf_gpu_kinds_fill(&run->codec.plan, &run->kinds);
 }
 
 static void run_fini(struct run *run)
@@ -457,7 +458,7 @@ static struct kvf_gpu_part *add_part(struct run *run, uint32_t block, uint32_t l
     return part;
 }
 
-/* Launch over the list as it is now. */
+/* Launch over the list as it is now: a decode. */
 static void run_launches(struct run *run, const struct kvf_gpu_launch *launches, uint32_t n)
 {
     assert_in_range(n, 1, KVF_GPU_LAUNCHES_MAX);
@@ -472,6 +473,20 @@ static void upload_parts(struct run *run)
     codec_device_write(run->work.parts, run->parts, run->n_parts * sizeof(*run->parts));
 }
 
+/* Numbers of the list's parts, kind by kind; 0 instead if there is one kind. */
+static void upload_numbers(struct run *run)
+{
+    uint32_t *numbers = calloc(run->n_parts, sizeof(*numbers));
+    assert_non_null(numbers);
+    kvf_gpu_number_parts(&run->work, &run->kinds, numbers);
+    run->work.numbers = 0;
+    if (run->kinds.n > 1) {
+        run->work.numbers = codec_device_alloc(run->n_parts * sizeof(*numbers));
+        codec_device_write(run->work.numbers, numbers, run->n_parts * sizeof(*numbers));
+    }
+    free(numbers);
+}
+
 /* -------------------------------------------------------------------------------------------------
  * Encode
  */
@@ -481,8 +496,7 @@ static void list_encode(struct run *run, bool is_fixed)
     for (uint32_t block = 0; block < run->c->n_blocks; block++) {
         uint64_t at = run->payloads + block * run->slot_bytes;
         for (uint32_t i = 0; i < 2 * run->c->n_layers; i++) {
-            const struct kvf_codec_tensor *tensor = i % 2 ? &run->codec.plan.kinds[0].v
-                                                          : &run->codec.plan.kinds[0].k;
+            const struct kvf_codec_tensor *tensor = kvf_plan_tensor(&run->codec.plan, i / 2, i % 2);
             if (tensor->dim == 0) {
                 continue;
             }
@@ -491,12 +505,25 @@ static void list_encode(struct run *run, bool is_fixed)
                                 ? 0
                                 : run->c->sink_tokens;
             part->stored = is_fixed || i == 0 ? at : 1; /* misaligned: whoever uses it, faults */
-            struct kvf_codec_sizes sizes;
-            tensor->ops->sizes(tensor, block_tokens(run->c, block), &sizes);
-            at += sizes.mean_bytes + sizes.meta_bytes + sizes.codes_bytes;
+            kvf_gpu_part_fill(tensor, part);
+            at += part->fixed_bytes;
         }
     }
     upload_parts(run);
+    upload_numbers(run);
+}
+
+/* The encode of the list as it is now. */
+static void launch_encode(struct run *run)
+{
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    uint32_t n = kvf_gpu_encode(&run->work, &run->kinds, launches);
+    assert_in_range(n, 1, KVF_GPU_LAUNCHES_MAX);
+    for (uint32_t i = 0; i < n; i++) {
+        struct kvf_gpu_work one = kvf_gpu_launch_work(&run->work, &run->kinds, launches[i].kind);
+        codec_device_launch(&one, &launches[i], 1);
+    }
+    codec_device_wait();
 }
 
 /* Did the C codec store a strip of a codec that has escapes raw? */
@@ -504,10 +531,11 @@ static bool needs_redo(const struct run *run, uint32_t block)
 {
     const struct kvf_record_page *page = (const void *)run->records[block];
     bool redo = false;
-    for (uint32_t layer = 0; layer < run->c->n_layers; layer++) {
-        uint8_t bits = page->layer_bits[layer];
-        redo |= page->header.k.codec == KVF_CODEC_SAW && (bits & 15) == KVF_BITS_RAW;
-        redo |= page->header.v.codec == KVF_CODEC_SAW && bits >> 4 == KVF_BITS_RAW;
+    for (uint32_t i = 0; i < 2 * run->c->n_layers; i++) {
+        const struct kvf_codec_tensor *tensor = kvf_plan_tensor(&run->codec.plan, i / 2, i % 2);
+        uint8_t bits = page->layer_bits[i / 2] >> i % 2 * 4 & 15;
+        redo |= tensor->dim != 0 && (tensor->ops->capabilities & KVF_CODEC_ESCAPES) != 0 &&
+                bits == KVF_BITS_RAW;
     }
     return redo;
 }
@@ -564,18 +592,18 @@ static bool encode_all(struct run *run)
     codec_device_write(run->work.results, results, n_blocks * sizeof(*results));
     list_encode(run, is_fixed);
     run->work.tokens_max = run->c->n_tokens;
-    size_t scratch_bytes = (size_t)kvf_gpu_encode_scratch_bytes(&run->work);
+    size_t scratch_bytes = (size_t)kvf_gpu_encode_scratch_bytes(&run->work, &run->kinds);
     run->work.scratch = codec_device_alloc(scratch_bytes);
-    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
-    uint32_t n = is_fixed ? kvf_gpu_encode_fixed(&run->work, launches)
-                          : kvf_gpu_encode_varying(&run->work, launches);
-    run_launches(run, launches, n);
+    launch_encode(run);
     codec_device_read(results, run->work.results, n_blocks * sizeof(*results));
     bool all = true;
     for (uint32_t block = 0; block < n_blocks; block++) {
         all &= compare_block(run, block, &results[block]);
     }
     codec_device_free(run->work.parts);
+    if (run->work.numbers != 0) {
+        codec_device_free(run->work.numbers);
+    }
     codec_device_free(run->work.results);
     codec_device_free(run->work.scratch);
     free(poison);
@@ -587,9 +615,12 @@ static bool encode_all(struct run *run)
  * Decode
  */
 
-/* Parts of all blocks that are stored by this codec, or, for KVF_CODEC_NONE, sections. */
-static void list_decode(struct run *run, const struct kvf_block_ranges *ranges, uint8_t codec)
+/* Parts of all blocks that are stored by this codec, or, for KVF_CODEC_NONE, sections; of layers of
+ * one kind. */
+static void list_decode(struct run *run, const struct kvf_block_ranges *ranges, uint8_t codec,
+                        uint32_t kind)
 {
+    const uint8_t *kinds = run->codec.plan.layer_kinds;
     run->n_parts = 0;
     for (uint32_t block = 0; block < run->c->n_blocks; block++) {
         uint64_t payload = run->payloads + block * run->slot_bytes;
@@ -600,7 +631,7 @@ static void list_decode(struct run *run, const struct kvf_block_ranges *ranges, 
                                         run->record_bytes[block], ranges, &reader),
                          KVF_OK);
         while (kvf_block_next_part(&reader, &stored) == KVF_OK) {
-            if (stored.tensor->ops->id == codec) {
+            if (stored.tensor->ops->id == codec && kinds[stored.layer] == kind) {
                 struct kvf_gpu_part *part = add_part(run, block, stored.layer, stored.is_v);
                 part->stored = payload + stored.offset;
                 part->part_bytes = (uint32_t)stored.bytes;
@@ -609,6 +640,9 @@ static void list_decode(struct run *run, const struct kvf_block_ranges *ranges, 
             }
         }
         while (codec == KVF_CODEC_NONE && kvf_block_next_section(&reader, &section) == KVF_OK) {
+            if (kinds[section.layer] != kind) {
+                continue;
+            }
             struct kvf_gpu_part *part = add_part(run, block, section.layer, section.is_v);
             part->stored = payload + section.offset;
             part->n_vectors = section.count;
@@ -621,17 +655,20 @@ static void list_decode(struct run *run, const struct kvf_block_ranges *ranges, 
 /* All blocks from their payloads on the device. */
 static void decode_device(struct run *run, uint32_t token_first, uint32_t n_tokens)
 {
-    static const uint8_t codecs[] = {KVF_CODEC_RAW, KVF_CODEC_EXACT, KVF_CODEC_SAW, KVF_CODEC_NONE};
+    static const uint8_t codecs[] = {KVF_CODEC_RAW, KVF_CODEC_EXACT, KVF_CODEC_SAW,
+                                     KVF_CODEC_TQ,  KVF_CODEC_KIVI,  KVF_CODEC_NONE};
     struct kvf_block_ranges ranges = {.token_first = token_first, .n_tokens = n_tokens};
     run->work.tokens_max = n_tokens;
-    for (size_t i = 0; i < sizeof(codecs); i++) {
-        list_decode(run, &ranges, codecs[i]);
+    for (size_t i = 0; i < sizeof(codecs) * run->kinds.n; i++) {
+        uint8_t codec = codecs[i / run->kinds.n];
+        uint32_t kind = (uint32_t)(i % run->kinds.n);
+        list_decode(run, &ranges, codec, kind);
+        memcpy(run->work.tensors, run->kinds.tensors[kind], sizeof(run->work.tensors));
         if (run->n_parts != 0) {
             struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
             upload_parts(run);
-            uint32_t n = codecs[i] == KVF_CODEC_NONE
-                             ? kvf_gpu_patch(&run->work, launches)
-                             : kvf_gpu_decode(&run->work, codecs[i], launches);
+            uint32_t n = codec == KVF_CODEC_NONE ? kvf_gpu_patch(&run->work, launches)
+                                                 : kvf_gpu_decode(&run->work, codec, launches);
             run_launches(run, launches, n);
             codec_device_free(run->work.parts);
         }

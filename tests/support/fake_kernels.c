@@ -17,6 +17,29 @@ uint32_t fake_kernel_redo_every;
 
 static uint32_t n_encoded;
 
+static void rotations_of(const struct kvf_gpu_tensor *from, struct kvf_codec_tensor *tensor)
+{
+    tensor->descriptor.rot_seed = from->rot_seed;
+    tensor->n_rotations = from->n_rotations;
+    tensor->n_scales = from->n_scales;
+    for (uint32_t r = 0; r < from->n_rotations; r++) {
+        const struct kvf_gpu_rotation *rotation = &from->rotations[r];
+
+        tensor->rotations[r] = (struct kvf_codec_rotation){
+            .n = rotation->n,
+            .order = rotation->order,
+            .code_bytes = rotation->code_bytes,
+            .bits = rotation->bits,
+            .root_mean_square = rotation->root_mean_square,
+            .quantize = rotation->quantize,
+            .scale = rotation->scale,
+            .factor = rotation->factor,
+            .residual = rotation->residual,
+            .residual_factor = rotation->residual_factor,
+        };
+    }
+}
+
 /* The C codec's tensor of a kernel's. */
 static struct kvf_codec_tensor tensor_of(const struct kvf_gpu_tensor *from)
 {
@@ -40,6 +63,7 @@ static struct kvf_codec_tensor tensor_of(const struct kvf_gpu_tensor *from)
     tensor.descriptor.clip_q15 = (uint16_t)(from->clip_ratio * KVF_BLOCK_CLIP_ONE + 0.5f);
     memcpy(tensor.order, from->order, sizeof(tensor.order));
     memcpy(tensor.sign_bits, from->sign_bits, sizeof(tensor.sign_bits));
+    rotations_of(from, &tensor);
     return tensor;
 }
 
@@ -99,6 +123,58 @@ static void *workspace_of(const struct kvf_codec_tensor *tensor)
                          kvf_align_up(bytes + 1, KVF_CODEC_WORKSPACE_ALIGN));
 }
 
+/* What is known of a list of parts: a launch knows the tensors of its kind of layers, and a block
+ * may have parts of several. */
+struct known {
+    struct known *next;
+    uint64_t parts;                  /* the list's address */
+    uint32_t n;                      /* parts whose tensors are known */
+    struct kvf_gpu_tensor tensors[]; /* by number; dim 0: not known */
+};
+
+static struct known *known_lists;
+
+/* The list of a launch, with the launch's tensors. */
+static struct known *known_add(const struct kvf_gpu_work *work)
+{
+    const struct kvf_gpu_part *parts = (const struct kvf_gpu_part *)(uintptr_t)work->parts;
+    const uint32_t *numbers = (const uint32_t *)(uintptr_t)work->numbers;
+    size_t tensors_bytes = work->n_parts_all * sizeof(struct kvf_gpu_tensor);
+    struct known *known = known_lists;
+
+    while (known != NULL && known->parts != work->parts) {
+        known = known->next;
+    }
+    if (known == NULL) {
+        known = calloc(1, sizeof(*known) + tensors_bytes);
+        known->parts = work->parts;
+        known->next = known_lists;
+        known_lists = known;
+    }
+    if (known->tensors[numbers != NULL ? numbers[0] : 0].dim != 0) {
+        memset(known->tensors, 0, tensors_bytes); /* of a list that was not encoded to its end */
+        known->n = 0;
+    }
+    for (uint32_t i = 0; i < work->n_parts; i++) {
+        uint32_t number = numbers != NULL ? numbers[i] : i;
+
+        known->tensors[number] = work->tensors[parts[number].is_v];
+    }
+    known->n += work->n_parts;
+    return known;
+}
+
+static void known_drop(struct known *known)
+{
+    struct known **link = &known_lists;
+
+    while (*link != known) {
+        link = &(*link)->next;
+    }
+    *link = known->next;
+    free(known);
+}
+
 /* Escapes of one part, kept until the strips are written. */
 struct escapes {
     uint32_t *index;
@@ -107,9 +183,10 @@ struct escapes {
 
 /* One part at stored. Returns its bytes; 0: the block is to be done by the processor. */
 static size_t encode_part(const struct kvf_gpu_work *work, const struct kvf_gpu_part *part,
-                          uint8_t *stored, struct escapes *escapes_out, uint8_t *bits_out)
+                          const struct kvf_gpu_tensor *facts, uint8_t *stored,
+                          struct escapes *escapes_out, uint8_t *bits_out)
 {
-    struct kvf_codec_tensor tensor = tensor_of(&work->tensors[part->is_v]);
+    struct kvf_codec_tensor tensor = tensor_of(facts);
     uint32_t n_vectors = (uint32_t)tensor.n_rows * part->n_tokens;
     struct kvf_codec_escapes escapes = {
         .index = malloc(n_vectors * sizeof(uint32_t)),
@@ -139,9 +216,10 @@ static size_t encode_part(const struct kvf_gpu_work *work, const struct kvf_gpu_
 }
 
 static uint8_t *section_write(const struct kvf_gpu_work *work, const struct kvf_gpu_part *part,
-                              const struct escapes *escapes, uint8_t *section)
+                              const struct kvf_gpu_tensor *facts, const struct escapes *escapes,
+                              uint8_t *section)
 {
-    struct kvf_codec_tensor tensor = tensor_of(&work->tensors[part->is_v]);
+    struct kvf_codec_tensor tensor = tensor_of(facts);
     size_t vector_bytes = (size_t)tensor.group * tensor.element_bytes;
     size_t bytes = kvf_raw_section_bytes(&tensor, escapes->n);
     struct pages pages;
@@ -162,7 +240,8 @@ static uint8_t *section_write(const struct kvf_gpu_work *work, const struct kvf_
 
 /* The raw area behind the strips. Returns its bytes. */
 static size_t area_write(const struct kvf_gpu_work *work, const struct kvf_gpu_part *parts,
-                         uint32_t n_parts, const struct escapes *escapes, uint8_t *area)
+                         const struct kvf_gpu_tensor *facts, uint32_t n_parts,
+                         const struct escapes *escapes, uint8_t *area)
 {
     uint8_t *at = area + kvf_raw_table_bytes(work->n_layers);
     size_t bytes;
@@ -172,7 +251,7 @@ static size_t area_write(const struct kvf_gpu_work *work, const struct kvf_gpu_p
         kvf_store_u32(area + (2u * parts[i].layer + parts[i].is_v) * sizeof(uint32_t),
                       escapes[i].n);
         if (escapes[i].n != 0) {
-            at = section_write(work, &parts[i], &escapes[i], at);
+            at = section_write(work, &parts[i], &facts[i], &escapes[i], at);
         }
     }
     bytes = kvf_part_bytes((size_t)(at - area));
@@ -181,14 +260,14 @@ static size_t area_write(const struct kvf_gpu_work *work, const struct kvf_gpu_p
 }
 
 static void encode_block(const struct kvf_gpu_work *work, struct kvf_gpu_part *parts,
-                         uint32_t n_parts, bool is_fixed)
+                         const struct kvf_gpu_tensor *facts, uint32_t n_parts, bool is_fixed)
 {
     struct kvf_gpu_result *result = (struct kvf_gpu_result *)(uintptr_t)work->results +
                                     parts[0].block;
     struct escapes *escapes = calloc(n_parts, sizeof(*escapes));
     uint8_t *payload = (uint8_t *)(uintptr_t)parts[0].stored;
     uint8_t *at = payload;
-    bool is_raw = work->tensors[0].codec == KVF_CODEC_RAW;
+    bool is_raw = facts[0].codec == KVF_CODEC_RAW;
 
     result->flags = KVF_GPU_DONE;
     n_encoded += !is_raw;
@@ -209,7 +288,7 @@ static void encode_block(const struct kvf_gpu_work *work, struct kvf_gpu_part *p
             result->layer_bits[parts[i].layer] = 0;
         }
         parts[i].stored = (uint64_t)(uintptr_t)at;
-        bytes = encode_part(work, &parts[i], at, &escapes[i], &bits);
+        bytes = encode_part(work, &parts[i], &facts[i], at, &escapes[i], &bits);
         result->flags |= bytes == 0 ? KVF_GPU_REDO : 0;
         result->layer_bits[parts[i].layer] |= (uint8_t)(parts[i].is_v ? bits << 4 : bits);
         result->n_escapes += escapes[i].n;
@@ -218,7 +297,7 @@ static void encode_block(const struct kvf_gpu_work *work, struct kvf_gpu_part *p
     result->raw_area_offset = (uint32_t)((size_t)(at - payload) / KVF_BLOCK_ALIGN_BYTES);
     result->raw_area_bytes = 0;
     if (result->n_escapes != 0 && (result->flags & KVF_GPU_REDO) == 0) {
-        result->raw_area_bytes = (uint32_t)area_write(work, parts, n_parts, escapes, at);
+        result->raw_area_bytes = (uint32_t)area_write(work, parts, facts, n_parts, escapes, at);
     }
     for (uint32_t i = 0; i < n_parts; i++) {
         free(escapes[i].index);
@@ -229,17 +308,22 @@ static void encode_block(const struct kvf_gpu_work *work, struct kvf_gpu_part *p
 static void encode(const struct kvf_gpu_work *work, bool is_fixed)
 {
     struct kvf_gpu_part *parts = (struct kvf_gpu_part *)(uintptr_t)work->parts;
+    struct known *known = known_add(work);
     uint32_t first = 0;
 
-    while (first < work->n_parts) {
+    if (known->n < work->n_parts_all) {
+        return;
+    }
+    while (first < work->n_parts_all) {
         uint32_t n = 1;
 
-        while (first + n < work->n_parts && parts[first + n].block == parts[first].block) {
+        while (first + n < work->n_parts_all && parts[first + n].block == parts[first].block) {
             n++;
         }
-        encode_block(work, parts + first, n, is_fixed);
+        encode_block(work, parts + first, known->tensors + first, n, is_fixed);
         first += n;
     }
+    known_drop(known);
 }
 
 static void decode(const struct kvf_gpu_work *work, uint8_t codec, uint32_t tensors)
@@ -311,7 +395,7 @@ static bool begins(const char *name, const char *with)
 bool fake_kernel_exists(const char *name)
 {
     return begins(name, "kvf_raw_") || begins(name, "kvf_exact_") || begins(name, "kvf_saw_") ||
-           begins(name, "kvf_escapes_");
+           begins(name, "kvf_tq_") || begins(name, "kvf_escapes_");
 }
 
 void fake_kernel_run(const char *name, const struct kvf_gpu_work *work, uint32_t tensors)
@@ -328,6 +412,8 @@ void fake_kernel_run(const char *name, const struct kvf_gpu_work *work, uint32_t
         decode(work, KVF_CODEC_EXACT, tensors);
     } else if (begins(name, "kvf_saw_decode")) {
         decode(work, KVF_CODEC_SAW, tensors);
+    } else if (begins(name, "kvf_tq_decode")) {
+        decode(work, KVF_CODEC_TQ, tensors);
     }
     kvf_fp_leave(state);
 }

@@ -286,8 +286,7 @@ static void mla_has_edges_in_the_latent(void **state)
     fixture_kv_fini(&kv);
 }
 
-/* No kernel does tq, nor layers of two kinds: the GPU library then refuses the profile at
- * attach. */
+/* No kernel does tq: the GPU library then refuses the profile at attach. */
 static void there_are_no_kernels(void **state)
 {
     (void)state;
@@ -303,15 +302,11 @@ static void there_are_no_kernels(void **state)
                                     .tokens_a_page = 16,
                                     .has_v = 1,
                                     .tokens_max = 256};
-        kvf_gpu_tensor_fill(&plan.kinds[0].k, &work.tensors[0]);
-        kvf_gpu_tensor_fill(&plan.kinds[0].v, &work.tensors[1]);
-        assert_int_equal(kvf_gpu_encode_fixed(&work, launches), 0);
-        assert_int_equal(kvf_gpu_encode_varying(&work, launches), 0);
-        uint8_t codec_v = work.tensors[1].codec;
-        assert_int_equal(kvf_gpu_decode(&work, codec_v, launches), 0);
-        if (plan.n_kinds > 1) {
-            assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_SAW, launches), 0);
-        }
+        struct kvf_gpu_kinds kinds;
+        kvf_gpu_kinds_fill(&plan, &kinds);
+        assert_int_equal(kvf_gpu_encode(&work, &kinds, launches), 0);
+        work = kvf_gpu_launch_work(&work, &kinds, 0);
+        assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_TQ, launches), 0);
     }
 }
 

@@ -20,7 +20,9 @@ enum {
     TOKENS = 100,
 };
 
-/* Work of whole blocks by a plan. */
+static struct kvf_gpu_kinds kinds;
+
+/* Work of whole blocks by a plan, whose kinds of layers go to kinds. */
 static struct kvf_gpu_work work_of(const char *profile, int kind, int dtype, uint32_t dim_k,
                                    uint32_t dim_v)
 {
@@ -36,9 +38,8 @@ static struct kvf_gpu_work work_of(const char *profile, int kind, int dtype, uin
         .has_v = dim_v != 0,
         .tokens_max = TOKENS,
     };
-    kvf_gpu_tensor_fill(&plan.kinds[0].k, &work.tensors[0]);
-    kvf_gpu_tensor_fill(&plan.kinds[0].v, &work.tensors[1]);
-    return work;
+    kvf_gpu_kinds_fill(&plan, &kinds);
+    return kvf_gpu_launch_work(&work, &kinds, KVF_GPU_WHOLE);
 }
 
 static const struct kvf_gpu_launch *find(const struct kvf_gpu_launch *launches, uint32_t n,
@@ -78,7 +79,7 @@ static void raw_plans(void **state)
     (void)state;
     struct kvf_gpu_work work = work_of("raw", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 256);
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
-    uint32_t n = kvf_gpu_encode_fixed(&work, launches);
+    uint32_t n = kvf_gpu_encode(&work, &kinds, launches);
     assert_int_equal(n, 2);
     assert_string_equal(launches[0].kernel, "kvf_raw_encode");
     assert_int_equal(launches[0].tensors, 3);
@@ -89,9 +90,7 @@ static void raw_plans(void **state)
     assert_string_equal(launches[1].kernel, "kvf_escapes_write_fixed");
     assert_int_equal(launches[1].tensors, 0);
     assert_int_equal(launches[1].n_blocks, work.n_parts);
-    assert_true(kvf_gpu_encode_scratch_bytes(&work) >= work.n_parts * sizeof(uint32_t));
-    /* nothing of exact in it */
-    assert_int_equal(kvf_gpu_encode_varying(&work, launches), 0);
+    assert_true(kvf_gpu_encode_scratch_bytes(&work, &kinds) >= work.n_parts * sizeof(uint32_t));
     n = kvf_gpu_decode(&work, KVF_CODEC_RAW, launches);
     assert_int_equal(n, 1);
     assert_string_equal(launches[0].kernel, "kvf_raw_decode");
@@ -102,12 +101,12 @@ static void saw_plans(void **state)
     (void)state;
     struct kvf_gpu_work work = work_of("balanced", KVF_KIND_MLA, KVF_DTYPE_BF16, 512, 64);
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
-    uint32_t n = kvf_gpu_encode_fixed(&work, launches);
+    uint32_t n = kvf_gpu_encode(&work, &kinds, launches);
     assert_int_equal(find(launches, n, "kvf_raw_encode")->tensors, 2);
     assert_int_equal(find(launches, n, "kvf_escapes_count")->tensors, 1);
     assert_string_equal(launches[n - 2].kernel, "kvf_escapes_count");
     assert_string_equal(launches[n - 1].kernel, "kvf_escapes_write_fixed");
-    assert_int_equal(launches[n - 1].tensors, 1);
+    assert_int_equal(launches[n - 1].tensors, 3); /* all write zeros to the table */
     assert_int_equal(kvf_gpu_patch(&work, launches), 1);
     assert_string_equal(launches[0].kernel, "kvf_escapes_patch");
     assert_int_equal(launches[0].n_blocks, work.n_parts);
@@ -121,7 +120,7 @@ static void exact_plans(void **state)
     (void)state;
     struct kvf_gpu_work work = work_of("exact", KVF_KIND_KV, KVF_DTYPE_BF16, 96, 96);
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
-    uint32_t n = kvf_gpu_encode_varying(&work, launches);
+    uint32_t n = kvf_gpu_encode(&work, &kinds, launches);
     /* 10 vectors a chunk, 10 chunks a head, 5 heads */
     uint32_t n_pieces = (50 + KVF_EXACT_PIECE_CHUNKS - 1) / KVF_EXACT_PIECE_CHUNKS;
     assert_int_equal(find(launches, n, "kvf_exact_count_bf16")->n_blocks, work.n_parts * n_pieces);
@@ -130,11 +129,10 @@ static void exact_plans(void **state)
     assert_int_equal(find(launches, n, "kvf_exact_encode_bf16")->n_blocks, work.n_parts * n_pieces);
     assert_string_equal(launches[n - 1].kernel, "kvf_escapes_write");
     assert_int_equal(launches[n - 1].tensors, 0);
-    assert_int_equal(kvf_gpu_encode_fixed(&work, launches), 0);
     assert_int_equal(kvf_exact_gpu_chunks(&work, 3), 50);
     assert_int_equal(launches[0].tensors, 3 | 50 << KVF_EXACT_CHUNKS_SHIFT);
-    struct kvf_gpu_scratch scratch = kvf_gpu_scratch(work.n_parts, 50);
-    assert_int_equal(kvf_gpu_encode_scratch_bytes(&work), scratch.bytes);
+    struct kvf_gpu_scratch scratch = kvf_gpu_scratch(work.n_parts, 0, 50);
+    assert_int_equal(kvf_gpu_encode_scratch_bytes(&work, &kinds), scratch.bytes);
     assert_true(scratch.bytes - scratch.bins_offset >= work.n_parts * 50ull * 128);
 
     /* 12 tokens from anywhere can touch three chunks of 10, 11 tokens two: 15 and 10 a part */
@@ -148,7 +146,7 @@ static void exact_plans(void **state)
     assert_int_equal(launches[0].n_blocks, work.n_parts);
 
     work = work_of("exact", KVF_KIND_KV, KVF_DTYPE_F32, 64, 0);
-    n = kvf_gpu_encode_varying(&work, launches);
+    n = kvf_gpu_encode(&work, &kinds, launches);
     assert_int_equal(find(launches, n, "kvf_exact_encode_f32")->tensors & 3, 1);
 }
 
@@ -157,7 +155,7 @@ static void mixed_plans(void **state)
     (void)state;
     struct kvf_gpu_work work = work_of("exact", KVF_KIND_MLA, KVF_DTYPE_BF16, 512, 64);
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
-    uint32_t n = kvf_gpu_encode_varying(&work, launches);
+    uint32_t n = kvf_gpu_encode(&work, &kinds, launches);
     assert_int_equal(find(launches, n, "kvf_exact_encode_bf16")->tensors & 3, 1);
     const struct kvf_gpu_launch *raw = find(launches, n, "kvf_raw_encode");
     assert_int_equal(raw->tensors, 2);
@@ -174,7 +172,7 @@ static void searches(void **state)
     assert_int_equal(work.tensors[0].n_clips, 3);
     assert_true(work.tensors[0].clip_ratio == 1.0f);
     assert_true(work.tensors[0].clip_ratios[0] > work.tensors[0].clip_ratios[2]);
-    uint32_t n = kvf_gpu_encode_fixed(&work, launches);
+    uint32_t n = kvf_gpu_encode(&work, &kinds, launches);
     assert_int_equal(find(launches, n, "kvf_saw_encode")->tensors, 3);
     n = kvf_gpu_decode(&work, KVF_CODEC_SAW, launches);
     assert_int_equal(find(launches, n, "kvf_saw_decode_128_3")->tensors, 3);
@@ -185,7 +183,7 @@ static void what_kernels_do_not_know(void **state)
     (void)state;
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
     struct kvf_gpu_work work = work_of("kivi4-g32", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 128);
-    assert_int_equal(kvf_gpu_encode_fixed(&work, launches), 0);
+    assert_int_equal(kvf_gpu_encode(&work, &kinds, launches), 0);
     assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_KIVI, launches), 0);
 }
 
@@ -195,14 +193,14 @@ static void impossible_work(void **state)
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
     struct kvf_gpu_work work = work_of("raw", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 128);
     work.n_parts = 0;
-    assert_int_equal(kvf_gpu_encode_fixed(&work, launches), 0);
+    assert_int_equal(kvf_gpu_encode(&work, &kinds, launches), 0);
     assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_RAW, launches), 0);
     assert_int_equal(kvf_gpu_patch(&work, launches), 0);
     work.n_parts = KVF_GPU_PARTS_MAX + 1;
-    assert_int_equal(kvf_gpu_encode_fixed(&work, launches), 0);
+    assert_int_equal(kvf_gpu_encode(&work, &kinds, launches), 0);
     work = work_of("exact", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 128);
-    work.tensors[0].dtype = KVF_DTYPE_F16;
-    assert_int_equal(kvf_gpu_encode_varying(&work, launches), 0);
+    work.tensors[0].dtype = kinds.tensors[0][0].dtype = KVF_DTYPE_F16;
+    assert_int_equal(kvf_gpu_encode(&work, &kinds, launches), 0);
     assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_EXACT, launches), 0);
     assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_NONE, launches), 0);
 }
