@@ -386,8 +386,8 @@ static bool constants_hold(const struct kvf_block_header *header)
            header->weights_fp == 0 && header->rope_fp == 0 && header->n_tail_raw == 0 &&
            header->layer_first == 0 && header->base_layer == 0 && header->rebase_layers == 0 &&
            header->head_first == 0 && header->n_streams == 0 && header->entropy_id == 0 &&
-           header->block_flags <= KVF_BLOCK_KINDS && header->reserved0[0] == 0 &&
-           header->reserved0[1] == 0 && header->k.reserved == 0 && header->v.reserved == 0 &&
+           header->block_flags <= KVF_BLOCK_KINDS && header->plain_bytes == 0 &&
+           header->plain_crc32c == 0 && header->k.reserved == 0 && header->v.reserved == 0 &&
            is_zero(header->reserved, sizeof(header->reserved));
 }
 

@@ -155,16 +155,17 @@ struct kvf_block_header {
     uint16_t head_first;
     uint16_t d_k;
     uint16_t d_v;
-    uint16_t n_streams;  /* entropy coded streams; 0 */
-    uint8_t entropy_id;  /* 0: none */
+    uint16_t n_streams;  /* packed records: streams; else 0 */
+    uint8_t entropy_id;  /* enum kvf_entropy_id; 0: a plain record, as all but drives see them */
     uint8_t block_flags; /* enum kvf_block_flags */
     uint16_t chunk_tokens;
     uint32_t n_escapes;       /* vectors in the raw area, sinks included */
     uint32_t raw_area_offset; /* in units of 128 bytes from the start of the payload: the end of the
                                  last strip, also when there is no raw area */
     uint32_t raw_area_bytes;  /* multiple of 128; 0 if n_escapes is 0 */
-    uint32_t reserved0[2];
-    uint64_t profile_fp; /* kvf_codec_plan.profile_fp of the encoder */
+    uint32_t plain_bytes;     /* packed records (entropy_format.h): total_bytes of the plain one */
+    uint32_t plain_crc32c;    /* packed records: payload_crc32c of the plain one */
+    uint64_t profile_fp;      /* kvf_codec_plan.profile_fp of the encoder */
     struct kvf_block_tensor k;
     struct kvf_block_tensor v;
     uint8_t reserved[48];
@@ -248,7 +249,8 @@ KVF_AT(kvf_block_header, chunk_tokens, 130);
 KVF_AT(kvf_block_header, n_escapes, 132);
 KVF_AT(kvf_block_header, raw_area_offset, 136);
 KVF_AT(kvf_block_header, raw_area_bytes, 140);
-KVF_AT(kvf_block_header, reserved0, 144);
+KVF_AT(kvf_block_header, plain_bytes, 144);
+KVF_AT(kvf_block_header, plain_crc32c, 148);
 KVF_AT(kvf_block_header, profile_fp, 152);
 KVF_AT(kvf_block_header, k, 160);
 KVF_AT(kvf_block_header, v, 184);

@@ -122,8 +122,8 @@ static void lies_about_the_block_are_refused(void **state)
     LIE(header.raw_area_offset, UINT32_MAX);
     LIE(header.raw_area_bytes, 0);
     LIE(header.raw_area_bytes, UINT32_MAX);
-    LIE(header.reserved0[0], 1);
-    LIE(header.reserved0[1], 1);
+    LIE(header.plain_bytes, 1);
+    LIE(header.plain_crc32c, 1);
     LIE(header.profile_fp, 0);
     LIE(header.reserved[47], 1);
 }
