@@ -336,6 +336,9 @@ static int read_arrays(const struct node *root, const char *key, enum kvf_profil
         if (layers == NULL) {
             continue;
         }
+        if (layer_bytes == 0) {
+            return fail(&node, keys[is_v], "is given although geometry.dim_v is 0");
+        }
         if (json_array_size(layers) != table->n_layers) {
             return fail(&node, keys[is_v], "is not a list of %u strings, one a layer",
                         table->n_layers);

@@ -86,11 +86,9 @@ uint8_t *fixture_kv_vector(const struct fixture_kv *kv, int is_v, uint32_t layer
            head * tensor->head_stride_bytes;
 }
 
-void fixture_codec_init(struct fixture_codec *codec, const struct kvf_geometry *geometry,
-                        const char *profile)
+/* What a plan needs. */
+static void codec_alloc(struct fixture_codec *codec)
 {
-    *codec = (struct fixture_codec){.record_bytes = 0};
-    assert_int_equal(kvf_codec_plan_init(&codec->plan, geometry, profile), KVF_OK);
     codec->page = malloc(codec->plan.record_bytes_max);
     size_t aligned = (codec->plan.workspace_bytes + KVF_CODEC_WORKSPACE_ALIGN - 1) /
                      KVF_CODEC_WORKSPACE_ALIGN * KVF_CODEC_WORKSPACE_ALIGN;
@@ -99,6 +97,22 @@ void fixture_codec_init(struct fixture_codec *codec, const struct kvf_geometry *
     assert_non_null(codec->workspace);
     codec->payload = (uint8_t *)codec->page + KVF_BLOCK_PAGE_BYTES;
     codec->payload_capacity = codec->plan.record_bytes_max - KVF_BLOCK_PAGE_BYTES;
+}
+
+void fixture_codec_init(struct fixture_codec *codec, const struct kvf_geometry *geometry,
+                        const char *profile)
+{
+    *codec = (struct fixture_codec){.record_bytes = 0};
+    assert_int_equal(kvf_codec_plan_init(&codec->plan, geometry, profile), KVF_OK);
+    codec_alloc(codec);
+}
+
+void fixture_codec_init_table(struct fixture_codec *codec, const struct kvf_geometry *geometry,
+                              const struct kvf_profile_table *table, uint32_t head_first)
+{
+    *codec = (struct fixture_codec){.record_bytes = 0};
+    assert_int_equal(kvf_codec_plan_init_table(&codec->plan, geometry, table, head_first), KVF_OK);
+    codec_alloc(codec);
 }
 
 void fixture_codec_fini(struct fixture_codec *codec)

@@ -46,6 +46,9 @@ struct fixture_codec {
 /* Asserts that the plan can be made. */
 void fixture_codec_init(struct fixture_codec *codec, const struct kvf_geometry *geometry,
                         const char *profile);
+/* The same by a profile of a model's own. */
+void fixture_codec_init_table(struct fixture_codec *codec, const struct kvf_geometry *geometry,
+                              const struct kvf_profile_table *table, uint32_t head_first);
 void fixture_codec_fini(struct fixture_codec *codec);
 
 /* Encode; asserts KVF_OK and that the record passes every check. */
