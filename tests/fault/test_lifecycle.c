@@ -12,12 +12,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -297,6 +299,33 @@ static void test_wrong_settings(void **state)
     assert_int_not_equal(access(the_daemon.store_path, F_OK), 0); /* nothing was made yet */
 }
 
+/* --- beside others who want the CPU -------------------------------------------------------------
+ */
+
+/* As sched_getattr fills it: 100 us, where the kernel keeps slices at all. */
+static void test_the_reactor_asks_for_short_slices(void **state)
+{
+    struct {
+        uint32_t bytes, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime_ns, deadline_ns, period_ns;
+    } ours, reactors;
+
+    (void)state;
+    kvf_test_daemon_start(&the_daemon);
+    if (syscall(SYS_sched_getattr, 0, &ours, sizeof(ours), 0) != 0 || ours.runtime_ns == 0 ||
+        ours.policy != SCHED_OTHER) {
+        skip();
+    }
+    assert_int_equal(
+        syscall(SYS_sched_getattr, the_daemon.process.pid, &reactors, sizeof(reactors), 0), 0);
+    assert_int_equal(reactors.runtime_ns, 100000);
+    assert_int_equal(reactors.policy, SCHED_OTHER);
+    assert_int_equal(reactors.nice, ours.nice);
+}
+
 static int setup(void **state)
 {
     static const char *const sets[] = {"dram.bytes=16MiB", "nvme.0.bytes=16MiB",
@@ -324,7 +353,7 @@ int main(void)
         TEST(test_stop_keeps_puts),   TEST(test_stop_with_clients),
         TEST(test_stop_at_any_time),  TEST(test_foreign_file),
         TEST(test_broken_superblock), TEST(test_newer_store),
-        TEST(test_wrong_settings),
+        TEST(test_wrong_settings),    TEST(test_the_reactor_asks_for_short_slices),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
