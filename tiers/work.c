@@ -10,13 +10,13 @@
 
 #include <assert.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* Of background threads: a tenth of the weight of others, and they never preempt them. */
-#define BACKGROUND_NICE 10
+#define BACKGROUND_NICE 10 /* of background threads: a tenth of the weight of others */
 
 struct work_list {
     struct kvf_work *first;
@@ -64,13 +64,22 @@ static struct kvf_work *list_take_first(struct work_list *list)
     return work;
 }
 
+/* Let the calling thread have what others leave, and preempt nobody when it is woken. Without that
+ * the work is done all the same. */
+static void step_back(void)
+{
+    struct sched_param none = {0};
+
+    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), BACKGROUND_NICE); /* of this thread, on Linux */
+    (void)sched_setscheduler(gettid(), SCHED_BATCH, &none);
+}
+
 static void *worker_main(void *arg)
 {
     struct work_pool *pool = arg;
 
     if (pool->is_background) {
-        /* of this thread only, on Linux; without it the work is done all the same */
-        (void)setpriority(PRIO_PROCESS, (id_t)gettid(), BACKGROUND_NICE);
+        step_back();
     }
     pthread_mutex_lock(&pool->lock);
     for (;;) {

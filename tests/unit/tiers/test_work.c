@@ -6,12 +6,14 @@
 #include "tiers/work_inline.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -153,6 +155,50 @@ static void test_threads_are_bounded(void **state)
     assert_int_equal(jobs[2].n_done, 0);
 }
 
+/* A job's data: what the kernel thinks of the thread. */
+static void ask_priority(struct kvf_work *work)
+{
+    struct job *job = work->owner;
+
+    job->n_run++;
+    job->data[0] = (unsigned char)sched_getscheduler(0);
+    job->data[1] = (unsigned char)getpriority(PRIO_PROCESS, (id_t)gettid());
+}
+
+static void priority_asked(struct kvf_work *work)
+{
+    struct job *job = work->owner;
+
+    job->n_done++;
+}
+
+static void test_background_threads_step_back(void **state)
+{
+    struct kvf_waker waker = {.wake = wake, .ctx = &wakes};
+    struct kvf_work_queue *queue;
+    int nice_of_ours = getpriority(PRIO_PROCESS, (id_t)gettid());
+
+    (void)state;
+    if (sched_getscheduler(0) != SCHED_OTHER || nice_of_ours >= 10) {
+        skip(); /* the whole test steps back already */
+    }
+    assert_int_equal(kvf_work_open_background(1, 4, waker, &queue), KVF_OK);
+    jobs_init(queue);
+    jobs[0].work.run = ask_priority;
+    jobs[0].work.done = priority_asked;
+    assert_int_equal(queue->ops->submit(queue, &jobs[0].work), KVF_OK);
+    while (jobs[0].n_done == 0) {
+        wait_for_wake();
+        queue->ops->poll(queue);
+    }
+    queue->ops->close(queue);
+    assert_int_equal(jobs[0].data[0], SCHED_BATCH);
+    assert_int_equal(jobs[0].data[1], 10);
+    /* and nobody else */
+    assert_int_equal(sched_getscheduler(0), SCHED_OTHER);
+    assert_int_equal(getpriority(PRIO_PROCESS, (id_t)gettid()), nice_of_ours);
+}
+
 static void test_wrong_arguments(void **state)
 {
     struct kvf_waker waker = {.wake = wake, .ctx = &wakes};
@@ -208,6 +254,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_threads_run_and_report_each_once),
         cmocka_unit_test(test_threads_are_bounded),
+        cmocka_unit_test(test_background_threads_step_back),
         cmocka_unit_test(test_wrong_arguments),
         cmocka_unit_test(test_inline_at_submit),
         cmocka_unit_test(test_inline_at_poll),
