@@ -266,6 +266,7 @@ struct kvf_session {
     uint64_t ring_bytes;
     uint8_t *staging_map;
     uint64_t staging_bytes;
+    uint64_t present_bytes; /* of both, when they were made */
     uint32_t lease_capacity;
     uint32_t credits;
     struct kvf_shm_header layout; /* private copy: what the segment says is never read */

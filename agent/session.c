@@ -451,6 +451,17 @@ static int make_shared(const char *name, uint64_t bytes, int *fd_out, void **bas
     return status;
 }
 
+/* How much of its memory is there. More than there should be counts as that: huge pages can reach
+ * beyond the end, and are cut when memory is short. */
+static uint64_t present_bytes(const struct kvf_session *session)
+{
+    uint64_t ring_bytes = kvf_fd_present_bytes(session->ring_fd);
+    uint64_t staging_bytes = kvf_fd_present_bytes(session->staging_fd);
+
+    return (ring_bytes < session->ring_bytes ? ring_bytes : session->ring_bytes) +
+           (staging_bytes < session->staging_bytes ? staging_bytes : session->staging_bytes);
+}
+
 /* On a worker: memory objects, populated and mapped, and the tables beside them. */
 static void prepare_run(struct kvf_work *work)
 {
@@ -466,6 +477,7 @@ static void prepare_run(struct kvf_work *work)
     }
     if (status == KVF_OK) {
         session->staging_map = base;
+        session->present_bytes = present_bytes(session);
         session->keys = calloc(KVF_SHM_REQUEST_ENTRIES_MAX, sizeof(*session->keys));
         session->touched = calloc(KVF_REQUEST_KEYS_MAX, sizeof(*session->touched));
         session->announce = calloc(ANNOUNCE_MAX, sizeof(*session->announce));
@@ -603,7 +615,7 @@ static void prepare_done(struct kvf_work *work)
  * MAPPED and after
  */
 
-/* On a worker: filling holes can take as long as making the memory did. */
+/* On a worker, behind the making of other clients' memory. */
 static void seal_run(struct kvf_work *work)
 {
     struct kvf_session *session = work->owner;
@@ -614,13 +626,10 @@ static void seal_run(struct kvf_work *work)
     if (status == KVF_OK) {
         status = kvf_memfd_seal(session->staging_fd, KVF_SEGMENT_SEALS);
     }
-    /* Holes that it punched before are filled, so that no access of ours can fail for want of
-     * memory. */
-    if (status == KVF_OK) {
-        status = kvf_fd_reserve(session->ring_fd, 0, session->ring_bytes);
-    }
-    if (status == KVF_OK) {
-        status = kvf_fd_reserve(session->staging_fd, 0, session->staging_bytes);
+    /* An access of ours to a hole that it punched before could fail for want of memory. Whoever
+     * does that gets no memory a second time: it would take a CPU as often as it likes. */
+    if (status == KVF_OK && present_bytes(session) < session->present_bytes) {
+        status = KVF_ERR_PROTOCOL;
     }
     session->work_status = status;
 }
@@ -640,7 +649,8 @@ static void seal_done(struct kvf_work *work)
         status = kvf_loop_add(agent, session->eventfd, EPOLLIN | EPOLLET, &session->eventfd_source);
     }
     if (status != KVF_OK) {
-        kvf_session_end(session, "its memory cannot be sealed");
+        kvf_session_end(session, status == KVF_ERR_PROTOCOL ? "has punched holes into its memory"
+                                                            : "its memory cannot be sealed");
         return;
     }
     session->state = KVF_SESSION_READY;

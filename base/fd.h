@@ -44,6 +44,10 @@ int kvf_memfd_seals(int fd, int *seals_out);
 /* Reserve [offset, offset + bytes) of a file or memory object. KVF_OK, or a failure. Blocks. */
 int kvf_fd_reserve(int fd, uint64_t offset, uint64_t bytes);
 
+/* How many bytes of a file or memory object are there and not a hole, by the kernel's count; 0 if
+ * that cannot be asked. */
+uint64_t kvf_fd_present_bytes(int fd);
+
 /* Read or write the whole range, whatever the kernel does in one call. Blocks.
  * KVF_OK; KVF_ERR_CORRUPT: the file ends inside the range; other failures as
  * kvf_status_from_errno. */

@@ -48,7 +48,17 @@ static void memory_is_present_and_not_inherited(void **state)
     assert_int_equal(fstat(memfd.fd, &st), 0);
     assert_int_equal(st.st_size, 12288);
     assert_int_equal(st.st_blocks * 512, 12288);
+    assert_int_equal(kvf_fd_present_bytes(memfd.fd), 12288);
+    assert_int_equal(fallocate(memfd.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, 4096),
+                     0);
+    assert_int_equal(kvf_fd_present_bytes(memfd.fd), 8192);
     assert_int_equal(fcntl(memfd.fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+    kvf_fd_close(&memfd.fd);
+    assert_int_equal(kvf_fd_present_bytes(-1), 0);
+
+    /* more than is made in one go, and no whole number of it */
+    assert_int_equal(kvf_memfd_create("test", 5000000, KVF_HUGEPAGES_OFF, &memfd), KVF_OK);
+    assert_int_equal(kvf_fd_present_bytes(memfd.fd), memfd.bytes);
     kvf_fd_close(&memfd.fd);
 }
 
