@@ -6,6 +6,7 @@
 #include "codec/codec_gpu_host.h"
 
 #include "codec/codec_gpu_scratch.h"
+#include "codec/codec_kivi_gpu.h"
 #include "codec/codec_pages.h"
 #include "codec/codec_saw_gpu.h"
 
@@ -58,6 +59,7 @@ static const struct coded_kernels {
     coded_launches *decode;
 } coded_kernels[] = {
     {KVF_CODEC_SAW, kvf_saw_gpu_encode, kvf_saw_gpu_decode},
+    {KVF_CODEC_KIVI, kvf_kivi_gpu_encode, kvf_kivi_gpu_decode},
 };
 
 enum {

@@ -52,6 +52,14 @@ static __device__ __forceinline__ float estimate_reciprocal(float x)
     return estimate;
 }
 
+/* a b + c, rounded, no less than 0 and no more than 1. */
+static __device__ __forceinline__ float fma_saturated(float a, float b, float c)
+{
+    float d;
+    asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+    return d;
+}
+
 /* a b + c of each half, as bf16. */
 static __device__ __forceinline__ uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)
 {

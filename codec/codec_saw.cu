@@ -3,6 +3,7 @@
  * codec_saw.cu: kernels of the saw codec. Bytes are those of codec_saw_scalar.c.
  *
  *   kvf_saw_encode_<dim>_<bits>, kvf_saw_decode_<dim>_<bits>   bf16, on tensor cores
+ *   kvf_saw_search_<dim>_<bits>                                the first with up to 4 clip ratios
  *   kvf_saw_encode, kvf_saw_decode                             everything else
  *
  * codec_saw_gpu.c chooses, codec_saw_shape.h says how many thread blocks.
@@ -46,6 +47,18 @@ KVF_SAW_FAST(256, 4)
 KVF_SAW_FAST(256, 5)
 KVF_SAW_FAST(256, 6)
 KVF_SAW_FAST(256, 8)
+
+#define KVF_SAW_SEARCH(dim, bits)                                                                  \
+    extern "C" __global__ void __launch_bounds__(SAW_ENCODE_THREADS,                               \
+                                                 saw_encode_blocks_a_processor(dim))               \
+        kvf_saw_search_##dim##_##bits(const __grid_constant__ struct kvf_gpu_work work,            \
+                                      uint32_t tensors)                                            \
+    {                                                                                              \
+        kvf::encode_rows_fast<dim, bits, kvf::encode_variant::search>(work, tensors);              \
+    }
+
+KVF_SAW_SEARCH(128, 2)
+KVF_SAW_SEARCH(128, 3)
 
 extern "C" __global__ void __launch_bounds__(SAW_GENERIC_THREADS)
     kvf_saw_encode(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)

@@ -18,9 +18,10 @@ namespace kvf
 
 constexpr uint32_t escape_threshold = 0x7fff7fff; /* NaN: nothing is kept */
 
-/* A test and a bench have encoders that are wrong on purpose. */
+/* A test and a bench have encoders that are wrong on purpose: the last three. */
 enum class encode_variant {
     normal,
+    search,  /* of some clip ratios the best is taken */
     swapped, /* two stages of the rotation change places */
     unrotated,
     one_mean_barrier, /* not two by turns */
@@ -229,7 +230,8 @@ struct encode_target {
     uint32_t *meta;
     int32_t n_sinks; /* before the tile, plus the lane's g: its vector is one if positive */
     uint32_t t;
-    float clip_ratio;
+    float clip_ratio;  /* search: that which the lane is to try */
+    uint32_t n_ratios; /* search: that a vector's four lanes try, so four at most */
 };
 
 /* -------------------------------------------------------------------------------------------------
@@ -509,6 +511,59 @@ static __device__ __forceinline__ void store_codes(const encode_target &at, floa
 }
 
 /* -------------------------------------------------------------------------------------------------
+ * (S) Search
+ */
+
+/* The error of a vector with a scale, the same in its four lanes. A code q is 1 - q / 2^24, which
+ * floats below 1 are rounded to, ties to even as they should; so 0 is where they saturate. */
+template <int dim, int bits>
+static __device__ __forceinline__ float find_error(float y[dim / 32][2][4], const saw_scale &scale)
+{
+    constexpr uint32_t run = dim / KVF_SAW_PARTIAL_SUMS; /* of positions; a lane has two */
+    constexpr float last = 1.0f - (float)((1 << bits) - 1) * 0x1p-24f;
+    float factor = scale.factor * -0x1p-24f;
+    float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (uint32_t i = 0; i < 2 * run; i++) {
+        float difference = element_at<dim>(y, i) - scale.offset;
+        float code = fmaxf(fma_saturated(difference, factor, 1.0f), last);
+        float error = __fmaf_rn(difference, scale.factor, __fmaf_rn(code, 0x1p24f, -0x1p24f));
+        sums[i / run] = __fmaf_rn(error, error, sums[i / run]);
+    }
+#pragma unroll
+    for (uint32_t mask = 2; mask > 0; mask /= 2) {
+        sums[0] += __shfl_xor_sync(all_lanes, sums[0], mask);
+        sums[1] += __shfl_xor_sync(all_lanes, sums[1], mask);
+    }
+    float unit = f32_of_half_bits(scale.meta >> 16);
+    return (sums[0] + sums[1]) * (unit * unit);
+}
+
+/* The best of the scales that a vector's lanes have. */
+template <int dim, int bits>
+static __device__ __forceinline__ saw_scale choose_best(float y[dim / 32][2][4],
+                                                        const saw_scale &scale, uint32_t n_ratios)
+{
+    constexpr uint32_t escape_meta = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
+    uint32_t first = threadIdx.x % warp_lanes / 4 * 4;
+    saw_scale best = {escape_meta, 0.0f, 0.0f};
+    float least = __int_as_float(0x7f800000);
+#pragma unroll 1
+    for (uint32_t k = 0; k < n_ratios; k++) {
+        const saw_scale tried = {__shfl_sync(all_lanes, scale.meta, first + k),
+                                 __shfl_sync(all_lanes, scale.offset, first + k),
+                                 __shfl_sync(all_lanes, scale.factor, first + k)};
+        float error = find_error<dim, bits>(y, tried);
+        bool is_better = tried.meta != escape_meta && error < least;
+        least = is_better ? error : least;
+        best.meta = is_better ? tried.meta : best.meta;
+        best.offset = is_better ? tried.offset : best.offset;
+        best.factor = is_better ? tried.factor : best.factor;
+    }
+    return best;
+}
+
+/* -------------------------------------------------------------------------------------------------
  * Tiles and rows
  */
 /* Code the lane's vector of tile k, if it exists, and go on to the next tile. *peak is that of tile
@@ -538,6 +593,9 @@ static __device__ __forceinline__ bool encode_tile(encode_target &at, const enco
     saw_scale scale = choose_scale(at.clip_ratio, sqrt_order, sqrt_order / dim, min, max, levels,
                                    1.0f / levels, threshold == escape_threshold);
     *peak = find_peak(lane_peak);
+    if constexpr (variant == encode_variant::search) {
+        scale = choose_best<dim, bits>(y, scale, at.n_ratios);
+    }
     store_codes<dim, bits>(at, y, scale, is_there);
     bool is_first = is_there && at.t == 0;
     if (is_first) {
@@ -645,7 +703,12 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
         at.meta = at_address<uint32_t>(row.meta) + token;
         at.codes = at_address<uint8_t>(row.codes) + token * (dim / 8 * bits);
         at.n_sinks = (int32_t)(row.n_sinks - token);
-        at.clip_ratio = work.tensors[row.is_v].clip_ratio;
+        const struct kvf_gpu_tensor &tensor = work.tensors[row.is_v];
+        at.clip_ratio = tensor.clip_ratio;
+        at.n_ratios = tensor.n_clips;
+        if constexpr (variant == encode_variant::search) {
+            at.clip_ratio = tensor.clip_ratios[min(at.t, at.n_ratios - 1)];
+        }
         return at;
     }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * codec_saw_gpu.c: which kernels of codec_saw.cu, and in what shape. Kernels on tensor cores exist
- * for bf16 heads of 64, 128 and 256 that are rotated as a whole, the generic ones do all else; so
- * do they where ratios are tried.
+ * for bf16 heads of 64, 128 and 256 that are rotated as a whole, with some clip ratios to try for
+ * heads of 128; the generic ones do all else.
  */
 #include "codec/codec_saw_gpu.h"
 
@@ -19,6 +19,7 @@ struct fast_kernels {
     uint32_t dim;
     const char *encode[9];
     const char *decode[9];
+    const char *search[9]; /* encode with up to SEARCH_RATIOS_MAX clip ratios */
 };
 
 #define KERNELS_OF(what, dim)                                                                      \
@@ -29,13 +30,20 @@ struct fast_kernels {
     }
 
 static const struct fast_kernels fast_kernels[] = {
-    {64, KERNELS_OF("encode", "64"), KERNELS_OF("decode", "64")},
-    {128, KERNELS_OF("encode", "128"), KERNELS_OF("decode", "128")},
-    {256, KERNELS_OF("encode", "256"), KERNELS_OF("decode", "256")},
+    {64, KERNELS_OF("encode", "64"), KERNELS_OF("decode", "64"), {NULL}},
+    {128,
+     KERNELS_OF("encode", "128"),
+     KERNELS_OF("decode", "128"),
+     {[2] = "kvf_saw_search_128_2", [3] = "kvf_saw_search_128_3"}},
+    {256, KERNELS_OF("encode", "256"), KERNELS_OF("decode", "256"), {NULL}},
 };
 
 /* A smaller share of the range could give codes, before they are clamped, of more than 15 bits. */
 #define CLIP_RATIO_MIN 0.125f
+
+enum {
+    SEARCH_RATIOS_MAX = 4 /* lanes of a vector */
+};
 
 /* NULL: the generic kernels. */
 static const struct fast_kernels *fast_kernels_of(const struct kvf_gpu_tensor *tensor)
@@ -58,11 +66,23 @@ static bool has_room(const struct kvf_gpu_work *work, uint32_t bytes)
     return work->shared_bytes_max == 0 || bytes <= work->shared_bytes_max;
 }
 
+/* NULL: the generic kernel. */
+static const char *fast_encode_of(const struct kvf_gpu_tensor *tensor)
+{
+    const struct fast_kernels *fast = fast_kernels_of(tensor);
+    if (fast == NULL || tensor->n_clips == 0) {
+        return fast != NULL ? fast->encode[tensor->bits] : NULL;
+    }
+    bool is_known = tensor->n_clips <= SEARCH_RATIOS_MAX &&
+                    tensor->clip_ratios[tensor->n_clips - 1] >= CLIP_RATIO_MIN;
+    return is_known ? fast->search[tensor->bits] : NULL;
+}
+
 static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
-    const struct fast_kernels *fast = tensor->n_clips == 0 ? fast_kernels_of(tensor) : NULL;
-    if (fast == NULL || !has_room(work, saw_encode_shared_bytes(work, fast->dim))) {
+    const char *fast = fast_encode_of(tensor);
+    if (fast == NULL || !has_room(work, saw_encode_shared_bytes(work, tensor->group))) {
         return (struct kvf_gpu_launch){
             .kernel = "kvf_saw_encode",
             .n_blocks = work->n_parts * saw_rows_max(work, tensors),
@@ -71,11 +91,11 @@ static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint
         };
     }
     return (struct kvf_gpu_launch){
-        .kernel = fast->encode[tensor->bits],
+        .kernel = fast,
         .n_blocks = saw_encode_units(work, tensors),
-        .blocks_a_processor = saw_encode_blocks_a_processor(fast->dim),
+        .blocks_a_processor = saw_encode_blocks_a_processor(tensor->group),
         .n_threads = SAW_ENCODE_THREADS,
-        .shared_bytes = saw_encode_shared_bytes(work, fast->dim),
+        .shared_bytes = saw_encode_shared_bytes(work, tensor->group),
         .tensors = tensors,
     };
 }

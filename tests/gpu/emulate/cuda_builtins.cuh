@@ -203,6 +203,13 @@ static inline uint32_t atomicAdd(uint32_t *to, uint32_t n)
     return before;
 }
 
+static inline uint32_t atomicOr(uint32_t *to, uint32_t bits)
+{
+    uint32_t before = *to;
+    *to |= bits;
+    return before;
+}
+
 /* A store that the caches need not keep. */
 static inline void __stcs(uint4 *to, uint4 value)
 {

@@ -37,6 +37,7 @@ bool codec_device_open(void)
         printf("skipped: kernels are emulated with FMA and F16C, which this processor lacks\n");
         return false;
     }
+    emulate_seed(1);
     return true;
 }
 

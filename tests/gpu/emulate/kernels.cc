@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels.cc: see kernels.h. The kernels are those of codec_saw.cu, from the same headers, some of
- * their widths, and those of codec_raw.cu that saw needs; beside them encoders that are wrong on
- * purpose.
+ * kernels.cc: see kernels.h. The kernels are those of codec_kivi.cu, codec_raw.cu and, in some of
+ * their widths, codec_saw.cu; beside them encoders that are wrong on purpose.
  */
 #include "tests/gpu/emulate/cuda_builtins.cuh"
 
+#include "codec/codec_kivi_fast.cuh"
+#include "codec/codec_kivi_generic.cuh"
 #include "codec/codec_raw.cu"
 #include "codec/codec_saw_decode.cuh"
 #include "codec/codec_saw_encode.cuh"
@@ -43,8 +44,18 @@ static const struct {
     SAW(256, 4),
     SAW(256, 5),
     SAW(256, 8),
+    {"kvf_saw_search_128_2", kvf::encode_rows_fast<128, 2, kvf::encode_variant::search>},
+    {"kvf_saw_search_128_3", kvf::encode_rows_fast<128, 3, kvf::encode_variant::search>},
     {"kvf_saw_encode", kvf::encode_row_generic},
     {"kvf_saw_decode", kvf::decode_row_generic},
+    {"kvf_kivi_encode_128_2", kvf::kivi::encode_fast<128, 2>},
+    {"kvf_kivi_encode_128_4", kvf::kivi::encode_fast<128, 4>},
+    {"kvf_kivi_encode", kvf::kivi::encode_generic},
+    {"kvf_kivi_decode_128_2", kvf::kivi::decode_fast<128, 2>},
+    {"kvf_kivi_decode_128_4", kvf::kivi::decode_fast<128, 4>},
+    {"kvf_kivi_decode", kvf::kivi::decode_generic},
+    {"kvf_raw_encode", by_value<kvf_raw_encode>},
+    {"kvf_raw_decode", by_value<kvf_raw_decode>},
     {"kvf_escapes_count", by_value<kvf_escapes_count>},
     {"kvf_escapes_write_fixed", by_value<kvf_escapes_write_fixed>},
     {"kvf_escapes_patch", by_value<kvf_escapes_patch>},

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels.h: kernels of saw, compiled for the processor. Read by C and by C++.
+ * kernels.h: kernels, compiled for the processor. Read by C and by C++.
  */
 #ifndef KVF_TESTS_GPU_EMULATE_KERNELS_H
 #define KVF_TESTS_GPU_EMULATE_KERNELS_H
@@ -31,7 +31,7 @@ enum emulate_outcome emulate_launch(const char *kernel, const struct kvf_gpu_wor
                                     const struct kvf_gpu_launch *shape, uint32_t n_blocks,
                                     uint32_t seed, char text_out[EMULATE_TEXT_BYTES]);
 
-/* What the seeds of the launches to come follow from. */
+/* What the seeds of the launches to come follow from; 1 at first. */
 void emulate_seed(uint64_t seed);
 
 /* From now on copies come so many groups later than they may: a machine that is wrong. */

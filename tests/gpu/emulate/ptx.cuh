@@ -36,6 +36,11 @@ static inline float estimate_reciprocal(float x)
     return 1.0f / x;
 }
 
+static inline float fma_saturated(float a, float b, float c)
+{
+    return min(max(fmaf(a, b, c), 0.0f), 1.0f);
+}
+
 /* a b + c of each half is rounded to fp32 on the way: the same where b is 1 or -1 and c is 0 or -0,
  * as in the kernels. */
 static inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c)

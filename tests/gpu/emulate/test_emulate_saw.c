@@ -114,8 +114,8 @@ static void every_width(void **state)
     codec_device_limit(0);
 }
 
-/* Ratios that are tried, three and nine, by the generic kernels: dtypes, rows of fewer positions
- * than there are partial sums, vectors of an odd number of them, escapes. */
+/* Ratios that are tried, three and nine. The fast kernels; the generic ones: dtypes, rows of fewer
+ * positions than there are partial sums, vectors of an odd number of them. */
 static void searches(void **state)
 {
     (void)state;
@@ -124,20 +124,30 @@ static void searches(void **state)
         int dtype;
         uint32_t dim;
         uint32_t n_tokens;
+        bool is_fast;
     } rows[] = {
-        {"saw3-search", KVF_DTYPE_BF16, 128, 130}, {"saw3-search", KVF_DTYPE_BF16, 64, 40},
-        {"saw4-search9", KVF_DTYPE_BF16, 128, 40}, {"saw3-search9", KVF_DTYPE_F16, 96, 33},
-        {"saw2-search9", KVF_DTYPE_F32, 256, 20},  {"saw3-search", KVF_DTYPE_F8E4M3, 28, 130},
-        {"saw2-search", KVF_DTYPE_F8E5M2, 7, 40},  {"saw4-search9", KVF_DTYPE_F32, 100, 24},
+        {"saw3-search", KVF_DTYPE_BF16, 128, 200, true},
+        {"saw2-search", KVF_DTYPE_BF16, 128, 130, true},
+        {"saw3-search", KVF_DTYPE_BF16, 128, 60, true},
+        {"saw3-search", KVF_DTYPE_BF16, 64, 40, false},
+        {"saw4-search9", KVF_DTYPE_BF16, 128, 40, false},
+        {"saw3-search9", KVF_DTYPE_F16, 96, 33, false},
+        {"saw2-search9", KVF_DTYPE_F32, 256, 20, false},
+        {"saw3-search", KVF_DTYPE_F8E4M3, 28, 130, false},
+        {"saw2-search", KVF_DTYPE_F8E5M2, 7, 40, false},
+        {"saw4-search9", KVF_DTYPE_F32, 100, 24, false},
     };
     for (size_t i = 0; i < 2 * sizeof(rows) / sizeof(rows[0]); i++) {
         struct codec_case c = saw_case(rows[i / 2].profile, rows[i / 2].dim, rows[i / 2].n_tokens);
         c.dtype = rows[i / 2].dtype;
         c.fill = i % 2 ? CASE_HARD : CASE_NORMAL;
         c.layout = i % 3 == 0 ? CASE_ELEMENT : CASE_HND;
-        c.n_layers = 1;
+        c.n_layers = rows[i / 2].is_fast ? 4 : 1;
+        c.sink_tokens = i % 4 == 3 ? 4 : 0;
+        codec_device_limit(1 + (uint32_t)i % 2);
         run_case(&c);
     }
+    codec_device_limit(0);
 }
 
 /* Changed bytes of a record do not lead the decoders out of the pages. */

@@ -173,18 +173,29 @@ static void searches(void **state)
     assert_true(work.tensors[0].clip_ratio == 1.0f);
     assert_true(work.tensors[0].clip_ratios[0] > work.tensors[0].clip_ratios[2]);
     uint32_t n = kvf_gpu_encode(&work, &kinds, launches);
-    assert_int_equal(find(launches, n, "kvf_saw_encode")->tensors, 3);
+    assert_int_equal(find(launches, n, "kvf_saw_search_128_3")->tensors, 3);
     n = kvf_gpu_decode(&work, KVF_CODEC_SAW, launches);
     assert_int_equal(find(launches, n, "kvf_saw_decode_128_3")->tensors, 3);
 }
 
-static void what_kernels_do_not_know(void **state)
+/* K by channel and V by token take one kernel, if bits and dims let them. */
+static void kivi_plans(void **state)
 {
     (void)state;
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
     struct kvf_gpu_work work = work_of("kivi4-g32", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 128);
-    assert_int_equal(kvf_gpu_encode(&work, &kinds, launches), 0);
-    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_KIVI, launches), 0);
+    assert_int_equal(work.tensors[0].group_axis, KVF_AXIS_CHANNEL);
+    assert_int_equal(work.tensors[1].group_axis, KVF_AXIS_TOKEN);
+    assert_int_equal(work.tensors[0].group_size, 32);
+    uint32_t n = kvf_gpu_encode(&work, &kinds, launches);
+    assert_int_equal(find(launches, n, "kvf_kivi_encode_128_4")->tensors, 3);
+    assert_int_equal(find(launches, n, "kvf_escapes_count")->tensors, 3);
+    n = kvf_gpu_decode(&work, KVF_CODEC_KIVI, launches);
+    assert_int_equal(find(launches, n, "kvf_kivi_decode_128_4")->tensors, 3);
+    work = work_of("kivi2-g64", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 96);
+    n = kvf_gpu_encode(&work, &kinds, launches);
+    assert_int_equal(find(launches, n, "kvf_kivi_encode_128_2")->tensors, 1);
+    assert_int_equal(find(launches, n, "kvf_kivi_encode")->tensors, 2);
 }
 
 static void impossible_work(void **state)
@@ -214,7 +225,7 @@ int main(void)
         cmocka_unit_test(exact_plans),
         cmocka_unit_test(mixed_plans),
         cmocka_unit_test(searches),
-        cmocka_unit_test(what_kernels_do_not_know),
+        cmocka_unit_test(kivi_plans),
         cmocka_unit_test(impossible_work),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
