@@ -70,9 +70,9 @@ static void test_holes_before_mapped(void **state)
         if (which != 1) {
             off_t bytes = which == 0 ? 4096 : (off_t)raw.welcome.staging_bytes;
 
-            assert_int_equal(fallocate(raw.staging_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                                       4096, bytes),
-                             0);
+            assert_int_equal(
+                fallocate(raw.staging_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 4096, bytes),
+                0);
         }
         if (which != 0) {
             assert_int_equal(fallocate(raw.ring_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
