@@ -3,14 +3,12 @@
  * bench_hostile.c: what an honest client feels of a neighbour that breaks the protocol, beside one
  * that keeps it and takes the same CPU.
  *
- *   bench_hostile --socket PATH [--seconds N] [--pairs N]
+ *   bench_hostile --socket PATH --daemon-pid PID [--seconds N] [--pairs N]
  *
- * There are two well-behaved neighbours. One keeps as many threads on CPUs during its bursts as the
- * hostile one does, because it looks for its answers without sleeping: on a machine of few CPUs the
- * slowest requests are those that wait for a CPU, and with this one they wait as often. The other
- * sleeps while it waits. A pair is made of slices, all neighbours in turn, so that what else the
- * machine does falls on all of them; the slices of one are counted together. One pair before the
- * first is not counted: the daemon makes its memory meanwhile.
+ * A pair is made of slices, both neighbours in turn, so that what else the machine does falls on
+ * both; the slices of one are counted together. One pair before the first is not counted: the
+ * daemon makes its memory meanwhile, and the well-behaved neighbour learns how much the hostile one
+ * takes.
  *
  * The honest client puts and gets blocks of 64 KiB in turn, each at its time, and compares every
  * byte. A request is timed from when it was due: one that waits for those before it, because the
@@ -38,9 +36,10 @@
 #define PERIOD_NS   (400 * KVF_NS_PER_US)
 #define BUDGET_MS   2000
 #define SAMPLES_MAX (1u << 20)
-#define SIDES       3
+#define SIDES       2
 #define SLICE_S     0.5
-#define SLICE_S_MIN 0.3 /* below that a busy machine may not let the neighbour run at all */
+#define SLICE_S_MIN 0.3
+#define WAIT_NS_MAX (60 * KVF_NS_PER_S) /* for the neighbour, on a busy machine */
 
 /* The honest client beside one neighbour, over the slices of a pair. */
 struct side {
@@ -48,9 +47,10 @@ struct side {
     uint64_t *samples_ns;
     uint64_t n_samples;
     uint64_t elapsed_ns;
-    uint64_t neighbour_ns; /* its CPU time */
+    uint64_t neighbour_ns, daemon_ns; /* their CPU time */
+    uint64_t n_attacks;
     double p50_us, p99_us;
-    double cpu; /* of the neighbour, in CPUs */
+    double neighbour_cpus, daemon_cpus, attacks; /* a second */
 };
 
 struct honest {
@@ -63,7 +63,8 @@ struct honest {
     uint32_t n_rounds; /* of slices, so far */
     struct kvf_random_seeded random;
     struct hostile_control *control;
-    clockid_t neighbour_clock; /* its CPU time */
+    pid_t neighbour_pid;
+    clockid_t neighbour_clock, daemon_clock; /* their CPU time */
 };
 
 static void fill(struct honest *honest, uint64_t number)
@@ -151,31 +152,41 @@ static void get_one(struct honest *honest)
     }
 }
 
-static uint64_t neighbour_cpu_ns(const struct honest *honest)
+static uint64_t cpu_ns(clockid_t clock)
 {
     struct timespec cpu;
 
-    if (clock_gettime(honest->neighbour_clock, &cpu) != 0) {
-        bench_die("the neighbour is gone");
+    if (clock_gettime(clock, &cpu) != 0) {
+        bench_die("the neighbour or the daemon is gone");
     }
     return (uint64_t)cpu.tv_sec * KVF_NS_PER_S + (uint64_t)cpu.tv_nsec;
 }
 
 static void measure_slice(struct honest *honest, struct side *side, double seconds)
 {
-    uint64_t begin_ns, begin_cpu_ns;
+    uint64_t begin_ns, neighbour_ns, daemon_ns, n_attacks, elapsed_ns;
 
     hostile_load_set(honest->control, side->mode);
     honest->side = side;
     begin_ns = kvf_now_ns();
     honest->due_ns = begin_ns;
-    begin_cpu_ns = neighbour_cpu_ns(honest);
-    while ((double)(kvf_now_ns() - begin_ns) < seconds * 1e9) {
+    neighbour_ns = cpu_ns(honest->neighbour_clock);
+    daemon_ns = cpu_ns(honest->daemon_clock);
+    n_attacks = atomic_load(&honest->control->n_attacks);
+    do {
         put_one(honest);
         get_one(honest);
-    }
-    side->neighbour_ns += neighbour_cpu_ns(honest) - begin_cpu_ns;
-    side->elapsed_ns += kvf_now_ns() - begin_ns;
+        elapsed_ns = kvf_now_ns() - begin_ns;
+        if (elapsed_ns > WAIT_NS_MAX) {
+            bench_die("the neighbour does nothing");
+        }
+    } while ((double)elapsed_ns < seconds * 1e9 ||
+             cpu_ns(honest->neighbour_clock) == neighbour_ns ||
+             (side->mode == HOSTILE_BAD && atomic_load(&honest->control->n_attacks) == n_attacks));
+    side->neighbour_ns += cpu_ns(honest->neighbour_clock) - neighbour_ns;
+    side->daemon_ns += cpu_ns(honest->daemon_clock) - daemon_ns;
+    side->n_attacks += atomic_load(&honest->control->n_attacks) - n_attacks;
+    side->elapsed_ns += elapsed_ns;
     honest->side = NULL;
     hostile_load_set(honest->control, HOSTILE_IDLE);
 }
@@ -187,8 +198,8 @@ static void measure_sides(struct honest *honest, struct side sides[SIDES], doubl
     double slice_s = seconds / n_slices > SLICE_S_MIN ? seconds / n_slices : SLICE_S_MIN;
 
     for (uint32_t k = 0; k < SIDES; k++) {
-        sides[k].n_samples = 0;
-        sides[k].elapsed_ns = sides[k].neighbour_ns = 0;
+        sides[k].n_samples = sides[k].n_attacks = 0;
+        sides[k].elapsed_ns = sides[k].neighbour_ns = sides[k].daemon_ns = 0;
     }
     for (uint32_t i = 0; i < n_slices; i++) {
         for (uint32_t k = 0; k < SIDES; k++) {
@@ -204,15 +215,16 @@ static void measure_sides(struct honest *honest, struct side sides[SIDES], doubl
         side->p50_us = (double)bench_median(side->samples_ns, side->n_samples) / 1e3;
         /* sorted by that */
         side->p99_us = (double)side->samples_ns[side->n_samples * 99 / 100] / 1e3;
-        side->cpu = (double)side->neighbour_ns / (double)side->elapsed_ns;
+        side->neighbour_cpus = (double)side->neighbour_ns / (double)side->elapsed_ns;
+        side->daemon_cpus = (double)side->daemon_ns / (double)side->elapsed_ns;
+        side->attacks = (double)side->n_attacks / (double)side->elapsed_ns * 1e9;
     }
 }
 
 static void measure_pairs(struct honest *honest, const struct bench_run *run)
 {
-    struct side sides[SIDES] = {
-        {.mode = HOSTILE_BAD}, {.mode = HOSTILE_GOOD}, {.mode = HOSTILE_CALM}};
-    const struct side *bad = &sides[0], *good = &sides[1], *calm = &sides[2];
+    struct side sides[SIDES] = {{.mode = HOSTILE_BAD}, {.mode = HOSTILE_GOOD}};
+    const struct side *bad = &sides[0], *good = &sides[1];
 
     for (uint32_t k = 0; k < SIDES; k++) {
         sides[k].samples_ns = bench_memory(SAMPLES_MAX * sizeof(*sides[k].samples_ns), 0);
@@ -224,9 +236,9 @@ static void measure_pairs(struct honest *honest, const struct bench_run *run)
         }
         bench_print_pair("hostile_p99_vs_honest", bad->p99_us, good->p99_us);
         bench_print_pair("hostile_p50_vs_honest", bad->p50_us, good->p50_us);
-        bench_print_pair("hostile_cpu_vs_honest", bad->cpu, good->cpu);
-        bench_print_pair("hostile_p99_vs_calm", bad->p99_us, calm->p99_us);
-        bench_print_pair("hostile_p50_vs_calm", bad->p50_us, calm->p50_us);
+        bench_print_pair("hostile_cpu_vs_honest", bad->neighbour_cpus, good->neighbour_cpus);
+        bench_print_pair("hostile_daemon_cpu_vs_honest", bad->daemon_cpus, good->daemon_cpus);
+        bench_print_value("hostile_attacks", bad->attacks);
     }
     for (uint32_t k = 0; k < SIDES; k++) {
         bench_memory_free(sides[k].samples_ns, SAMPLES_MAX * sizeof(*sides[k].samples_ns));
@@ -250,27 +262,36 @@ static void attach(struct honest *honest, const char *socket_path)
     }
 }
 
+static void start_neighbour(struct honest *honest, const char *socket_path)
+{
+    honest->control = mmap(NULL, sizeof(*honest->control), PROT_READ | PROT_WRITE,
+                           MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (honest->control == MAP_FAILED) {
+        bench_die("no shared memory: %s", strerror(errno));
+    }
+    honest->neighbour_pid = hostile_load_start(socket_path, honest->control);
+    if (clock_getcpuclockid(honest->neighbour_pid, &honest->neighbour_clock) != 0) {
+        bench_die("no CPU clock of the neighbour");
+    }
+}
+
 int main(int argc, char **argv)
 {
     struct bench_run run;
     struct honest honest = {0};
     const char *socket_path;
+    pid_t daemon_pid;
 
     bench_init(&run, argc, argv);
     socket_path = bench_text(&run, "--socket");
-    if (socket_path == NULL) {
-        bench_die("--socket is missing");
+    daemon_pid = (pid_t)bench_number(&run, "--daemon-pid", 0);
+    if (socket_path == NULL || daemon_pid == 0) {
+        bench_die("usage: bench_hostile --socket PATH --daemon-pid PID");
     }
-    honest.control = mmap(NULL, sizeof(*honest.control), PROT_READ | PROT_WRITE,
-                          MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (honest.control == MAP_FAILED) {
-        bench_die("no shared memory: %s", strerror(errno));
+    if (clock_getcpuclockid(daemon_pid, &honest.daemon_clock) != 0) {
+        bench_die("no process %d", (int)daemon_pid);
     }
-    /* before there is a handle to inherit */
-    if (clock_getcpuclockid(hostile_load_start(socket_path, honest.control),
-                            &honest.neighbour_clock) != 0) {
-        bench_die("no CPU clock of the neighbour");
-    }
+    start_neighbour(&honest, socket_path); /* before there is a handle to inherit */
     honest.sources = bench_memory((size_t)N_SOURCES * BLOCK_BYTES, 1);
     honest.block = bench_memory(BLOCK_BYTES, 0);
     kvf_random_seeded_init(&honest.random, 2);
@@ -280,6 +301,7 @@ int main(int argc, char **argv)
         put_one(&honest);
     }
     measure_pairs(&honest, &run);
+    hostile_load_end(honest.neighbour_pid, honest.control);
     kvf_close(honest.client);
     return 0;
 }

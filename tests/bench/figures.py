@@ -56,16 +56,15 @@ LOCAL = [
 ]
 
 HOSTILE = [
-    Figure("hostile_p99_vs_honest", "us", "beside a well-behaved neighbour that spins", 1.5,
-           "lower", note="an honest client's puts and gets of 64 KiB, beside a hostile neighbour"),
-    Figure("hostile_p50_vs_honest", "us", "beside a well-behaved neighbour that spins",
-           better="lower", note="the same, the median"),
-    Figure("hostile_cpu_vs_honest", "CPUs", "the well-behaved neighbour that spins",
-           better="lower", note="CPU of the hostile neighbour"),
-    Figure("hostile_p99_vs_calm", "us", "beside a well-behaved neighbour that sleeps",
-           better="lower", note="the same beside one that keeps fewer threads on CPUs at a time"),
-    Figure("hostile_p50_vs_calm", "us", "beside a well-behaved neighbour that sleeps",
-           better="lower", note="the same, the median"),
+    Figure("hostile_p99_vs_honest", "us", "beside a well-behaved neighbour", 1.5, "lower",
+           note="an honest client's puts and gets of 64 KiB, beside a hostile neighbour"),
+    Figure("hostile_p50_vs_honest", "us", "beside a well-behaved neighbour", better="lower",
+           note="the same, the median"),
+    Figure("hostile_cpu_vs_honest", "CPUs", "the well-behaved neighbour", better="lower",
+           note="CPU of the hostile neighbour"),
+    Figure("hostile_daemon_cpu_vs_honest", "CPUs", "beside a well-behaved neighbour",
+           better="lower", note="CPU of the daemon beside a hostile neighbour"),
+    Figure("hostile_attacks", "1/s", note="attacks a second"),
 ]
 
 ACCURACY = [

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hostile_load.c: the well-behaved neighbours and the bad one.
+ * hostile_load.c: the well-behaved neighbour and the bad one.
  *
- * All take CPU_SHARE of a CPU: whoever has used less spins, whoever has used more sleeps, after
- * each burst of work. What is compared is what the daemon makes of a neighbour, not how busy the
- * machine is.
+ * What is compared is what the daemon makes of a neighbour, not how busy the machine is. So both
+ * are two threads that compute for the first ON_NS of each PHASE_NS: one writes words at random,
+ * the other attacks, or puts and gets and looks for its answers without sleeping. An attack waits
+ * for the daemon now and then, and takes less of a CPU while it does. The well-behaved neighbour
+ * leaves out a phase now and then, as many as it takes to have used as much.
  */
 #include "tests/bench/hostile_load.h"
 
@@ -24,15 +26,16 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#define CPU_SHARE        0.5
+#define PHASE_NS         (12 * KVF_NS_PER_MS)
+#define ON_NS            (4 * KVF_NS_PER_MS)
 #define NAP_NS           (200 * KVF_NS_PER_US)
 #define GOOD_BYTES       (64u << 10)
 #define GOOD_KEYS        256
 #define LARGE_STAGING    (96u << 20)
-#define BURST_NS         (3 * KVF_NS_PER_MS) /* of work between two rests */
 #define HANG_UP_MS       20
 #define SCRIBBLES_A_LOCK 256
 #define STAGING_WORDS    (KEYS_A_PUT * RECORD_BYTES / 8)
@@ -44,39 +47,67 @@
 static const char *the_socket;
 static struct hostile_control *the_control;
 static struct kvf_random_seeded the_random;
-static uint64_t mode_began_ns, mode_began_cpu_ns;
 
-/* --- the same CPU ----------------------------------------------------------------------------- */
+/* --- phases and the same CPU ------------------------------------------------------------------ */
 
-static uint64_t cpu_ns(void)
+static bool is_on(void)
 {
-    return (uint64_t)(bench_cpu_s() * 1e9);
+    return kvf_now_ns() % PHASE_NS < ON_NS;
 }
 
-static uint64_t due_ns(void)
+static void wait_for_phase(void)
 {
-    return (uint64_t)((double)(kvf_now_ns() - mode_began_ns) * CPU_SHARE);
+    uint64_t at_ns = (kvf_now_ns() / PHASE_NS + 1) * PHASE_NS;
+    struct timespec at = {.tv_sec = (time_t)(at_ns / KVF_NS_PER_S),
+                          .tv_nsec = (long)(at_ns % KVF_NS_PER_S)};
+
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) == EINTR) {
+    }
 }
 
-static void balance(enum hostile_mode mode)
+static uint64_t thread_cpu_ns(void)
 {
-    const struct timespec nap = {.tv_nsec = NAP_NS};
-    uint64_t used_ns = cpu_ns() - mode_began_cpu_ns;
+    struct timespec cpu;
 
-    /* on a machine that others use it may never get there */
-    while (used_ns < due_ns() && atomic_load(&the_control->wanted) == mode) {
-        used_ns = cpu_ns() - mode_began_cpu_ns;
-    }
-    while (used_ns > due_ns() && atomic_load(&the_control->wanted) == mode) {
-        nanosleep(&nap, NULL);
-        used_ns = cpu_ns() - mode_began_cpu_ns;
-    }
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &cpu);
+    return (uint64_t)cpu.tv_sec * KVF_NS_PER_S + (uint64_t)cpu.tv_nsec;
+}
+
+/* What the first thread has used as one neighbour, over all times that it was that one. */
+struct account {
+    uint64_t elapsed_ns, cpu_ns;
+    uint64_t began_ns, began_cpu_ns; /* the last time */
+};
+
+static struct account accounts[HOSTILE_GONE];
+
+static void account_begin(struct account *account)
+{
+    account->began_ns = kvf_now_ns();
+    account->began_cpu_ns = thread_cpu_ns();
+}
+
+static void account_end(struct account *account)
+{
+    account->elapsed_ns += kvf_now_ns() - account->began_ns;
+    account->cpu_ns += thread_cpu_ns() - account->began_cpu_ns;
+}
+
+/* Has the well-behaved one used less than the bad one would have? */
+static bool is_due(void)
+{
+    const struct account *good = &accounts[HOSTILE_GOOD], *bad = &accounts[HOSTILE_BAD];
+    double elapsed_ns = (double)(good->elapsed_ns + kvf_now_ns() - good->began_ns);
+    double used_ns = (double)(good->cpu_ns + thread_cpu_ns() - good->began_cpu_ns);
+
+    return bad->elapsed_ns == 0 ||
+           used_ns / elapsed_ns < (double)bad->cpu_ns / (double)bad->elapsed_ns;
 }
 
 /* --- the second thread ------------------------------------------------------------------------ */
 
-/* Writes words at random during each burst: over memory of its own, or over what an attack shares
- * with the daemon. So both neighbours are two threads. */
+/* Writes words at random while it is on: over memory of its own, or over what an attack shares with
+ * the daemon. */
 static struct {
     pthread_mutex_t lock; /* guards raw and what it has mapped */
     const struct raw_client *raw;
@@ -105,13 +136,12 @@ static void scribble_words(struct kvf_random_seeded *random)
 
 static void *scribble(void *arg)
 {
-    const struct timespec nap = {.tv_nsec = NAP_NS};
     struct kvf_random_seeded random;
 
     kvf_random_seeded_init(&random, 3);
     for (;;) {
-        if (!atomic_load(&scribbler.is_on)) {
-            nanosleep(&nap, NULL);
+        if (!atomic_load(&scribbler.is_on) || !is_on()) {
+            wait_for_phase();
             continue;
         }
         pthread_mutex_lock(&scribbler.lock);
@@ -131,7 +161,7 @@ static void scribbler_aim(const struct raw_client *raw)
 
 /* --- the well-behaved one --------------------------------------------------------------------- */
 
-static struct kvf_client *good_open(uint32_t flags)
+static struct kvf_client *good_open(void)
 {
     struct kvf_options options;
     struct kvf_client *client = NULL;
@@ -140,7 +170,7 @@ static struct kvf_client *good_open(uint32_t flags)
     kvf_options_init(&options);
     options.socket_path = the_socket;
     options.client_name = "neighbour";
-    options.flags = flags;
+    options.flags = KVF_ATTACH_SPIN;
     options.namespace_label = "neighbour";
     options.staging_bytes = 4 << 20;
     status = kvf_open(&options, &client);
@@ -218,14 +248,12 @@ static void attack_scribble(void)
 {
     struct raw_client raw;
     struct kvf_shm_cqe cqe;
-    uint64_t end_ns;
 
     if (!attach(&raw, 1 << 20)) {
         return;
     }
     scribbler_aim(&raw);
-    end_ns = kvf_now_ns() + BURST_NS;
-    for (uint64_t i = 0; kvf_now_ns() < end_ns && !raw_is_hung_up(&raw, 0); i++) {
+    for (uint64_t i = 0; is_on() && !raw_is_hung_up(&raw, 0); i++) {
         if (kvf_ring_client_room(&raw.ring, KEYS_A_PUT) == KVF_OK) {
             submit_puts(&raw, i);
         }
@@ -342,7 +370,6 @@ static void attack_flood(void)
     static struct kvf_shm_key keys[KVF_REQUEST_KEYS_MAX];
     struct raw_client raw;
     struct kvf_shm_cqe cqe;
-    uint64_t end_ns;
     uint16_t n;
 
     if (!attach(&raw, 1 << 20)) {
@@ -353,8 +380,7 @@ static void attack_flood(void)
     for (uint32_t k = 0; k < n; k++) {
         raw_key(&keys[k], k);
     }
-    end_ns = kvf_now_ns() + BURST_NS;
-    while (kvf_now_ns() < end_ns && !raw_is_hung_up(&raw, 0)) {
+    while (is_on() && !raw_is_hung_up(&raw, 0)) {
         struct kvf_shm_sqe sqe;
 
         raw_sqe(&raw, &sqe, KVF_OP_LOOKUP, n);
@@ -385,39 +411,48 @@ static void (*const attacks[])(void) = {
 
 /* --- the process ------------------------------------------------------------------------------ */
 
-/* One request after the other, or (without a client) one kind of attack again and again, for a
- * burst. */
-static void burst(struct kvf_client *client, uint64_t serial)
+static void be_good(void)
 {
+    struct kvf_client *client = good_open();
     static uint64_t n_requests;
-    uint64_t end_ns = kvf_now_ns() + BURST_NS;
 
-    atomic_store(&scribbler.is_on, true);
-    do {
-        if (client != NULL) {
+    while (atomic_load(&the_control->wanted) == HOSTILE_GOOD) {
+        wait_for_phase();
+        /* once begun to the end of the phase, as an attack */
+        for (bool goes_on = is_due(); goes_on; goes_on = is_on()) {
             good_step(client, n_requests++);
-        } else {
-            attacks[serial % (sizeof(attacks) / sizeof(attacks[0]))]();
         }
-    } while (kvf_now_ns() < end_ns);
-    atomic_store(&scribbler.is_on, false);
-}
-
-static void run_mode(enum hostile_mode mode)
-{
-    struct kvf_client *client = NULL;
-
-    if (mode != HOSTILE_BAD) {
-        client = good_open(mode == HOSTILE_GOOD ? KVF_ATTACH_SPIN : 0);
-    }
-    mode_began_ns = kvf_now_ns();
-    mode_began_cpu_ns = cpu_ns();
-    atomic_store(&the_control->current, mode);
-    for (uint64_t serial = 0; atomic_load(&the_control->wanted) == mode; serial++) {
-        burst(client, serial);
-        balance(mode);
     }
     kvf_close(client);
+}
+
+/* One kind of attack again and again during a phase. */
+static void be_bad(void)
+{
+    static uint64_t serial;
+
+    while (atomic_load(&the_control->wanted) == HOSTILE_BAD) {
+        wait_for_phase();
+        do {
+            atomic_fetch_add(&the_control->n_attacks, 1);
+            attacks[serial % (sizeof(attacks) / sizeof(attacks[0]))]();
+        } while (is_on());
+        serial++;
+    }
+}
+
+static void be(enum hostile_mode mode)
+{
+    atomic_store(&the_control->current, mode);
+    account_begin(&accounts[mode]);
+    atomic_store(&scribbler.is_on, true);
+    if (mode == HOSTILE_GOOD) {
+        be_good();
+    } else {
+        be_bad();
+    }
+    atomic_store(&scribbler.is_on, false);
+    account_end(&accounts[mode]);
 }
 
 static void run(void)
@@ -431,11 +466,14 @@ static void run(void)
     for (;;) {
         enum hostile_mode mode = (enum hostile_mode)atomic_load(&the_control->wanted);
 
+        if (mode == HOSTILE_GONE) {
+            return;
+        }
         if (mode == HOSTILE_IDLE) {
             atomic_store(&the_control->current, HOSTILE_IDLE);
             nanosleep(&nap, NULL);
         } else {
-            run_mode(mode);
+            be(mode);
         }
     }
 }
@@ -473,5 +511,15 @@ void hostile_load_set(struct hostile_control *control, enum hostile_mode mode)
             bench_die("the neighbour is gone");
         }
         nanosleep(&nap, NULL);
+    }
+}
+
+void hostile_load_end(pid_t pid, struct hostile_control *control)
+{
+    int wait_status;
+
+    atomic_store(&control->wanted, HOSTILE_GONE);
+    if (waitpid(pid, &wait_status, 0) != pid || wait_status != 0) {
+        bench_die("the neighbour has failed");
     }
 }
