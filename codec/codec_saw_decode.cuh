@@ -3,9 +3,9 @@
  * codec_saw_decode.cuh: decode to bf16 of rows whose rotation is Sylvester's of 64, 128 or 256, the
  * whole vector. Who has which element is in codec_saw_device.cuh; z and x are codec_saw.h's.
  *
- * Codes become fp16 numbers by setting bits: 0x6400 | q is 1024 + q. The 1024s meet again in the
- * first column of the product, from where they are subtracted by the accumulator's first value. All
- * sums are of integers below 2^24, hence exact.
+ * A code q is fp16 as it is: the bits of a subnormal number, q 2^-24, which tensor cores take like
+ * any other; the vector's factor is 2^24 times as large instead. All sums are of integers below
+ * 2^24 in this unit, hence exact.
  *
  * Signs are applied to the rounded result, g x = g fma(scale c, z, g mu), which differs for zeroes
  * only: the fused operation gives -0 where all its terms are -0, and that is where g and mu are
@@ -21,6 +21,7 @@ namespace kvf
 {
 
 template <int dim> struct decode_shared {
+    row_pages pages;          /* for tiles that lie in more than one page */
     float means[dim];         /* g mu, in the order of the lanes' registers */
     uint32_t signs[dim / 2];  /* g of two elements each, as bf16 */
     uint32_t zeroes[dim / 2]; /* what is added to two elements each */
@@ -38,6 +39,9 @@ template <int dim> struct decode_row {
 /* Means, signs and zeroes of the row, by all threads. */
 template <int dim> static __device__ __forceinline__ void fill_row(const decode_row<dim> &at)
 {
+    if (threadIdx.x == 0) {
+        at.shared->pages = at.pages;
+    }
     uint16_t *zeroes = reinterpret_cast<uint16_t *>(at.shared->zeroes);
     uint16_t *signs = reinterpret_cast<uint16_t *>(at.shared->signs);
     for (uint32_t e = threadIdx.x; e < dim; e += blockDim.x) {
@@ -131,8 +135,8 @@ template <int dim, int bits> struct lane_codes {
         }
     }
 
-    /* Two codes plus 1024 as fp16: those of bit 0 clear and set. At 4 bits, those of products with
-     * bit 2 set (odd ones) come 16-fold. */
+    /* Two codes as fp16: those of bit 0 clear and set. At 4 bits, those of products with bit 2 set
+     * (odd ones) come 16-fold. */
     __device__ __forceinline__ uint32_t pair(uint32_t bit_1, uint32_t product) const
     {
         constexpr uint32_t products = dim / 16;
@@ -141,13 +145,13 @@ template <int dim, int bits> struct lane_codes {
         if constexpr (bits == 8) {
             uint32_t both = permute_bytes(words[clear / 4], words[set / 4],
                                           clear % 4 < 2 ? 0x5410 : 0x7632);
-            return (both >> clear % 2 * 8 & 0x00ff00ff) | 0x64006400;
+            return both >> clear % 2 * 8 & 0x00ff00ff;
         }
         uint32_t selector = clear % 8 < 4 ? 0x5410 : 0x7632;
         uint32_t both = permute_bytes(words[clear / 8], words[set / 8], selector);
         if constexpr (bits == 4) {
             uint32_t byte = both >> clear % 4 / 2 * 8;
-            return (byte & (product % 2 != 0 ? 0x00f000f0 : 0x000f000f)) | 0x64006400;
+            return byte & (product % 2 != 0 ? 0x00f000f0 : 0x000f000f);
         }
         uint32_t shift = clear % 4 * 4;
         uint32_t codes = (both >> shift & 0x000f000f) << low_bits;
@@ -155,7 +159,7 @@ template <int dim, int bits> struct lane_codes {
             uint32_t lower = permute_bytes(low[clear / 8], low[set / 8], selector);
             codes |= lower >> shift & 0x000f000f;
         }
-        return codes | 0x64006400;
+        return codes;
     }
 };
 
@@ -163,20 +167,20 @@ template <int dim, int bits> struct lane_codes {
  * Tiles and rows
  */
 
-/* z = H^T q */
+constexpr float code_unit = 0x1p-24f; /* of a code as fp16 */
+
+/* z = H^T q, in this unit. */
 template <int dim, int bits>
 static __device__ __forceinline__ void
 rotate_codes(const lane_codes<dim, bits> &codes, const hadamard_pair &h16, float z[dim / 32][2][4])
 {
-    /* the first column has the sum of sixteen 1024s */
-    float first = threadIdx.x % 4 == 0 ? -16384.0f : 0.0f;
 #pragma unroll
     for (uint32_t i = 0; i < dim / 32; i++) {
         uint32_t a0 = codes.pair(0, 2 * i);
         uint32_t a1 = codes.pair(0, 2 * i + 1);
         uint32_t a2 = codes.pair(1, 2 * i);
         uint32_t a3 = codes.pair(1, 2 * i + 1);
-        mma_f16(z[i][0], a0, a1, a2, a3, h16.b[0], h16.b[1], first);
+        mma_f16(z[i][0], a0, a1, a2, a3, h16.b[0], h16.b[1], 0.0f);
         mma_f16(z[i][1], a0, a1, a2, a3, h16.b[2], h16.b[3], 0.0f);
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++) { /* bit 2 */
@@ -209,27 +213,37 @@ static __device__ __forceinline__ uint32_t pack_bf16(float a, float b)
     return *reinterpret_cast<uint32_t *>(&both);
 }
 
-static __device__ __forceinline__ void store_16(uint8_t *to, const uint32_t word[4],
-                                                bool is_aligned)
+/* A lane's pieces of a vector. */
+template <int dim>
+static __device__ __forceinline__ void store_pieces(uint8_t *to, const uint32_t words[dim / 32][4],
+                                                    bool is_aligned)
 {
     if (is_aligned) {
-        __stcs(reinterpret_cast<uint4 *>(to), make_uint4(word[0], word[1], word[2], word[3]));
+#pragma unroll
+        for (uint32_t i = 0; i < dim / 32; i++) {
+            __stcs(reinterpret_cast<uint4 *>(to + i * 64),
+                   make_uint4(words[i][0], words[i][1], words[i][2], words[i][3]));
+        }
         return;
     }
 #pragma unroll
-    for (uint32_t k = 0; k < 8; k++) {
-        reinterpret_cast<uint16_t *>(to)[k] = (uint16_t)(word[k / 2] >> k % 2 * 16);
+    for (uint32_t i = 0; i < dim / 32; i++) {
+        uint16_t *halves = reinterpret_cast<uint16_t *>(to + i * 64);
+#pragma unroll
+        for (uint32_t k = 0; k < 8; k++) {
+            halves[k] = (uint16_t)(words[i][k / 2] >> k % 2 * 16);
+        }
     }
 }
 
 template <int dim, bool centred>
 static __device__ __forceinline__ void store_values(const decode_row<dim> &at, uint8_t *vector,
-                                                    float z[dim / 32][2][4], float factor,
-                                                    float offset)
+                                                    bool is_aligned, float z[dim / 32][2][4],
+                                                    float factor, float offset)
 {
     uint32_t t = threadIdx.x % 4;
-    bool is_aligned = at.pages.is_aligned();
     float sign = __uint_as_float(at.shared->signs[0] << 16);
+    uint32_t words[dim / 32][4];
 #pragma unroll
     for (uint32_t i = 0; i < dim / 32; i++) {
         float x[2][4];
@@ -254,14 +268,12 @@ static __device__ __forceinline__ void store_values(const decode_row<dim> &at, u
         if constexpr (centred) {
             zeroes = *reinterpret_cast<const uint4 *>(&at.shared->zeroes[i * 16 + t * 4]);
         }
-        uint32_t word[4] = {
-            fma_bf16x2(pack_bf16(x[0][0], x[0][1]), signs.x, zeroes.x),
-            fma_bf16x2(pack_bf16(x[1][0], x[1][1]), signs.y, zeroes.y),
-            fma_bf16x2(pack_bf16(x[0][2], x[0][3]), signs.z, zeroes.z),
-            fma_bf16x2(pack_bf16(x[1][2], x[1][3]), signs.w, zeroes.w),
-        };
-        store_16(vector + i * 64 + t * 16, word, is_aligned);
+        words[i][0] = fma_bf16x2(pack_bf16(x[0][0], x[0][1]), signs.x, zeroes.x);
+        words[i][1] = fma_bf16x2(pack_bf16(x[1][0], x[1][1]), signs.y, zeroes.y);
+        words[i][2] = fma_bf16x2(pack_bf16(x[0][2], x[0][3]), signs.z, zeroes.z);
+        words[i][3] = fma_bf16x2(pack_bf16(x[1][2], x[1][3]), signs.w, zeroes.w);
     }
+    store_pieces<dim>(vector + t * 16, words, is_aligned);
 }
 
 /* A warp's tiles, every eighth one of the row, on their way from memory, some at a time: while much
@@ -278,14 +290,18 @@ template <int dim, int bits> struct decode_ring {
     static constexpr uint32_t unit_bytes = vector_bytes % 16 == 0 ? 16 : 8; /* of a copy */
 
     uint8_t *base;
-    uint32_t page_id; /* lane k: of tile k, where a tile lies in one page */
+    uint64_t *tiles_at; /* [32] first vectors of its tiles, where a tile lies in one page */
 
     /* Tile k of the warp, in a group of copies. */
     __device__ __forceinline__ void ask(const decode_row<dim> &at, uint32_t warp, uint32_t k) const
     {
         uint32_t lane = threadIdx.x % warp_lanes;
         uint32_t token = (warp + k * n_warps) * 8;
-        uint32_t n = token < at.part.n_wanted ? min(8u, at.part.n_wanted - token) : 0;
+        if (token >= at.part.n_wanted) { /* as a rule for all but the first tiles */
+            commit_copies();
+            return;
+        }
+        uint32_t n = min(8u, at.part.n_wanted - token);
         uint32_t vector = at.row * at.part.n_tokens + at.part.token_first + token;
         const uint8_t *codes = at.parts.codes + vector * vector_bytes;
         uint32_t to = (uint32_t)__cvta_generic_to_shared(base + k % n_slots * slot_bytes);
@@ -326,21 +342,25 @@ static __device__ __forceinline__ void decode_tiles(const decode_row<dim> &at, u
 {
     constexpr uint32_t n_warps = decode_ring<dim, bits>::n_warps;
     uint32_t g = threadIdx.x % warp_lanes / 4;
+    float rsqrt_order = at.tensor.rsqrt_order * (1.0f / code_unit);
+    bool is_aligned = at.pages.is_aligned();
+    bool has_whole_tiles = at.pages.has_whole_tiles();
+    uint64_t token_stride = at.pages.token_stride_bytes;
 #pragma unroll 1
     for (uint32_t k = 0; (warp + k * n_warps) * 8 < at.part.n_wanted; k++) {
         lane_codes<dim, bits> codes;
         uint32_t meta = ring.take(k, &codes);
-        uint32_t page_id = __shfl_sync(all_lanes, ring.page_id, k);
         ring.ask(at, warp, k + ring.n_slots);
         float offset = f32_of_half_bits(meta & 0xffff) * at.tensor.sqrt_order;
-        float factor = f32_of_half_bits(meta >> 16) * at.tensor.rsqrt_order;
+        float factor = f32_of_half_bits(meta >> 16) * rsqrt_order;
         float z[dim / 32][2][4];
         rotate_codes<dim, bits>(codes, h16, z);
         uint32_t token = (warp + k * n_warps) * 8 + g;
         if (token < at.part.n_wanted) {
-            uint8_t *vector = at.pages.has_whole_tiles() ? at.pages.vector(token, page_id)
-                                                         : at.pages.vector(token);
-            store_values<dim, centred>(at, vector, z, factor, offset);
+            uint8_t *vector = has_whole_tiles
+                                  ? at_address<uint8_t>(ring.tiles_at[k] + g * token_stride)
+                                  : at.shared->pages.vector(token);
+            store_values<dim, centred>(at, vector, is_aligned, z, factor, offset);
         }
     }
 }
@@ -354,6 +374,7 @@ static __device__ __forceinline__ void decode_row_fast(const struct kvf_gpu_work
     __shared__ __align__(16) decode_shared<dim> shared;
     __shared__ __align__(16)
         uint8_t rings[ring_of::n_warps][ring_of::n_slots * ring_of::slot_bytes];
+    __shared__ uint64_t tiles_at[ring_of::n_warps][warp_lanes];
     uint32_t n_rows = saw_rows_max(&work, tensors);
     uint32_t index = blockIdx.x / n_rows;
     uint32_t row = blockIdx.x - index * n_rows;
@@ -365,13 +386,14 @@ static __device__ __forceinline__ void decode_row_fast(const struct kvf_gpu_work
     const decode_row<dim> at = {
         tensor, part, saw_parts(tensor, part), row_pages(work, part, tensor, row), row, &shared};
     uint32_t warp = uniform_warp();
-    ring_of ring = {rings[warp], 0};
+    ring_of ring = {rings[warp], tiles_at[warp]};
     for (uint32_t k = 0; k < ring.n_slots; k++) {
         ring.ask(at, warp, k);
     }
     uint32_t token = (warp + threadIdx.x % warp_lanes * ring.n_warps) * 8;
     if (token < part.n_wanted) {
-        ring.page_id = at.pages.page_ids[at.pages.page_of(token)];
+        ring.tiles_at[threadIdx.x % warp_lanes] = reinterpret_cast<uint64_t>(
+            at.pages.vector(token));
     }
     fill_row<dim>(at);
     __syncthreads();

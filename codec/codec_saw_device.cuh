@@ -87,6 +87,8 @@ struct row_pages {
     uint32_t tokens_a_page;
     uint32_t page_shift; /* 32: not a power of two */
 
+    row_pages() = default; /* in shared memory */
+
     __device__ __forceinline__ row_pages(const struct kvf_gpu_work &work,
                                          const struct kvf_gpu_part &part,
                                          const struct kvf_gpu_tensor &tensor, uint32_t row)
