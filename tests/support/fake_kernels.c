@@ -61,6 +61,12 @@ static struct kvf_codec_tensor tensor_of(const struct kvf_gpu_tensor *from)
     tensor.descriptor.bits = from->bits;
     tensor.descriptor.flags = from->flags;
     tensor.descriptor.clip_q15 = (uint16_t)(from->clip_ratio * KVF_BLOCK_CLIP_ONE + 0.5f);
+    tensor.descriptor.group_axis = from->group_axis;
+    tensor.descriptor.group_size = from->group_size;
+    tensor.n_clips = from->n_clips;
+    for (uint32_t i = 0; i < from->n_clips; i++) {
+        tensor.clips_q15[i] = (uint16_t)(from->clip_ratios[i] * KVF_BLOCK_CLIP_ONE + 0.5f);
+    }
     memcpy(tensor.order, from->order, sizeof(tensor.order));
     memcpy(tensor.sign_bits, from->sign_bits, sizeof(tensor.sign_bits));
     rotations_of(from, &tensor);
@@ -395,7 +401,7 @@ static bool begins(const char *name, const char *with)
 bool fake_kernel_exists(const char *name)
 {
     return begins(name, "kvf_raw_") || begins(name, "kvf_exact_") || begins(name, "kvf_saw_") ||
-           begins(name, "kvf_tq_") || begins(name, "kvf_escapes_");
+           begins(name, "kvf_tq_") || begins(name, "kvf_kivi_") || begins(name, "kvf_escapes_");
 }
 
 void fake_kernel_run(const char *name, const struct kvf_gpu_work *work, uint32_t tensors)
@@ -414,6 +420,8 @@ void fake_kernel_run(const char *name, const struct kvf_gpu_work *work, uint32_t
         decode(work, KVF_CODEC_SAW, tensors);
     } else if (begins(name, "kvf_tq_decode")) {
         decode(work, KVF_CODEC_TQ, tensors);
+    } else if (begins(name, "kvf_kivi_decode")) {
+        decode(work, KVF_CODEC_KIVI, tensors);
     }
     kvf_fp_leave(state);
 }
