@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * cli.h: the parts of the kvferry command. kvferry.c reads the arguments and finds the subcommand;
- * cli_data.c speaks to the daemon through libkvferry, cli_admin.c through the admin socket.
+ * cli_data.c speaks to the daemon through libkvferry, cli_admin.c through the admin socket;
+ * cli_inspect.c and cli_calibrate.c ask nobody, they read captures.
  */
 #ifndef KVF_CLIENT_CLI_H
 #define KVF_CLIENT_CLI_H
@@ -13,11 +14,21 @@
 
 #include "kvferry.h"
 
+enum {
+    CLI_FOLDERS_MAX = 64
+};
+
 enum cli_exit {
     CLI_OK = 0,
     CLI_FAILED = 1,
     CLI_USAGE = 2,
     CLI_NO_DAEMON = 3,
+};
+
+/* Folders of captures. */
+struct cli_folders {
+    const char *items[CLI_FOLDERS_MAX];
+    uint32_t n;
 };
 
 /* Everything that can be said on the command line. */
@@ -38,6 +49,28 @@ struct cli {
     uint64_t count;
     uint64_t size_bytes;
     uint32_t depth;
+    /* inspect, calibrate; 0 and NULL: not said */
+    struct cli_folders captures;
+    struct cli_folders heldout;
+    const char *profile;
+    const char *svg_file;
+    const char *write_file;
+    const char *name;
+    const char *workload;
+    const char *weights_digest;
+    const char *weights_file;
+    const char *adapter_digest;
+    const char *codecs;
+    const char *rope_state;
+    double sigma_median;
+    double sigma_p99;
+    double output_error;
+    double top1;
+    double target_bits;
+    uint64_t sinks;
+    bool has_sinks;
+    uint64_t queries;
+    uint64_t threads;
 };
 
 /* Say what went wrong on stderr, "kvferry: ...", and return code. */
@@ -64,7 +97,9 @@ int cli_clients(const struct cli *cli);
 int cli_verify(const struct cli *cli);
 int cli_evict(const struct cli *cli); /* by key: through the library; by namespace: admin */
 int cli_purge(const struct cli *cli);
-int cli_profiles(const struct cli *cli); /* asks nobody */
+int cli_profiles(const struct cli *cli); /* asks nobody, as do those below */
+int cli_inspect(const struct cli *cli);
+int cli_calibrate(const struct cli *cli);
 
 /* Evict one key of a label through the library. */
 int cli_evict_key(const struct cli *cli);
@@ -73,6 +108,15 @@ int cli_evict_key(const struct cli *cli);
  * exit code after saying why. */
 int cli_open(const struct cli *cli, const char *label, uint64_t staging_bytes,
              struct kvf_client **client_out);
+
+/* Read every folder that was named. what: for the message. CLI_OK, or an exit code after saying
+ * why; the set is the caller's in any case. */
+struct kvf_capture_set;
+int cli_open_captures(const struct cli_folders *folders, const char *what,
+                      struct kvf_capture_set *set);
+
+/* Threads to use: --threads, or as many as this process may run on. */
+uint32_t cli_threads(const struct cli *cli);
 
 /* --- admin socket ----------------------------------------------------------------------------- */
 

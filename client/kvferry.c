@@ -14,9 +14,17 @@
 
 #include "base/clock.h"
 #include "base/parse.h"
+#include "client/calib_search.h"
 #include "client/cli.h"
 
 #define SOCKET_DEFAULT "/run/kvferry/kvferryd.sock"
+
+#define TEXT_OF(x)     #x
+#define VALUE_OF(x)    TEXT_OF(x)
+#define DEFAULT_MEDIAN VALUE_OF(KVF_DEFAULT_SIGMA_MEDIAN)
+#define DEFAULT_P99    VALUE_OF(KVF_DEFAULT_SIGMA_P99)
+#define DEFAULT_OUTPUT VALUE_OF(KVF_DEFAULT_OUTPUT_ERROR)
+#define DEFAULT_TOP1   VALUE_OF(KVF_DEFAULT_TOP1)
 
 struct option_row {
     char letter;
@@ -42,6 +50,26 @@ static const struct option_row option_rows[] = {
     {'z', "size", "SIZE", "bytes of a block (1MiB)"},
     {'d', "depth", "N", "requests in flight (8)"},
     {'K', "keep", NULL, "leave the blocks in the daemon"},
+    {'P', "profile", "NAME", "a profile of this release (see kvferry profiles)"},
+    {'S', "svg", "FILE", "draw the figures, by layer and head"},
+    {'C', "capture", "DIR", "captures to choose by; may be repeated"},
+    {'H', "heldout", "DIR", "captures to check with; may be repeated"},
+    {'L', "workload", "LABEL", "chat, long-retrieval, reasoning, tool-calls, code or other"},
+    {'G', "weights-digest", "HEX", "the model, as its engine names it at attach (from captures)"},
+    {'F', "weights", "FILE", "the model, by the SHA-256 of this file"},
+    {'A', "adapter-digest", "HEX", "the adapter, as its engine names it (none)"},
+    {'w', "write", "FILE", "the profile's file, for the daemon's calibration.dir"},
+    {'N', "name", "NAME", "of the profile: a-z, 0-9, '.', '-', at most 15 (calibrated)"},
+    {'B', "target-bits", "X", "divide this mean of bits a value among layers"},
+    {'m', "sigma-median", "X", "most logit noise of the worst head, median (" DEFAULT_MEDIAN ")"},
+    {'q', "sigma-p99", "X", "the same, 99th percentile (" DEFAULT_P99 ")"},
+    {'e', "output-error", "X", "most error of attention's output, relative (" DEFAULT_OUTPUT ")"},
+    {'1', "top1", "X", "least share of queries whose top key stays (" DEFAULT_TOP1 ")"},
+    {'x', "codecs", "LIST", "of saw, tq and kivi (all)"},
+    {'r', "rope-state", "STATE", "code K post, pre, or auto: what takes less (post)"},
+    {'i', "sinks", "N", "leading tokens of a text that are kept raw (4)"},
+    {'Q', "queries", "N", "queries a head and capture, at most (64)"},
+    {'j', "threads", "N", "as many as processors"},
 };
 #define OPTION_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
 
@@ -49,38 +77,50 @@ struct command {
     const char *name;
     const char *arguments;
     const char *options; /* letters of option_rows; s, a, o and h go without saying */
-    bool takes_file;
+    uint32_t files_max;
     int (*run)(const struct cli *cli);
     const char *summary;
     const char *details;
 };
 
 static const struct command commands[] = {
-    {"ping", "", "c", false, cli_ping, "measure round trips to the daemon",
+    {"ping", "", "c", 0, cli_ping, "measure round trips to the daemon",
      "Attaches and sends --count (1000) empty requests through the rings and the daemon's loop."},
-    {"stat", "", "", false, cli_stat, "show tiers, counters and latencies",
+    {"stat", "", "", 0, cli_stat, "show tiers, counters and latencies",
      "Latencies are upper edges of power-of-two buckets, since the daemon's start."},
-    {"put", "[FILE]", "ktlDWTb", true, cli_put, "store a file or standard input as one block",
+    {"put", "[FILE]", "ktlDWTb", 1, cli_put, "store a file or standard input as one block",
      "Stores up to 64 MiB as they are (profile bytes) under a key. Says \"stored\", \"durable\" or "
      "\"exists\";\nanother payload under a key that is there is refused, the first one stands."},
-    {"get", "[FILE]", "ktlb", true, cli_get, "fetch a block to a file or standard output",
+    {"get", "[FILE]", "ktlb", 1, cli_get, "fetch a block to a file or standard output",
      "Copies the block, gives the lease back, checks the checksum, and only then writes. A block "
      "that is\nnot there: prints \"miss\" and exits with 1."},
-    {"ls", "", "nc", false, cli_ls, "list namespaces, or the blocks of one",
+    {"ls", "", "nc", 0, cli_ls, "list namespaces, or the blocks of one",
      "Without --namespace the namespaces; with it up to --count (all) blocks, one a line; with -o "
      "json one\nobject a line."},
-    {"verify", "", "", false, cli_verify, "read every block and check it",
+    {"verify", "", "", 0, cli_verify, "read every block and check it",
      "Exits with 1 if a block was bad. Bad blocks are dropped."},
-    {"evict", "", "ktln", false, cli_evict, "forget a block, or the blocks of a namespace",
+    {"evict", "", "ktln", 0, cli_evict, "forget a block, or the blocks of a namespace",
      "A key with its label, or a namespace. After a crash evicted blocks may come back from a "
      "drive; use\npurge to forget for good."},
-    {"purge", "", "n", false, cli_purge, "forget a namespace for good",
+    {"purge", "", "n", 0, cli_purge, "forget a namespace for good",
      "Returns when the purge itself is on stable storage: no block stored before comes back."},
-    {"clients", "", "", false, cli_clients, "list attached clients", "One a line."},
-    {"profiles", "", "", false, cli_profiles, "list the profiles of this release and their sizes",
+    {"clients", "", "", 0, cli_clients, "list attached clients", "One a line."},
+    {"profiles", "", "", 0, cli_profiles, "list the profiles of this release and their sizes",
      "Bits a value of K and V and the ratio to bf16, in a model of 32 layers of 8 heads of 128 and "
      "blocks\nof 256 tokens. Asks no daemon."},
-    {"bench", "", "czdDWK", false, cli_bench, "measure puts and gets beside a memcpy",
+    {"inspect", "CAPTURE...", "PSmqij", CLI_FOLDERS_MAX, cli_inspect,
+     "tell what is hard about captured K and V",
+     "For each layer and head: kurtosis before and after rotation, norms, what a profile "
+     "(balanced) "
+     "does to\nK and V, logit noise, and the bits that it suggests. Asks no daemon."},
+    {"calibrate", "", "CHLGFAwNPBmqe1xriQj", 0, cli_calibrate,
+     "find a profile for a model, and write it if it passes",
+     "Goes down from 8 bits to 3, layer by layer, as far as the thresholds allow, checks on "
+     "held-out "
+     "captures\nwhat attention makes of it, and writes the file that the daemon reads. With "
+     "--profile it only checks a\nprofile of this release. Exits with 1 if nothing passes. Asks no "
+     "daemon."},
+    {"bench", "", "czdDWK", 0, cli_bench, "measure puts and gets beside a memcpy",
      "Puts --count (256) blocks of --size with --depth in flight, gets them back, and copies the "
      "same bytes\nby memcpy on one core. The blocks are evicted at the end."},
 };
@@ -144,10 +184,10 @@ static void print_help(void)
     }
     printf("\nkvferry COMMAND --help says more. Options of all commands:\n");
     for (size_t i = 0; i < OPTION_ROWS && option_rows[i].letter != 'k'; i++) {
-        printf("    --%-12s %-10s %s\n", option_rows[i].name,
+        printf("    --%-14s %-10s %s\n", option_rows[i].name,
                option_rows[i].argument != NULL ? option_rows[i].argument : "", option_rows[i].text);
     }
-    printf("    --%-12s %-10s %s\n", "version", "", "print the version");
+    printf("    --%-14s %-10s %s\n", "version", "", "print the version");
     printf("\nexit codes: 0 ok, 1 failed or miss, 2 usage, 3 no daemon\n");
 }
 
@@ -163,7 +203,7 @@ static void print_command_help(const struct command *command)
            command->details);
     for (size_t i = 0; i < OPTION_ROWS; i++) {
         if (accepts(command, option_rows[i].letter)) {
-            printf("    --%-12s %-10s %s\n", option_rows[i].name,
+            printf("    --%-14s %-10s %s\n", option_rows[i].name,
                    option_rows[i].argument != NULL ? option_rows[i].argument : "",
                    option_rows[i].text);
         }
@@ -254,6 +294,86 @@ static int take_number(struct cli *cli, char letter, const char *text)
     }
 }
 
+/* A number above 0, at most most. */
+static int parse_real(const char *name, const char *text, double most, double *value_out)
+{
+    char *end;
+    double value = strtod(text, &end);
+
+    if (end == text || *end != '\0' || !(value > 0) || !(value <= most)) {
+        return cli_fail(CLI_USAGE, "--%s: a number above 0, at most %g", name, most);
+    }
+    *value_out = value;
+    return CLI_OK;
+}
+
+static int add_folder(struct cli_folders *folders, const char *folder)
+{
+    if (folders->n == CLI_FOLDERS_MAX) {
+        return cli_fail(CLI_USAGE, "more than %d folders", CLI_FOLDERS_MAX);
+    }
+    folders->items[folders->n++] = folder;
+    return CLI_OK;
+}
+
+/* Numbers of inspect and calibrate. */
+static int take_measure_number(struct cli *cli, char letter, const char *text)
+{
+    char detail[256];
+
+    switch (letter) {
+    case 'm':
+        return parse_real("sigma-median", text, 1e6, &cli->sigma_median);
+    case 'q':
+        return parse_real("sigma-p99", text, 1e6, &cli->sigma_p99);
+    case 'e':
+        return parse_real("output-error", text, 1e6, &cli->output_error);
+    case '1':
+        return parse_real("top1", text, 1, &cli->top1);
+    case 'B':
+        return parse_real("target-bits", text, 16, &cli->target_bits);
+    case 'Q':
+        return parse_count("queries", text, 1000000, &cli->queries);
+    case 'j':
+        return parse_count("threads", text, 64, &cli->threads);
+    case 'i':
+        if (kvf_parse_u64(text, &cli->sinks, detail, sizeof(detail)) != KVF_OK ||
+            cli->sinks > KVF_CHUNK_TOKENS_MAX - 1) {
+            return cli_fail(CLI_USAGE, "--sinks: a whole number from 0 to %d",
+                            KVF_CHUNK_TOKENS_MAX - 1);
+        }
+        cli->has_sinks = true;
+        return CLI_OK;
+    default:
+        return take_number(cli, letter, text);
+    }
+}
+
+/* Texts of inspect and calibrate. */
+static int take_measure_option(struct cli *cli, char letter, const char *argument)
+{
+    const struct {
+        char letter;
+        const char **to;
+    } texts[] = {
+        {'P', &cli->profile},        {'S', &cli->svg_file},     {'L', &cli->workload},
+        {'G', &cli->weights_digest}, {'F', &cli->weights_file}, {'A', &cli->adapter_digest},
+        {'w', &cli->write_file},     {'N', &cli->name},         {'x', &cli->codecs},
+        {'r', &cli->rope_state},
+    };
+
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        if (texts[i].letter == letter) {
+            *texts[i].to = argument;
+            return CLI_OK;
+        }
+    }
+    if (letter == 'C' || letter == 'H') {
+        return add_folder(letter == 'C' ? &cli->captures : &cli->heldout, argument);
+    }
+    return take_measure_number(cli, letter, argument);
+}
+
 static int take_option(struct cli *cli, char letter, const char *argument)
 {
     switch (letter) {
@@ -292,7 +412,7 @@ static int take_option(struct cli *cli, char letter, const char *argument)
         cli->is_kept = true;
         return CLI_OK;
     default:
-        return take_number(cli, letter, argument);
+        return take_measure_option(cli, letter, argument);
     }
 }
 
@@ -315,8 +435,10 @@ static int finish_arguments(struct cli *cli, const struct command *command, int 
 {
     int length;
 
-    if (optind < argc && command->takes_file) {
+    for (uint32_t n = 0; optind < argc && n < command->files_max; n++) {
         cli->file = argv[optind++];
+        cli->captures.items[n] = cli->file;
+        cli->captures.n = n + 1;
     }
     if (optind < argc) {
         return cli_fail(CLI_USAGE, "%s: '%s' is one argument too many; see kvferry %s --help",

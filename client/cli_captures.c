@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cli_captures.c: what inspect and calibrate have in common: folders of captures, threads.
+ */
+#include <sched.h>
+#include <stdio.h>
+
+#include "client/capture.h"
+#include "client/cli.h"
+
+int cli_open_captures(const struct cli_folders *folders, const char *what,
+                      struct kvf_capture_set *set)
+{
+    char error[KVF_CAPTURE_ERROR_BYTES];
+
+    if (folders->n == 0) {
+        return cli_fail(CLI_USAGE, "%s is missing; see docs/calibration.md for how to make one",
+                        what);
+    }
+    for (uint32_t i = 0; i < folders->n; i++) {
+        if (kvf_capture_set_add(set, folders->items[i], error) != KVF_OK) {
+            return cli_fail(CLI_FAILED, "%s", error);
+        }
+    }
+    return CLI_OK;
+}
+
+uint32_t cli_threads(const struct cli *cli)
+{
+    cpu_set_t cpus;
+
+    if (cli->threads != 0) {
+        return (uint32_t)cli->threads;
+    }
+    return sched_getaffinity(0, sizeof(cpus), &cpus) == 0 ? (uint32_t)CPU_COUNT(&cpus) : 1;
+}
