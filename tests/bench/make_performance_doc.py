@@ -47,7 +47,8 @@ How the two sides are kept alike:
   so have the two ends of the limit; before a round trip from sleep, 200 us pass.
 - nvme: one preallocated, fully written file, O_DIRECT, blocks of 1 MiB. Reads and appends go
   through the drive tier (records, checksums, footers, syncs); fio moves bare bytes. CPU is that of
-  all threads; checksums are shown apart.
+  all threads; checksums are shown apart. CPU changes from one start to the next, so there are many
+  short pairs, each with a fio of its own, whose start is not counted.
 - codec: chunks of 256 tokens, 8 KV heads, bf16, out of memory rather than a cache, one core.
   Encoding includes the checksum. memcpy moves the same bf16 bytes.
 - gpu: Llama-3.1-8B's KV (32 layers, 8 heads of 128, bf16) in chunks of 256 tokens, bursts of 256
