@@ -18,8 +18,9 @@ extern const struct kvf_gpu_image kvf_test_images[];
 
 static struct kvf_random_seeded random_bits;
 
-static const char *const profiles[] = {"balanced", "safe", "saw8", "saw4-paper",
-                                       "saw6",     "saw5", "saw3", "saw2"};
+static const char *const profiles[] = {"balanced",    "safe",        "saw8",        "saw4-paper",
+                                       "saw6",        "saw5",        "saw3",        "saw2",
+                                       "saw3-search", "saw2-search", "saw4-search9"};
 
 enum {
     PROFILES = sizeof(profiles) / sizeof(profiles[0])
@@ -152,11 +153,12 @@ static void few_thread_blocks(void **state)
         uint32_t n_tokens_odd;
         enum case_layout layout;
     } rows[] = {
-        {"safe", 128, 200, 0, CASE_HND},        {"balanced", 128, 256, 130, CASE_HND},
-        {"balanced", 128, 200, 56, CASE_NHD},   {"balanced", 64, 224, 0, CASE_ELEMENT},
-        {"saw5", 256, 200, 0, CASE_HND},        {"balanced", 256, 256, 144, CASE_ELEMENT},
-        {"saw8", 256, 255, 3, CASE_ELEMENT},    {"saw8", 128, 100, 33, CASE_SLOTS},
-        {"balanced", 256, 60, 9, CASE_ELEMENT}, {"saw3", 64, 31, 8, CASE_PADDED},
+        {"safe", 128, 200, 0, CASE_HND},         {"balanced", 128, 256, 130, CASE_HND},
+        {"balanced", 128, 200, 56, CASE_NHD},    {"balanced", 64, 224, 0, CASE_ELEMENT},
+        {"saw5", 256, 200, 0, CASE_HND},         {"balanced", 256, 256, 144, CASE_ELEMENT},
+        {"saw8", 256, 255, 3, CASE_ELEMENT},     {"saw8", 128, 100, 33, CASE_SLOTS},
+        {"balanced", 256, 60, 9, CASE_ELEMENT},  {"saw3", 64, 31, 8, CASE_PADDED},
+        {"saw3-search", 128, 200, 56, CASE_HND}, {"saw2-search", 128, 256, 0, CASE_ELEMENT},
     };
     for (size_t i = 0; i < 3 * sizeof(rows) / sizeof(rows[0]); i++) {
         struct codec_case c = saw_case(rows[i / 3].profile, rows[i / 3].dim, rows[i / 3].n_tokens);
