@@ -306,7 +306,7 @@ static struct kvf_gpu_list list_of(const struct kvf_gpu *gpu)
     const struct kvf_gpu_cut *cut = &gpu->cut;
     uint32_t layer = cut->is_section ? cut->section.layer : cut->part.layer;
     uint8_t codec = cut->is_section ? (uint8_t)KVF_CODEC_NONE : cut->part.tensor->ops->id;
-    uint8_t kind = codec != KVF_CODEC_RAW ? gpu->plan.layer_kinds[layer] : 0;
+    uint8_t kind = codec != KVF_CODEC_RAW ? gpu->kinds.layer_kinds[layer] : 0;
 
     return (struct kvf_gpu_list){codec, kind};
 }

@@ -9,6 +9,7 @@
 #include "codec/codec_kivi_gpu.h"
 #include "codec/codec_pages.h"
 #include "codec/codec_saw_gpu.h"
+#include "codec/codec_tq_gpu.h"
 
 #include <assert.h>
 #include <string.h>
@@ -59,6 +60,7 @@ static const struct coded_kernels {
     coded_launches *decode;
 } coded_kernels[] = {
     {KVF_CODEC_SAW, kvf_saw_gpu_encode, kvf_saw_gpu_decode},
+    {KVF_CODEC_TQ, kvf_tq_gpu_encode, kvf_tq_gpu_decode},
     {KVF_CODEC_KIVI, kvf_kivi_gpu_encode, kvf_kivi_gpu_decode},
 };
 
@@ -161,17 +163,35 @@ void kvf_gpu_tensor_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_t
     memcpy(out->order, tensor->order, sizeof(out->order));
 }
 
+/* Kernels have no way to means and lists of channels that a profile has: such tensors are of no
+ * codec. */
+static void fill_unless_given(const struct kvf_codec_plan *plan,
+                              const struct kvf_codec_tensor *tensor, bool is_v,
+                              struct kvf_gpu_tensor *out)
+{
+    uint8_t flags = tensor->descriptor.flags;
+    kvf_gpu_tensor_fill(tensor, out);
+    if ((flags & KVF_TENSOR_CENTER_PROFILE) != 0 ||
+        ((flags & KVF_TENSOR_SPLIT) != 0 && plan->splits[is_v].first != NULL)) {
+        out->codec = KVF_CODEC_NONE;
+    }
+}
+
 void kvf_gpu_kinds_fill(const struct kvf_codec_plan *plan, struct kvf_gpu_kinds *out)
 {
+    uint8_t kind_of[KVF_CODEC_KINDS_MAX]; /* of a plan's kind, plus 1; 0: without layers so far */
+    memset(kind_of, 0, sizeof(kind_of));
     memset(out, 0, sizeof(*out));
-    out->n = plan->n_kinds;
     for (uint32_t layer = 0; layer < plan->geometry.n_layers; layer++) {
-        out->layer_kinds[layer] = plan->layer_kinds[layer];
-        out->n_layers[plan->layer_kinds[layer]]++;
-    }
-    for (uint32_t kind = 0; kind < plan->n_kinds; kind++) {
-        kvf_gpu_tensor_fill(&plan->kinds[kind].k, &out->tensors[kind][0]);
-        kvf_gpu_tensor_fill(&plan->kinds[kind].v, &out->tensors[kind][1]);
+        const struct kvf_codec_kind *kind = &plan->kinds[plan->layer_kinds[layer]];
+        uint8_t *number = &kind_of[plan->layer_kinds[layer]];
+        if (*number == 0) {
+            fill_unless_given(plan, &kind->k, false, &out->tensors[out->n][0]);
+            fill_unless_given(plan, &kind->v, true, &out->tensors[out->n][1]);
+            *number = (uint8_t)++out->n;
+        }
+        out->layer_kinds[layer] = (uint8_t)(*number - 1);
+        out->n_layers[out->layer_kinds[layer]]++;
     }
 }
 

@@ -30,7 +30,8 @@ struct kvf_gpu_launch {
     uint32_t kind; /* encode: see kvf_gpu_launch_work */
 };
 
-/* How the layers of a plan are coded, for kernels. */
+/* How the layers of a plan are coded, for kernels. Kinds are those of the plan that have layers, in
+ * the order of their first ones. */
 struct kvf_gpu_kinds {
     uint32_t n; /* 1: all layers are alike */
     uint16_t n_layers[KVF_CODEC_KINDS_MAX];

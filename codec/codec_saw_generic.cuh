@@ -8,27 +8,15 @@
 #define KVF_CODEC_CODEC_SAW_GENERIC_CUH
 
 #include "codec/codec_elements.cuh"
+#include "codec/codec_rotate.cuh"
 #include "codec/codec_saw_device.cuh"
 #include "codec/codec_saw_shape.h"
-#include "codec/rotate.h"
 
 namespace kvf
 {
 
 constexpr float round_magic = 12582912.0f; /* 1.5 2^23: adding it rounds to an integer */
-constexpr uint32_t group_max = KVF_CODEC_GROUP_MAX;
 constexpr uint32_t generic_warps = SAW_GENERIC_THREADS / warp_lanes;
-
-static __constant__ uint32_t rotate_rows_12[12] = KVF_HADAMARD_12;
-static __constant__ uint32_t rotate_rows_20[20] = KVF_HADAMARD_20;
-static __constant__ uint32_t rotate_rows_28[28] = KVF_HADAMARD_28;
-static __constant__ uint8_t rotate_stages[8] = KVF_ROTATE_STAGES;
-
-/* A vector at work, and a second one for what cannot be done in place. */
-template <typename T> struct vector_pair {
-    T now[group_max];
-    T before[group_max];
-};
 
 struct generic_shared {
     union {
@@ -48,65 +36,6 @@ struct generic_row {
     uint32_t row;
     generic_shared *shared;
 };
-
-/* -------------------------------------------------------------------------------------------------
- * Rotation, by one warp
- */
-template <typename T> static __device__ void rotate_bit_of(T *now, uint32_t n, uint32_t bit)
-{
-    uint32_t stride = 1u << bit;
-    for (uint32_t pair = lane_id(); pair < n / 2; pair += warp_lanes) {
-        uint32_t upper = (pair >> bit) * 2 * stride + (pair & (stride - 1));
-        T u = now[upper];
-        T v = now[upper + stride];
-        now[upper] = u + v;
-        now[upper + stride] = u - v;
-    }
-    __syncwarp();
-}
-
-/* y_r = x_0 +- x_1 +- ... in ascending order. */
-template <typename T>
-static __device__ void rotate_factor(vector_pair<T> &vector, uint32_t n, uint32_t factor,
-                                     uint32_t power, bool transposed)
-{
-    const uint32_t *rows = factor == 12   ? rotate_rows_12
-                           : factor == 20 ? rotate_rows_20
-                                          : rotate_rows_28;
-    for (uint32_t i = lane_id(); i < n; i += warp_lanes) {
-        vector.before[i] = vector.now[i];
-    }
-    __syncwarp();
-    for (uint32_t i = lane_id(); i < n; i += warp_lanes) {
-        uint32_t r = i / power % factor;
-        uint32_t first = i - r * power;
-        T y = 0;
-        for (uint32_t a = 0; a < factor; a++) {
-            T x = vector.before[first + a * power];
-            bool minus = (transposed ? rows[a] >> r : rows[r] >> a) & 1;
-            y = minus ? y - x : y + x;
-        }
-        vector.now[i] = y;
-    }
-    __syncwarp();
-}
-
-template <typename T>
-static __device__ void rotate(vector_pair<T> &vector, uint32_t n, uint32_t order, bool transposed)
-{
-    uint32_t power = order & (0u - order);
-    uint32_t odd = order / power;
-    uint32_t factor = odd == 1 ? 1 : 4 * odd;
-    power = order / factor;
-    for (uint32_t i = 0; i < sizeof(rotate_stages); i++) {
-        if (1u << rotate_stages[i] < power) {
-            rotate_bit_of(vector.now, n, rotate_stages[i]);
-        }
-    }
-    if (factor > 1) {
-        rotate_factor(vector, n, factor, power, transposed);
-    }
-}
 
 /* -------------------------------------------------------------------------------------------------
  * Encode
@@ -135,12 +64,11 @@ static __device__ __forceinline__ uint32_t sampled_token(uint32_t n_tokens, uint
            sample % KVF_SAW_TILE_TOKENS;
 }
 
-/* (2) By all threads: the mean to its part; flipped and rotated to shared memory. */
-static __device__ void make_mean(const generic_row &at)
+/* (2) By all threads: which samples are no vectors, or escapes. */
+static __device__ void find_samples(const generic_row &at)
 {
     generic_shared *shared = at.shared;
     uint32_t n_tokens = at.part.n_tokens;
-    uint32_t n = at.tensor.group;
     for (uint32_t i = warp_id(); i < sizeof(shared->is_escape); i += generic_warps) {
         uint32_t token = sampled_token(n_tokens, i);
         bool escape = token >= n_tokens ||
@@ -150,31 +78,56 @@ static __device__ void make_mean(const generic_row &at)
         }
     }
     __syncthreads();
-    uint16_t *mean = reinterpret_cast<uint16_t *>(at.parts.mean) + at.row * n;
-    for (uint32_t i = threadIdx.x; i < n; i += SAW_GENERIC_THREADS) {
-        float sum[KVF_SAW_PARTIAL_SUMS] = {0.0f};
-        uint32_t count = 0;
+}
+
+/* (2) Over the samples that are vectors, of one channel: partial sums of f(x), added. */
+template <typename F>
+static __device__ float sum_samples(const generic_row &at, uint32_t channel, uint32_t *count_out,
+                                    F f)
+{
+    float sum[KVF_SAW_PARTIAL_SUMS] = {0.0f};
+    uint32_t count = 0;
 #pragma unroll
-        for (uint32_t s = 0; s < KVF_SAW_PARTIAL_SUMS; s++) {
+    for (uint32_t s = 0; s < KVF_SAW_PARTIAL_SUMS; s++) {
 #pragma unroll 1
-            for (uint32_t k = 0; k < KVF_SAW_TILE_TOKENS; k++) {
-                uint32_t sample = s * KVF_SAW_TILE_TOKENS + k;
-                if (shared->is_escape[sample] == 0) {
-                    uint32_t token = sampled_token(n_tokens, sample);
-                    sum[s] += load_element(at.tensor.dtype, at.pages.vector(token), i);
-                    count++;
-                }
+        for (uint32_t k = 0; k < KVF_SAW_TILE_TOKENS; k++) {
+            uint32_t sample = s * KVF_SAW_TILE_TOKENS + k;
+            if (at.shared->is_escape[sample] == 0) {
+                uint32_t token = sampled_token(at.part.n_tokens, sample);
+                sum[s] += f(load_element(at.tensor.dtype, at.pages.vector(token), channel));
+                count++;
             }
         }
-        float all = ((sum[0] + sum[4]) + (sum[2] + sum[6])) +
-                    ((sum[1] + sum[5]) + (sum[3] + sum[7]));
-        uint32_t half = mean_half_bits(all, count);
-        mean[i] = (uint16_t)half;
-        float value = f32_of_half_bits(half);
-        shared->floats[0].now[i] = is_flipped(at.tensor, at.row, i) ? -value : value;
+    }
+    *count_out = count;
+    return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+}
+
+/* (2) By all threads, after find_samples: the mean to its part. */
+static __device__ void make_mean(const generic_row &at)
+{
+    uint32_t n = at.tensor.group;
+    uint16_t *mean = reinterpret_cast<uint16_t *>(at.parts.mean) + at.row * n;
+    for (uint32_t i = threadIdx.x; i < n; i += SAW_GENERIC_THREADS) {
+        uint32_t count;
+        float sum = sum_samples(at, i, &count, [](float x) { return x; });
+        mean[i] = (uint16_t)mean_half_bits(sum, count);
     }
     __syncthreads();
+}
+
+/* (4) By all threads: the mean, flipped and rotated, to shared memory. */
+static __device__ void rotate_mean(const generic_row &at)
+{
+    generic_shared *shared = at.shared;
+    uint32_t n = at.tensor.group;
+    const uint16_t *mean = reinterpret_cast<const uint16_t *>(at.parts.mean) + at.row * n;
     if (warp_id() == 0) {
+        for (uint32_t i = lane_id(); i < n; i += warp_lanes) {
+            float value = f32_of_half_bits(mean[i]);
+            shared->floats[0].now[i] = is_flipped(at.tensor, at.row, i) ? -value : value;
+        }
+        __syncwarp();
         rotate(shared->floats[0], n, at.tensor.rot_order, false);
         for (uint32_t i = lane_id(); i < n; i += warp_lanes) {
             shared->mean[i] = shared->floats[0].now[i];
@@ -183,12 +136,10 @@ static __device__ void make_mean(const generic_row &at)
     __syncthreads();
 }
 
-/* (1, 3, 4) y of one vector; zeroes, minus the mean, of an escape. */
-static __device__ bool load_rotated(const generic_row &at, uint32_t token, float *min_out,
-                                    float *max_out)
+/* (1, 3) By a warp: one vector, flipped; zeroes if it is an escape, which is what is returned. */
+static __device__ bool load_flipped(const generic_row &at, uint32_t token, float *to)
 {
     const uint8_t *vector = at.pages.vector(token);
-    vector_pair<float> &work = at.shared->floats[warp_id()];
     uint32_t n = at.tensor.group;
     uint32_t peak = peak_of(at, vector);
     bool escape = is_escape(at, token, peak);
@@ -201,9 +152,19 @@ static __device__ bool load_rotated(const generic_row &at, uint32_t token, float
         float x = load_element(at.tensor.dtype, vector, i);
         bool kept = !escape && (__float_as_uint(x) & 0x7fffffff) >= smallest;
         x = is_flipped(at.tensor, at.row, i) ? -x : x;
-        work.now[i] = kept ? x : 0.0f;
+        to[i] = kept ? x : 0.0f;
     }
     __syncwarp();
+    return escape;
+}
+
+/* (1, 3, 4) y of one vector; zeroes, minus the mean, of an escape. */
+static __device__ bool load_rotated(const generic_row &at, uint32_t token, float *min_out,
+                                    float *max_out)
+{
+    vector_pair<float> &work = at.shared->floats[warp_id()];
+    uint32_t n = at.tensor.group;
+    bool escape = load_flipped(at, token, work.now);
     rotate(work, n, at.tensor.rot_order, false);
     float min = __int_as_float(0x7f800000);
     float max = __int_as_float(0xff800000);
@@ -296,20 +257,30 @@ static __device__ saw_scale search_scale(const generic_row &at, const generic_ra
     return best;
 }
 
-/* One plane: the fields of plane_bits bits from bit `shift` of the codes on. */
-static __device__ void pack_plane(const generic_row &at, const uint8_t *codes, uint32_t plane_bits,
-                                  uint32_t shift, uint8_t *to)
+/* One plane of n codes: their fields of plane_bits bits from bit `shift` on, in stored order. */
+static __device__ void pack_plane(const uint8_t *codes, const uint8_t *order, uint32_t n,
+                                  uint32_t plane_bits, uint32_t shift, uint8_t *to)
 {
-    uint32_t n = at.tensor.group;
     uint32_t a_byte = 8 / plane_bits;
     uint32_t mask = (1u << plane_bits) - 1;
     for (uint32_t byte = lane_id(); byte * a_byte < n; byte += warp_lanes) {
         uint32_t packed = 0;
         for (uint32_t i = 0; i < a_byte && byte * a_byte + i < n; i++) {
-            uint32_t code = codes[at.tensor.order[byte * a_byte + i]];
+            uint32_t code = codes[order[byte * a_byte + i]];
             packed |= (code >> shift & mask) << i * plane_bits;
         }
         to[byte] = (uint8_t)packed;
+    }
+}
+
+/* All planes of n codes, by a warp. */
+static __device__ void pack_codes(const uint8_t *codes, const uint8_t *order, uint32_t n,
+                                  uint32_t bits, uint8_t *to)
+{
+    uint32_t low_bits = saw_low_bits(bits);
+    pack_plane(codes, order, n, bits - low_bits, low_bits, to);
+    if (low_bits != 0) {
+        pack_plane(codes, order, n, low_bits, 0, to + (n * (bits - low_bits) + 7) / 8);
     }
 }
 
@@ -325,11 +296,7 @@ static __device__ void store_codes_of(const generic_row &at, const saw_scale &sc
         codes[i] = (uint8_t)(__float_as_uint(code_of(scale, y[i], levels)) & 0xff);
     }
     __syncwarp();
-    uint32_t low_bits = saw_low_bits(bits);
-    pack_plane(at, codes, bits - low_bits, low_bits, to);
-    if (low_bits != 0) {
-        pack_plane(at, codes, low_bits, 0, to + (n * (bits - low_bits) + 7) / 8);
-    }
+    pack_codes(codes, at.tensor.order, n, bits, to);
     __syncwarp();
 }
 
@@ -349,7 +316,9 @@ static __device__ void encode_row_generic(const struct kvf_gpu_work &work, uint3
         zero_gaps(tensor, at.parts, threadIdx.x, blockDim.x);
     }
     if (at.parts.mean != nullptr) {
+        find_samples(at);
         make_mean(at);
+        rotate_mean(at);
     }
     generic_range range;
     range.levels = (float)((1 << tensor.bits) - 1);
@@ -377,18 +346,19 @@ static __device__ uint32_t field_of(const uint8_t *plane, uint32_t plane_bits, u
     return plane[position / a_byte] >> position % a_byte * plane_bits & ((1u << plane_bits) - 1);
 }
 
-static __device__ void load_codes_of(const generic_row &at, const uint8_t *from, int32_t *codes)
+/* n codes from their planes, by a warp. */
+static __device__ void unpack_codes(const uint8_t *from, const uint8_t *order, uint32_t n,
+                                    uint32_t bits, int32_t *codes)
 {
-    uint32_t n = at.tensor.group;
-    uint32_t low_bits = saw_low_bits(at.tensor.bits);
-    uint32_t high_bits = at.tensor.bits - low_bits;
+    uint32_t low_bits = saw_low_bits(bits);
+    uint32_t high_bits = bits - low_bits;
     const uint8_t *low = from + (n * high_bits + 7) / 8;
     for (uint32_t position = lane_id(); position < n; position += warp_lanes) {
         uint32_t code = field_of(from, high_bits, position);
         if (low_bits != 0) {
             code = code << low_bits | field_of(low, low_bits, position);
         }
-        codes[at.tensor.order[position]] = (int32_t)code;
+        codes[order[position]] = (int32_t)code;
     }
     __syncwarp();
 }
@@ -433,7 +403,8 @@ static __device__ void decode_row_generic(const struct kvf_gpu_work &work, uint3
     for (uint32_t token = warp_id(); token < part.n_wanted; token += generic_warps) {
         uint32_t vector = row * part.n_tokens + part.token_first + token;
         vector_pair<int32_t> &codes = shared.integers[warp_id()];
-        load_codes_of(at, at.parts.codes + vector * (uint32_t)tensor.code_bytes, codes.now);
+        unpack_codes(at.parts.codes + vector * (uint32_t)tensor.code_bytes, tensor.order,
+                     tensor.group, tensor.bits, codes.now);
         rotate(codes, tensor.group, tensor.rot_order, true);
         store_values_of(at, codes.now, at.parts.meta[vector], at.pages.vector(token));
     }

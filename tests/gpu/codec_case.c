@@ -501,9 +501,8 @@ static void list_encode(struct run *run, bool is_fixed)
                 continue;
             }
             struct kvf_gpu_part *part = add_part(run, block, i / 2, i % 2);
-            part->n_sinks = run->codec.plan.lossless || block_start(run->c, block) != 0
-                                ? 0
-                                : run->c->sink_tokens;
+            part->n_sinks = kvf_plan_sinks(&run->codec.plan, block_start(run->c, block),
+                                           part->n_tokens);
             part->stored = is_fixed || i == 0 ? at : 1; /* misaligned: whoever uses it, faults */
             kvf_gpu_part_fill(tensor, part);
             at += part->fixed_bytes;
@@ -603,6 +602,7 @@ static bool encode_all(struct run *run)
     codec_device_free(run->work.parts);
     if (run->work.numbers != 0) {
         codec_device_free(run->work.numbers);
+        run->work.numbers = 0;
     }
     codec_device_free(run->work.results);
     codec_device_free(run->work.scratch);
@@ -620,7 +620,7 @@ static bool encode_all(struct run *run)
 static void list_decode(struct run *run, const struct kvf_block_ranges *ranges, uint8_t codec,
                         uint32_t kind)
 {
-    const uint8_t *kinds = run->codec.plan.layer_kinds;
+    const uint8_t *kinds = run->kinds.layer_kinds;
     run->n_parts = 0;
     for (uint32_t block = 0; block < run->c->n_blocks; block++) {
         uint64_t payload = run->payloads + block * run->slot_bytes;

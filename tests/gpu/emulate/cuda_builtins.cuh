@@ -147,6 +147,16 @@ static inline float __fdiv_rn(float a, float b)
     return a / b;
 }
 
+static inline float __frcp_rn(float a)
+{
+    return 1.0f / a;
+}
+
+static inline float __fsqrt_rn(float a)
+{
+    return sqrtf(a);
+}
+
 /* --- between lanes --- */
 
 /* All lanes take part: the kernels have no other masks. */

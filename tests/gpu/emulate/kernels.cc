@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels.cc: see kernels.h. The kernels are those of codec_kivi.cu, codec_raw.cu and, in some of
- * their widths, codec_saw.cu; beside them encoders that are wrong on purpose.
+ * kernels.cc: see kernels.h. The kernels are those of codec_kivi.cu, codec_raw.cu, codec_tq.cu and,
+ * in some of their widths, codec_saw.cu; beside them encoders that are wrong on purpose.
  */
 #include "tests/gpu/emulate/cuda_builtins.cuh"
 
@@ -10,6 +10,7 @@
 #include "codec/codec_raw.cu"
 #include "codec/codec_saw_decode.cuh"
 #include "codec/codec_saw_encode.cuh"
+#include "codec/codec_tq_generic.cuh"
 #include "codec/codec_saw_generic.cuh"
 
 #include "tests/gpu/emulate/kernels.h"
@@ -54,6 +55,8 @@ static const struct {
     {"kvf_kivi_decode_128_2", kvf::kivi::decode_fast<128, 2>},
     {"kvf_kivi_decode_128_4", kvf::kivi::decode_fast<128, 4>},
     {"kvf_kivi_decode", kvf::kivi::decode_generic},
+    {"kvf_tq_encode", kvf::tq_encode_row_generic},
+    {"kvf_tq_decode", kvf::tq_decode_row_generic},
     {"kvf_raw_encode", by_value<kvf_raw_encode>},
     {"kvf_raw_decode", by_value<kvf_raw_decode>},
     {"kvf_escapes_count", by_value<kvf_escapes_count>},

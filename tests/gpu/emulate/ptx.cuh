@@ -38,7 +38,8 @@ static inline float estimate_reciprocal(float x)
 
 static inline float fma_saturated(float a, float b, float c)
 {
-    return min(max(fmaf(a, b, c), 0.0f), 1.0f);
+    float d = fmaf(a, b, c);
+    return d > 0.0f ? min(d, 1.0f) : 0.0f; /* NaN becomes 0 */
 }
 
 /* a b + c of each half is rounded to fp32 on the way: the same where b is 1 or -1 and c is 0 or -0,

@@ -3,7 +3,6 @@
  * test_edges.c: plans whose first and last layers are stored otherwise than the others, and what
  * the profiles made of tq take.
  */
-#include "codec/codec_gpu_host.h"
 #include "codec/codec_layout.h"
 #include "tests/support/support.h"
 #include "tests/unit/codec/codec_fixture.h"
@@ -286,30 +285,6 @@ static void mla_has_edges_in_the_latent(void **state)
     fixture_kv_fini(&kv);
 }
 
-/* No kernel does tq: the GPU library then refuses the profile at attach. */
-static void there_are_no_kernels(void **state)
-{
-    (void)state;
-    static const char *const profiles[] = {"tq4", "tq3.5", "tq2-qjl", "dense", "max"};
-    for (size_t i = 0; i < sizeof(profiles) / sizeof(profiles[0]); i++) {
-        struct kvf_codec_plan plan;
-        struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, LAYERS, 1, 128, 128, 256);
-        struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
-        assert_int_equal(kvf_codec_plan_init(&plan, &geometry, profiles[i]), KVF_OK);
-        struct kvf_gpu_work work = {.n_parts = 2 * LAYERS,
-                                    .n_blocks = 1,
-                                    .n_layers = LAYERS,
-                                    .tokens_a_page = 16,
-                                    .has_v = 1,
-                                    .tokens_max = 256};
-        struct kvf_gpu_kinds kinds;
-        kvf_gpu_kinds_fill(&plan, &kinds);
-        assert_int_equal(kvf_gpu_encode(&work, &kinds, launches), 0);
-        work = kvf_gpu_launch_work(&work, &kinds, 0);
-        assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_TQ, launches), 0);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -321,7 +296,6 @@ int main(void)
         cmocka_unit_test(edges_in_other_places_are_refused),
         cmocka_unit_test(both_kinds_fall_back_to_raw),
         cmocka_unit_test(mla_has_edges_in_the_latent),
-        cmocka_unit_test(there_are_no_kernels),
     };
     kvf_random_seeded_init(&random_bits, kvf_test_seed());
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -198,6 +198,77 @@ static void kivi_plans(void **state)
     assert_int_equal(find(launches, n, "kvf_kivi_encode")->tensors, 2);
 }
 
+static void tq_plans(void **state)
+{
+    (void)state;
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    struct kvf_gpu_work work = work_of("tq2.5", KVF_KIND_KV, KVF_DTYPE_F16, 128, 96);
+    assert_int_equal(work.tensors[0].n_rotations, 2);
+    assert_int_equal(work.tensors[0].rotations[0].n, 32);
+    assert_int_equal(work.tensors[0].rotations[1].bits, 2);
+    uint32_t n = kvf_gpu_encode(&work, &kinds, launches);
+    assert_int_equal(find(launches, n, "kvf_tq_encode")->tensors, 3);
+    assert_int_equal(find(launches, n, "kvf_tq_encode")->n_blocks, work.n_parts * 5);
+    n = kvf_gpu_decode(&work, KVF_CODEC_TQ, launches);
+    assert_int_equal(find(launches, n, "kvf_tq_decode")->tensors, 3);
+}
+
+/* A kind of layers has launches of its own, which are of its parts. */
+static void layers_of_two_kinds(void **state)
+{
+    (void)state;
+    struct kvf_codec_plan plan;
+    struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 7, 2, 128, 128, TOKENS);
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    uint32_t numbers[2 * 7 * 2];
+    assert_int_equal(kvf_codec_plan_init(&plan, &geometry, "dense"), KVF_OK);
+    kvf_gpu_kinds_fill(&plan, &kinds);
+    assert_int_equal(kinds.n, 2);
+    assert_int_equal(kinds.n_layers[0], 4); /* two at each end */
+    assert_int_equal(kinds.n_layers[1], 3);
+    struct kvf_gpu_work work = {.numbers = 1000,
+                                .n_parts = 2 * 7 * 2,
+                                .n_blocks = 2,
+                                .n_layers = 7,
+                                .tokens_a_page = 16,
+                                .has_v = 1,
+                                .tokens_max = TOKENS};
+    kvf_gpu_number_parts(&work, &kinds, numbers);
+    assert_int_equal(numbers[3], 3);
+    assert_int_equal(numbers[4], 10);              /* K of layer 5 */
+    assert_int_equal(numbers[8], 14);              /* K of layer 0 of the second block */
+    assert_int_equal(numbers[2 * 8], 4);           /* K of layer 2 */
+    assert_int_equal(numbers[2 * 14 - 1], 14 + 9); /* V of layer 4 */
+    uint32_t n = kvf_gpu_encode(&work, &kinds, launches);
+    const struct kvf_gpu_launch *edge = find(launches, n, "kvf_saw_encode_128_8");
+    assert_int_equal(edge->kind, 0);
+    assert_int_equal(edge->tensors, 3);
+    const struct kvf_gpu_launch *middle = find(launches, n, "kvf_saw_encode_128_4");
+    assert_int_equal(middle->kind, 1);
+    assert_int_equal(middle->tensors, 1);
+    struct kvf_gpu_work one = kvf_gpu_launch_work(&work, &kinds, 1);
+    assert_int_equal(one.n_parts, 12);
+    assert_int_equal(one.n_parts_all, 28);
+    assert_int_equal(one.numbers, 1000 + 16 * sizeof(uint32_t));
+    assert_int_equal(one.tensors[1].codec, KVF_CODEC_TQ);
+    /* all are counted before anything is written */
+    assert_string_equal(launches[n - 3].kernel, "kvf_escapes_count");
+    assert_string_equal(launches[n - 1].kernel, "kvf_escapes_write_fixed");
+}
+
+/* A kind that no layer of so short a model has is left out. */
+static void kinds_without_layers(void **state)
+{
+    (void)state;
+    struct kvf_codec_plan plan;
+    struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 3, 1, 128, 128, TOKENS);
+    assert_int_equal(kvf_codec_plan_init(&plan, &geometry, "max"), KVF_OK);
+    kvf_gpu_kinds_fill(&plan, &kinds);
+    assert_int_equal(kinds.n, 1);
+    assert_int_equal(kinds.tensors[0][0].bits, 8);
+    assert_int_equal(kinds.layer_kinds[1], 0);
+}
+
 static void impossible_work(void **state)
 {
     (void)state;
@@ -226,6 +297,9 @@ int main(void)
         cmocka_unit_test(mixed_plans),
         cmocka_unit_test(searches),
         cmocka_unit_test(kivi_plans),
+        cmocka_unit_test(tq_plans),
+        cmocka_unit_test(layers_of_two_kinds),
+        cmocka_unit_test(kinds_without_layers),
         cmocka_unit_test(impossible_work),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

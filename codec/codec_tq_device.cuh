@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_tq_device.cuh: what the kernels of tq share: where parts lie, codebooks, scales. Numbers in
+ * comments are steps of codec_tq.h.
+ */
+#ifndef KVF_CODEC_CODEC_TQ_DEVICE_CUH
+#define KVF_CODEC_CODEC_TQ_DEVICE_CUH
+
+#include "codec/codec_saw_device.cuh"
+#include "codec/codec_tq.h"
+
+namespace kvf
+{
+
+/* By width. */
+static __constant__ uint8_t tq_thresholds[5][KVF_TQ_THRESHOLDS_MAX] = {
+    {}, {}, {KVF_TQ_THRESHOLDS_2}, {KVF_TQ_THRESHOLDS_3}, {KVF_TQ_THRESHOLDS_4}};
+static __constant__ uint8_t tq_levels[5][KVF_TQ_LEVELS_MAX] = {
+    {}, {KVF_TQ_LEVELS_1}, {KVF_TQ_LEVELS_2}, {KVF_TQ_LEVELS_3}, {KVF_TQ_LEVELS_4}};
+
+static __device__ __forceinline__ int32_t tq_level(uint32_t bits, uint32_t code)
+{
+    return (int32_t)tq_levels[bits][code] - KVF_TQ_LEVEL_BIAS;
+}
+
+/* (6) The code of m. */
+static __device__ __forceinline__ uint32_t tq_code(uint32_t bits, uint32_t m)
+{
+    uint32_t half = 1u << (bits - 1);
+    uint32_t a = m >= 128 ? m - 128 : 127 - m;
+    uint32_t above = 0;
+    for (uint32_t t = 0; t + 1 < half; t++) {
+        above += tq_thresholds[bits][t] <= a;
+    }
+    return m >= 128 ? half + above : half - 1 - above;
+}
+
+/* (6) m, as the lower bits of a float: 1.5 2^23 and it. What is rounded is the exact product. */
+static __device__ __forceinline__ uint32_t tq_step_bits(float y, float f)
+{
+    constexpr float magic = 12582912.0f;
+    return __float_as_uint(__fmaf_rn(fma_saturated(y, f, 0.5f), (float)KVF_TQ_GRID, magic));
+}
+
+/* (6) */
+static __device__ __forceinline__ float tq_quantizer(const struct kvf_gpu_rotation &rotation,
+                                                     float square)
+{
+    return square != 0.0f ? rotation.quantize * __frcp_rn(__fsqrt_rn(square)) : 0.0f;
+}
+
+static __device__ __forceinline__ uint32_t tq_scale_bits(float scale)
+{
+    float limited = scale < KVF_TQ_SCALE_MAX ? scale : KVF_TQ_SCALE_MAX;
+    return __half_as_ushort(__float2half_rn(limited));
+}
+
+/* (5) The root of the mean square of a rotation; false: that makes the vector an escape. */
+static __device__ __forceinline__ bool tq_fits(const struct kvf_gpu_rotation &rotation,
+                                               float square)
+{
+    float mean = __fsqrt_rn(square) * rotation.root_mean_square;
+    return square == 0.0f || (mean >= KVF_TQ_RMS_MIN && mean < KVF_TQ_RMS_MAX);
+}
+
+/* (7) square: S, product: P, power: Q. */
+static __device__ __forceinline__ uint32_t tq_choose_scale(const struct kvf_gpu_tensor &tensor,
+                                                           const struct kvf_gpu_rotation &rotation,
+                                                           float square, float product, float power)
+{
+    float scale;
+    switch (tensor.flags & KVF_TENSOR_SCALE_MASK) {
+    case KVF_TENSOR_SCALE_MATCHED:
+        scale = __fsqrt_rn(__fdiv_rn(square, power)) * rotation.scale;
+        break;
+    case KVF_TENSOR_SCALE_LEAST_SQUARES:
+        scale = __fdiv_rn(product, power) * rotation.scale;
+        break;
+    case KVF_TENSOR_SCALE_UNBIASED:
+        scale = __fdiv_rn(square, product) * rotation.scale;
+        break;
+    default:
+        scale = __fsqrt_rn(square) * rotation.root_mean_square;
+        break;
+    }
+    return square != 0.0f ? tq_scale_bits(scale) : 0;
+}
+
+/* Parts of one tensor of one layer: as those of saw, but for lists of channels behind the means,
+ * and for what there is of a vector in the meta part. */
+struct tq_parts {
+    saw_parts saw;
+    uint8_t *lists; /* NULL: not split */
+    uint8_t *meta;
+    uint32_t meta_bytes; /* of a vector */
+
+    __device__ __forceinline__ tq_parts(const struct kvf_gpu_tensor &tensor, uint64_t stored,
+                                        uint32_t n_tokens)
+        : saw(tensor, stored, n_tokens), meta_bytes(tensor.n_scales * (uint32_t)KVF_TQ_SCALE_BYTES)
+    {
+        uint8_t *at = at_address<uint8_t>(stored);
+        uint32_t means_bytes = saw.mean != nullptr ? 2u * tensor.n_heads * tensor.dim : 0;
+        lists = (tensor.flags & KVF_TENSOR_SPLIT) != 0 ? at + means_bytes : nullptr;
+        meta = at + tq_mean_bytes(tensor, n_tokens);
+        saw.codes = meta + part_bytes(saw.n_vectors * meta_bytes);
+    }
+};
+
+/* What the parts do not fill, by n_threads threads, of which the caller is the given one. */
+static __device__ __forceinline__ void tq_zero_gaps(const struct kvf_gpu_tensor &tensor,
+                                                    const tq_parts &parts, uint64_t stored,
+                                                    uint32_t thread, uint32_t n_threads)
+{
+    uint8_t *at = at_address<uint8_t>(stored);
+    uint32_t means_bytes = parts.saw.mean != nullptr ? 2u * tensor.n_heads * tensor.dim : 0;
+    uint32_t bytes = means_bytes + tensor.n_rows * tq_list_bytes(tensor);
+    zero_bytes(at + bytes, part_bytes(bytes) - bytes, thread, n_threads);
+    bytes = parts.saw.n_vectors * parts.meta_bytes;
+    zero_bytes(parts.meta + bytes, part_bytes(bytes) - bytes, thread, n_threads);
+    bytes = parts.saw.n_vectors * tensor.code_bytes;
+    zero_bytes(parts.saw.codes + bytes, part_bytes(bytes) - bytes, thread, n_threads);
+}
+
+} /* namespace kvf */
+
+#endif /* KVF_CODEC_CODEC_TQ_DEVICE_CUH */
