@@ -49,6 +49,18 @@ bool calls_device_open(void)
     return true;
 }
 
+bool calls_begin(uint64_t *seed_out)
+{
+    if (!calls_device_open()) {
+        return false;
+    }
+    *seed_out = kvf_test_seed();
+    if (calls_fake.fake_cuda_seed != NULL) {
+        calls_fake.fake_cuda_seed(*seed_out);
+    }
+    return true;
+}
+
 void calls_device_close(void)
 {
     void *context;
@@ -241,6 +253,16 @@ void calls_daemon_start(struct calls *calls, const char *const *sets)
 void calls_daemon_stop(struct calls *calls)
 {
     kvf_test_daemon_destroy(&calls->daemon);
+}
+
+int calls_run_tests(struct calls *calls, const struct CMUnitTest *tests, size_t n)
+{
+    int failed;
+
+    calls_daemon_start(calls, NULL);
+    failed = _cmocka_run_group_tests("tests", tests, n, NULL, NULL);
+    calls_daemon_stop(calls);
+    return failed;
 }
 
 static struct kvf_geometry geometry_of(void)

@@ -32,6 +32,9 @@ extern struct fake_cuda calls_fake; /* all NULL on a GPU */
 bool calls_device_open(void);
 void calls_device_close(void);
 
+/* The same, and a seed, which the fake driver takes as well. */
+bool calls_begin(uint64_t *seed_out);
+
 /* Ends the test if the driver refused. */
 void calls_check(int result);
 
@@ -81,6 +84,11 @@ void calls_client_open(struct calls *calls, const char *profile, uint64_t seed);
 void calls_open(struct calls *calls, const char *profile, uint64_t seed);
 void calls_close(struct calls *calls);
 void calls_daemon_stop(struct calls *calls);
+
+/* Run an array of tests beside a daemon that all of them use; what main returns. */
+struct CMUnitTest;
+int calls_run_tests(struct calls *calls, const struct CMUnitTest *tests, size_t n);
+#define calls_run(calls, tests) calls_run_tests(calls, tests, sizeof(tests) / sizeof((tests)[0]))
 
 /* A region over pages of a size of the caller's choice. */
 void calls_pages_init(struct calls *calls, struct calls_pages *pages);

@@ -677,17 +677,9 @@ int main(void)
         cmocka_unit_test(test_without_a_driver),
         cmocka_unit_test(test_the_gpu_fails),
     };
-    int failed;
 
-    if (!calls_device_open()) {
+    if (!calls_begin(&seed)) {
         return 77;
     }
-    seed = kvf_test_seed();
-    if (calls_fake.fake_cuda_seed != NULL) {
-        calls_fake.fake_cuda_seed(seed);
-    }
-    calls_daemon_start(&calls, NULL);
-    failed = cmocka_run_group_tests(tests, NULL, NULL);
-    calls_daemon_stop(&calls);
-    return failed;
+    return calls_run(&calls, tests);
 }

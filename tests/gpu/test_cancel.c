@@ -494,17 +494,9 @@ int main(void)
         cmocka_unit_test(test_the_daemon_dies_behind_a_cancel),
         cmocka_unit_test(test_what_is_not_in_flight),
     };
-    int failed;
 
-    if (!calls_device_open()) {
+    if (!calls_begin(&seed)) {
         return 77;
     }
-    seed = kvf_test_seed();
-    if (calls_fake.fake_cuda_seed != NULL) {
-        calls_fake.fake_cuda_seed(seed);
-    }
-    calls_daemon_start(&calls, NULL);
-    failed = cmocka_run_group_tests(tests, NULL, NULL);
-    calls_daemon_stop(&calls);
-    return failed;
+    return calls_run(&calls, tests);
 }

@@ -365,22 +365,14 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_a_thousand_rounds),
         cmocka_unit_test(test_each_removed_wait_is_caught),
     };
-    int failed;
 
-    if (!calls_device_open()) {
+    if (!calls_begin(&seed)) {
         return 77;
-    }
-    seed = kvf_test_seed();
-    if (calls_fake.fake_cuda_seed != NULL) {
-        calls_fake.fake_cuda_seed(seed);
     }
     if (argc == 4) {
         (void)snprintf(calls.daemon.socket_path, sizeof(calls.daemon.socket_path), "%s", argv[2]);
         first_key = strtoull(argv[3], NULL, 10);
         mutant_run(argv[1]);
     }
-    calls_daemon_start(&calls, NULL);
-    failed = cmocka_run_group_tests(tests, NULL, NULL);
-    calls_daemon_stop(&calls);
-    return failed;
+    return calls_run(&calls, tests);
 }
