@@ -147,6 +147,27 @@ void fixture_decode(struct fixture_codec *codec, struct fixture_kv *kv)
     assert_int_equal(status, KVF_OK);
 }
 
+void fixture_trip_init(struct fixture_trip *trip, const struct kvf_geometry *geometry,
+                       const char *profile, uint32_t n_tokens)
+{
+    fixture_kv_init(&trip->kv, geometry, n_tokens);
+    fixture_kv_init(&trip->back, geometry, n_tokens);
+    fixture_codec_init(&trip->codec, geometry, profile);
+}
+
+void fixture_trip_run(struct fixture_trip *trip)
+{
+    fixture_encode(&trip->codec, &trip->kv, 0);
+    fixture_decode(&trip->codec, &trip->back);
+}
+
+void fixture_trip_fini(struct fixture_trip *trip)
+{
+    fixture_codec_fini(&trip->codec);
+    fixture_kv_fini(&trip->back);
+    fixture_kv_fini(&trip->kv);
+}
+
 bool fixture_use_level(int level)
 {
     if (level >= KVF_SIMD_LEVELS || kvf_codec_simd_set((enum kvf_simd_level)level) != KVF_OK) {
@@ -199,6 +220,47 @@ void fixture_store(int dtype, uint8_t *vector, uint32_t i, float value)
         memcpy(vector + 4 * i, &value, sizeof(value));
         break;
     }
+}
+
+void fixture_load_vector(int dtype, const uint8_t *vector, uint32_t n, float *out)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = fixture_load(dtype, vector, i);
+    }
+}
+
+void fixture_assert_vector(int dtype, const uint8_t *vector, uint32_t n, const float *want)
+{
+    uint8_t expected[KVF_DIM_MAX * 4];
+    for (uint32_t i = 0; i < n; i++) {
+        fixture_store(dtype, expected, i, want[i]);
+    }
+    assert_memory_equal(vector, expected, n * kvf_dtype_bytes(dtype));
+}
+
+void fixture_load_means(const uint8_t *stored, uint32_t n, float *out)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint16_t half;
+        memcpy(&half, stored + 2 * i, sizeof(half));
+        out[i] = kvf_f32_from_f16(half);
+    }
+}
+
+uint8_t fixture_stored_code(const uint8_t **at, uint32_t n, uint32_t bits, uint32_t position)
+{
+    static const uint8_t planes[9][2] = {
+        [1] = {1}, [2] = {2}, [3] = {2, 1}, [4] = {4}, [5] = {4, 1}, [6] = {4, 2}, [8] = {8}};
+    uint32_t code = 0;
+    for (int i = 0; i < 2 && planes[bits][i] != 0; i++) {
+        uint32_t width = planes[bits][i];
+        for (uint32_t bit = width; bit-- > 0;) { /* the highest one first */
+            uint32_t where = position * width + bit;
+            code = code << 1 | ((*at)[where / 8] >> where % 8 & 1);
+        }
+        *at += (n * width + 7) / 8;
+    }
+    return (uint8_t)code;
 }
 
 float fixture_uniform(struct kvf_random_seeded *random)

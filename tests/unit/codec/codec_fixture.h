@@ -57,6 +57,20 @@ void fixture_encode(struct fixture_codec *codec, const struct fixture_kv *kv, ui
 /* Decode the whole record; asserts KVF_OK. */
 void fixture_decode(struct fixture_codec *codec, struct fixture_kv *kv);
 
+/* There and back: pages, the pages that they come back into, and a codec between them. */
+struct fixture_trip {
+    struct fixture_kv kv;
+    struct fixture_kv back;
+    struct fixture_codec codec;
+};
+
+/* Zeroed pages for n_tokens. */
+void fixture_trip_init(struct fixture_trip *trip, const struct kvf_geometry *geometry,
+                       const char *profile, uint32_t n_tokens);
+/* Encode from the first token of a chunk on, and decode. */
+void fixture_trip_run(struct fixture_trip *trip);
+void fixture_trip_fini(struct fixture_trip *trip);
+
 /* Use a level of instructions (codec/simd.h) from now on and say so; false if this machine has no
  * such level. For programs that run all their tests at each level. */
 bool fixture_use_level(int level);
@@ -64,6 +78,17 @@ bool fixture_use_level(int level);
 /* An element to and from fp32, by the conversions of codec_fp.h. */
 float fixture_load(int dtype, const uint8_t *vector, uint32_t i);
 void fixture_store(int dtype, uint8_t *vector, uint32_t i, float value);
+void fixture_load_vector(int dtype, const uint8_t *vector, uint32_t n, float *out);
+
+/* Asserts that a vector has these values, as bits of its type. */
+void fixture_assert_vector(int dtype, const uint8_t *vector, uint32_t n, const float *want);
+
+/* n numbers of fp16, as means are stored. */
+void fixture_load_means(const uint8_t *stored, uint32_t n, float *out);
+
+/* The code at a position of n codes in planes, bit by bit; sets *at to what follows the planes.
+ * Widths of the planes by the width of the codes: the tables of codec_saw.h and codec_tq.h. */
+uint8_t fixture_stored_code(const uint8_t **at, uint32_t n, uint32_t bits, uint32_t position);
 
 /* Uniform in [0, 1), and standard normal as the sum of 12 uniform values (variance 1, tails at 6):
  * no library function, the same on every machine. */

@@ -26,34 +26,19 @@ enum {
 
 static struct kvf_random_seeded random_bits;
 
-struct trip {
-    struct fixture_kv kv;
-    struct fixture_kv back;
-    struct fixture_codec codec;
-};
-
-static void trip_init(struct trip *trip, const char *profile, uint32_t n_layers,
+static void trip_init(struct fixture_trip *trip, const char *profile, uint32_t n_layers,
                       uint32_t token_start)
 {
     struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, n_layers, HEADS, DIM, DIM,
                                                     TOKENS);
-    fixture_kv_init(&trip->kv, &geometry, TOKENS);
-    fixture_kv_init(&trip->back, &geometry, TOKENS);
-    fixture_codec_init(&trip->codec, &geometry, profile);
+    fixture_trip_init(trip, &geometry, profile, TOKENS);
     fixture_fill_normal(&trip->kv, &random_bits);
     fixture_encode(&trip->codec, &trip->kv, token_start);
     fixture_decode(&trip->codec, &trip->back);
 }
 
-static void trip_fini(struct trip *trip)
-{
-    fixture_codec_fini(&trip->codec);
-    fixture_kv_fini(&trip->back);
-    fixture_kv_fini(&trip->kv);
-}
-
 /* Squared error of K or V of a layer. */
-static double error_of(const struct trip *trip, int is_v, uint32_t layer)
+static double error_of(const struct fixture_trip *trip, int is_v, uint32_t layer)
 {
     double error = 0.0;
     double signal = 0.0;
@@ -79,7 +64,7 @@ static void edges_have_8_bits(void **state)
         double error_min[2];
     } cases[] = {{"dense", 0x34, {.008, .030}}, {"max", 0x23, {.024, .10}}};
     for (int c = 0; c < 2; c++) {
-        struct trip trip;
+        struct fixture_trip trip;
         trip_init(&trip, cases[c].profile, LAYERS, TOKENS);
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
             bool is_edge = layer < EDGES || layer >= LAYERS - EDGES;
@@ -89,7 +74,7 @@ static void edges_have_8_bits(void **state)
                 assert_true(is_edge ? error < 1e-4 : error > cases[c].error_min[is_v]);
             }
         }
-        trip_fini(&trip);
+        fixture_trip_fini(&trip);
     }
 }
 
@@ -98,13 +83,13 @@ static void short_models_are_all_edges(void **state)
 {
     (void)state;
     for (uint32_t n_layers = 1; n_layers <= 5; n_layers++) {
-        struct trip trip;
+        struct fixture_trip trip;
         trip_init(&trip, "max", n_layers, TOKENS);
         for (uint32_t layer = 0; layer < n_layers; layer++) {
             assert_true((trip.codec.page->layer_bits[layer] == 0x88) ==
                         (n_layers < 5 || layer != 2));
         }
-        trip_fini(&trip);
+        fixture_trip_fini(&trip);
     }
 }
 
@@ -132,7 +117,7 @@ static void sizes_are_exact(void **state)
         {"max", ((3.5 + mean + list + 2.125) / 2 * 3 + saw8 * 4) / LAYERS},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct trip trip;
+        struct fixture_trip trip;
         trip_init(&trip, cases[i].profile, LAYERS, TOKENS);
         double bits = (double)kvf_codec_plan_payload_bytes(&trip.codec.plan, TOKENS) * 8.0 /
                       (LAYERS * HEADS * TOKENS * 2.0 * DIM);
@@ -142,7 +127,7 @@ static void sizes_are_exact(void **state)
         assert_true(kvf_codec_plan_is_fixed(&trip.codec.plan));
         assert_true(kvf_codec_plan_fixed_sizes(&trip.codec.plan, sizes) >= 1);
         assert_int_equal(trip.codec.record_bytes, sizes[0]);
-        trip_fini(&trip);
+        fixture_trip_fini(&trip);
     }
 }
 
@@ -155,28 +140,21 @@ static void sinks_are_kept(void **state)
         uint16_t kept = asked[i] > 4 ? asked[i] : 4;
         struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 5, 1, 64, 64, 64);
         geometry.sink_tokens = asked[i];
-        struct fixture_kv kv;
-        struct fixture_kv back;
-        struct fixture_codec codec;
-        fixture_kv_init(&kv, &geometry, 64);
-        fixture_kv_init(&back, &geometry, 64);
-        fixture_codec_init(&codec, &geometry, "max");
-        fixture_fill_normal(&kv, &random_bits);
-        fixture_encode(&codec, &kv, 0);
-        fixture_decode(&codec, &back);
-        assert_int_equal(codec.page->header.n_sink_raw, kept);
-        assert_int_equal(codec.page->header.n_escapes, kept * 5 * 2);
+        struct fixture_trip trip;
+        fixture_trip_init(&trip, &geometry, "max", 64);
+        fixture_fill_normal(&trip.kv, &random_bits);
+        fixture_trip_run(&trip);
+        assert_int_equal(trip.codec.page->header.n_sink_raw, kept);
+        assert_int_equal(trip.codec.page->header.n_escapes, kept * 5 * 2);
         for (uint32_t token = 0; token <= kept; token++) {
-            int differs = memcmp(fixture_kv_vector(&kv, 1, 2, 0, token),
-                                 fixture_kv_vector(&back, 1, 2, 0, token), 64 * 2);
+            int differs = memcmp(fixture_kv_vector(&trip.kv, 1, 2, 0, token),
+                                 fixture_kv_vector(&trip.back, 1, 2, 0, token), 64 * 2);
             assert_true((differs == 0) == (token < kept));
         }
         uint64_t sizes[KVF_CODEC_FIXED_SIZES_MAX];
-        assert_int_equal(kvf_codec_plan_fixed_sizes(&codec.plan, sizes), 2);
-        assert_int_equal(codec.record_bytes, sizes[1]);
-        fixture_codec_fini(&codec);
-        fixture_kv_fini(&back);
-        fixture_kv_fini(&kv);
+        assert_int_equal(kvf_codec_plan_fixed_sizes(&trip.codec.plan, sizes), 2);
+        assert_int_equal(trip.codec.record_bytes, sizes[1]);
+        fixture_trip_fini(&trip);
     }
 }
 
@@ -184,7 +162,7 @@ static void sinks_are_kept(void **state)
 static void ranges_cross_the_border(void **state)
 {
     (void)state;
-    struct trip trip;
+    struct fixture_trip trip;
     struct fixture_kv part;
     trip_init(&trip, "max", LAYERS, 0);
     fixture_kv_init(&part, &trip.kv.geometry, TOKENS);
@@ -196,10 +174,11 @@ static void ranges_cross_the_border(void **state)
         assert_memory_equal(part.v_layers[layer], trip.back.v_layers[layer], part.v_bytes);
     }
     fixture_kv_fini(&part);
-    trip_fini(&trip);
+    fixture_trip_fini(&trip);
 }
 
-static int decode_with_bits(struct trip *trip, uint32_t layer, uint8_t bits, int *checked_out)
+static int decode_with_bits(struct fixture_trip *trip, uint32_t layer, uint8_t bits,
+                            int *checked_out)
 {
     struct kvf_record_page *page = trip->codec.page;
     uint8_t before = page->layer_bits[layer];
@@ -218,7 +197,7 @@ static int decode_with_bits(struct trip *trip, uint32_t layer, uint8_t bits, int
 static void edges_in_other_places_are_refused(void **state)
 {
     (void)state;
-    struct trip trip;
+    struct fixture_trip trip;
     int checked;
     trip_init(&trip, "max", LAYERS, TOKENS);
     assert_int_equal(decode_with_bits(&trip, 3, 0x23, &checked), KVF_OK);
@@ -230,18 +209,18 @@ static void edges_in_other_places_are_refused(void **state)
     assert_int_equal(checked, KVF_OK);
     assert_int_equal(decode_with_bits(&trip, 3, 0x24, &checked), KVF_ERR_CORRUPT);
     assert_int_equal(checked, KVF_ERR_CORRUPT);
-    trip_fini(&trip);
+    fixture_trip_fini(&trip);
     trip_init(&trip, "tq3", LAYERS, TOKENS);
     assert_int_equal(decode_with_bits(&trip, 0, 0x38, &checked), KVF_ERR_CORRUPT);
     assert_int_equal(checked, KVF_ERR_CORRUPT);
-    trip_fini(&trip);
+    fixture_trip_fini(&trip);
 }
 
 /* Too many escapes in an edge and in an inner layer: both are stored raw, the others are not. */
 static void both_kinds_fall_back_to_raw(void **state)
 {
     (void)state;
-    struct trip trip;
+    struct fixture_trip trip;
     trip_init(&trip, "dense", LAYERS, TOKENS);
     for (uint32_t layer = 1; layer <= 3; layer += 2) {
         for (uint32_t token = 0; token < TOKENS; token += 4) {
@@ -263,7 +242,7 @@ static void both_kinds_fall_back_to_raw(void **state)
                         fixture_kv_vector(&trip.kv, 0, 0, 1, 9), DIM * 4);
     assert_memory_equal(fixture_kv_vector(&trip.back, 1, 4, 1, 9),
                         fixture_kv_vector(&trip.kv, 1, 4, 1, 9), DIM * 4);
-    trip_fini(&trip);
+    fixture_trip_fini(&trip);
 }
 
 /* The rotary part of MLA is raw in every layer. */

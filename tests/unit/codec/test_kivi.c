@@ -193,24 +193,19 @@ static void compare_with_model(const char *profile, int dtype, uint32_t dim, uin
 {
     struct kvf_geometry geometry = fixture_geometry(dtype, 1, HEADS, dim, dim, n_tokens);
     geometry.sink_tokens = (uint16_t)n_sinks;
-    struct fixture_kv kv;
-    struct fixture_kv back;
-    struct fixture_codec codec;
-    fixture_kv_init(&kv, &geometry, n_tokens);
-    fixture_kv_init(&back, &geometry, n_tokens);
-    fixture_codec_init(&codec, &geometry, profile);
-    fixture_fill_hard(&kv, &random_bits);
-    fixture_encode(&codec, &kv, 0);
-    fixture_decode(&codec, &back);
-    uint32_t bits = codec.plan.kinds[0].k.descriptor.bits;
+    struct fixture_trip trip;
+    fixture_trip_init(&trip, &geometry, profile, n_tokens);
+    fixture_fill_hard(&trip.kv, &random_bits);
+    fixture_trip_run(&trip);
+    uint32_t bits = trip.codec.plan.kinds[0].k.descriptor.bits;
     uint32_t escapes = 0;
-    const uint8_t *strip = codec.payload;
+    const uint8_t *strip = trip.codec.payload;
     for (int is_v = 0; is_v < 2; is_v++) {
         struct kvf_codec_sizes sizes;
-        const struct kvf_codec_tensor *plan = is_v ? &codec.plan.kinds[0].v
-                                                   : &codec.plan.kinds[0].k;
+        const struct kvf_codec_tensor *plan = is_v ? &trip.codec.plan.kinds[0].v
+                                                   : &trip.codec.plan.kinds[0].k;
         kvf_codec_kivi.sizes(plan, n_tokens, &sizes);
-        struct tensor tensor = {.kv = &kv,
+        struct tensor tensor = {.kv = &trip.kv,
                                 .is_v = is_v,
                                 .n = dim,
                                 .bits = bits,
@@ -220,7 +215,7 @@ static void compare_with_model(const char *profile, int dtype, uint32_t dim, uin
                                 .codes = strip + sizes.meta_bytes};
         uint32_t n_escapes = find_escapes(&tensor);
         bool is_raw = n_escapes > HEADS * n_sinks + (HEADS * n_tokens + 15) / 16;
-        assert_int_equal(codec.page->layer_bits[0] >> 4 * is_v & 15, is_raw ? 0 : bits);
+        assert_int_equal(trip.codec.page->layer_bits[0] >> 4 * is_v & 15, is_raw ? 0 : bits);
         if (is_raw) {
             strip += kvf_part_bytes(HEADS * n_tokens * dim * kvf_dtype_bytes(dtype));
             continue;
@@ -228,15 +223,13 @@ static void compare_with_model(const char *profile, int dtype, uint32_t dim, uin
         escapes += n_escapes;
         for (uint32_t head = 0; head < HEADS; head++) {
             for (uint32_t token = 0; token < n_tokens; token++) {
-                compare_token(&tensor, &back, head, token);
+                compare_token(&tensor, &trip.back, head, token);
             }
         }
         strip += sizes.meta_bytes + sizes.codes_bytes;
     }
-    assert_int_equal(codec.page->header.n_escapes, escapes);
-    fixture_codec_fini(&codec);
-    fixture_kv_fini(&back);
-    fixture_kv_fini(&kv);
+    assert_int_equal(trip.codec.page->header.n_escapes, escapes);
+    fixture_trip_fini(&trip);
 }
 
 /* Numbers of tokens and dims that G divides and that it does not, also by one. */
@@ -262,32 +255,11 @@ static void records_are_those_of_the_text(void **state)
 /* -------------------------------------------------------------------------------------------------
  * What follows from it
  */
-struct trip {
-    struct fixture_kv kv;
-    struct fixture_kv back;
-    struct fixture_codec codec;
-};
-
-static void trip_init(struct trip *trip, const char *profile, int dtype, uint32_t dim,
+static void trip_init(struct fixture_trip *trip, const char *profile, int dtype, uint32_t dim,
                       uint32_t n_tokens)
 {
     struct kvf_geometry geometry = fixture_geometry(dtype, 1, 1, dim, dim, n_tokens);
-    fixture_kv_init(&trip->kv, &geometry, n_tokens);
-    fixture_kv_init(&trip->back, &geometry, n_tokens);
-    fixture_codec_init(&trip->codec, &geometry, profile);
-}
-
-static void trip_run(struct trip *trip)
-{
-    fixture_encode(&trip->codec, &trip->kv, 0);
-    fixture_decode(&trip->codec, &trip->back);
-}
-
-static void trip_fini(struct trip *trip)
-{
-    fixture_codec_fini(&trip->codec);
-    fixture_kv_fini(&trip->back);
-    fixture_kv_fini(&trip->kv);
+    fixture_trip_init(trip, &geometry, profile, n_tokens);
 }
 
 static float element(const struct fixture_kv *kv, int is_v, uint32_t token, uint32_t channel)
@@ -306,9 +278,9 @@ static void constants_come_back(void **state)
 {
     (void)state;
     for (int p = 0; p < N_PROFILES; p++) {
-        struct trip trip;
+        struct fixture_trip trip;
         trip_init(&trip, profiles[p], KVF_DTYPE_BF16, 96, 70);
-        trip_run(&trip);
+        fixture_trip_run(&trip);
         assert_memory_equal(trip.back.memory, trip.kv.memory, trip.kv.memory_bytes);
         for (uint32_t token = 0; token < 70; token++) {
             for (uint32_t i = 0; i < 96; i++) {
@@ -316,10 +288,10 @@ static void constants_come_back(void **state)
                 set_element(&trip.kv, 1, token, i, (float)token * 0.25f - 5.0f);
             }
         }
-        trip_run(&trip);
+        fixture_trip_run(&trip);
         assert_int_equal(trip.codec.page->header.n_escapes, 0);
         assert_memory_equal(trip.back.memory, trip.kv.memory, trip.kv.memory_bytes);
-        trip_fini(&trip);
+        fixture_trip_fini(&trip);
     }
 }
 
@@ -333,14 +305,14 @@ static void errors_are_half_a_step(void **state)
         TOKENS = 200
     };
     for (int p = 0; p < N_PROFILES; p++) {
-        struct trip trip;
+        struct fixture_trip trip;
         trip_init(&trip, profiles[p], KVF_DTYPE_F32, DIM, TOKENS);
         fixture_fill_normal(&trip.kv, &random_bits);
         for (uint32_t token = 0; token < TOKENS; token++) {
             set_element(&trip.kv, 0, token, 9, 100.0f + element(&trip.kv, 0, token, 9));
             set_element(&trip.kv, 0, token, 10, 0x1p-19f * element(&trip.kv, 0, token, 10));
         }
-        trip_run(&trip);
+        fixture_trip_run(&trip);
         uint32_t g = trip.codec.plan.kinds[0].k.descriptor.group_size;
         float levels = trip.codec.plan.kinds[0].k.descriptor.bits == 4 ? 15.0f : 3.0f;
         for (int is_v = 0; is_v < 2; is_v++) {
@@ -366,7 +338,7 @@ static void errors_are_half_a_step(void **state)
                 }
             }
         }
-        trip_fini(&trip);
+        fixture_trip_fini(&trip);
     }
 }
 
@@ -383,17 +355,15 @@ static void distortion_is_that_of_theory(void **state)
                  {"kivi2-g128", 0.2504}};
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 2, 8, 128, 128, 256);
-        struct trip trip;
-        fixture_kv_init(&trip.kv, &geometry, 256);
-        fixture_kv_init(&trip.back, &geometry, 256);
-        fixture_codec_init(&trip.codec, &geometry, cases[c].profile);
+        struct fixture_trip trip;
+        fixture_trip_init(&trip, &geometry, cases[c].profile, 256);
         fixture_fill_normal(&trip.kv, &random_bits);
-        trip_run(&trip);
+        fixture_trip_run(&trip);
         for (int is_v = 0; is_v < 2; is_v++) {
             double distortion = fixture_distortion(&trip.kv, &trip.back, is_v, 0);
             assert_true(fabs(distortion / cases[c].expected - 1.0) < 0.02);
         }
-        trip_fini(&trip);
+        fixture_trip_fini(&trip);
     }
 }
 
@@ -402,8 +372,8 @@ static void distortion_is_that_of_theory(void **state)
 static void a_large_channel_is_alone(void **state)
 {
     (void)state;
-    struct trip with;
-    struct trip without;
+    struct fixture_trip with;
+    struct fixture_trip without;
     trip_init(&with, "kivi2-g32", KVF_DTYPE_BF16, 64, 100);
     trip_init(&without, "kivi2-g32", KVF_DTYPE_BF16, 64, 100);
     fixture_fill_normal(&without.kv, &random_bits);
@@ -412,8 +382,8 @@ static void a_large_channel_is_alone(void **state)
         set_element(&with.kv, 0, token, 5, 300.0f * element(&with.kv, 0, token, 5));
         set_element(&with.kv, 1, token, 5, 300.0f * element(&with.kv, 1, token, 5));
     }
-    trip_run(&with);
-    trip_run(&without);
+    fixture_trip_run(&with);
+    fixture_trip_run(&without);
     uint32_t changed = 0;
     for (uint32_t token = 0; token < 100; token++) {
         for (uint32_t i = 0; i < 64; i++) {
@@ -425,8 +395,8 @@ static void a_large_channel_is_alone(void **state)
         }
     }
     assert_true(changed > 1000);
-    trip_fini(&with);
-    trip_fini(&without);
+    fixture_trip_fini(&with);
+    fixture_trip_fini(&without);
 }
 
 /* A vector that cannot be coded comes back bit for bit and changes nothing of the others in its
@@ -441,8 +411,8 @@ static void escapes_leave_others_alone(void **state)
         AT = 40
     };
     for (uint32_t w = 0; w <= sizeof(wrong) / sizeof(wrong[0]); w++) {
-        struct trip with;
-        struct trip without;
+        struct fixture_trip with;
+        struct fixture_trip without;
         trip_init(&with, profiles[w % N_PROFILES], KVF_DTYPE_F32, DIM, TOKENS);
         trip_init(&without, profiles[w % N_PROFILES], KVF_DTYPE_F32, DIM, TOKENS);
         fixture_fill_normal(&without.kv, &random_bits);
@@ -460,8 +430,8 @@ static void escapes_leave_others_alone(void **state)
                 }
             }
         }
-        trip_run(&with);
-        trip_run(&without);
+        fixture_trip_run(&with);
+        fixture_trip_run(&without);
         assert_int_equal(with.codec.page->header.n_escapes, 2);
         assert_int_equal(without.codec.page->header.n_escapes, 0);
         for (int is_v = 0; is_v < 2; is_v++) {
@@ -472,8 +442,8 @@ static void escapes_leave_others_alone(void **state)
                                     DIM * sizeof(float));
             }
         }
-        trip_fini(&with);
-        trip_fini(&without);
+        fixture_trip_fini(&with);
+        fixture_trip_fini(&without);
     }
 }
 
@@ -483,10 +453,10 @@ static void what_does_not_pay_is_raw(void **state)
     (void)state;
     for (uint32_t n_tokens = 1; n_tokens <= 12; n_tokens++) {
         for (int p = 0; p < N_PROFILES; p++) {
-            struct trip trip;
+            struct fixture_trip trip;
             trip_init(&trip, profiles[p], KVF_DTYPE_BF16, 64, n_tokens);
             fixture_fill_normal(&trip.kv, &random_bits);
-            trip_run(&trip);
+            fixture_trip_run(&trip);
             size_t raw_bytes = n_tokens * 64 * 2 * 2;
             assert_true(trip.codec.record_bytes - KVF_BLOCK_PAGE_BYTES <= raw_bytes + 2 * 127);
             if ((trip.codec.page->layer_bits[0] & 15) == KVF_BITS_RAW) {
@@ -495,19 +465,19 @@ static void what_does_not_pay_is_raw(void **state)
             }
             assert_true((trip.codec.page->layer_bits[0] & 15) == KVF_BITS_RAW || n_tokens > 2);
             assert_true(trip.codec.page->layer_bits[0] >> 4 != KVF_BITS_RAW || n_tokens < 3);
-            trip_fini(&trip);
+            fixture_trip_fini(&trip);
         }
     }
-    struct trip trip;
+    struct fixture_trip trip;
     trip_init(&trip, "kivi4-g32", KVF_DTYPE_BF16, 64, 64);
     fixture_fill_normal(&trip.kv, &random_bits);
     for (uint32_t token = 0; token < 5; token++) {
         set_element(&trip.kv, 0, 10 * token, token, NAN);
     }
-    trip_run(&trip);
+    fixture_trip_run(&trip);
     assert_int_equal(trip.codec.page->layer_bits[0], KVF_BITS_RAW | 4 << 4);
     assert_memory_equal(trip.back.k_layers[0], trip.kv.k_layers[0], trip.kv.k_bytes);
-    trip_fini(&trip);
+    fixture_trip_fini(&trip);
 }
 
 /* b + 32 / G bits a value where G divides tokens and dim. */

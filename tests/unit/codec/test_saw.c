@@ -55,24 +55,6 @@ static struct saw_model model_of(const struct kvf_codec_tensor *tensor)
     };
 }
 
-static uint8_t stored_code(const struct kvf_codec_tensor *tensor, const uint8_t *codes,
-                           uint32_t position)
-{
-    /* widths of the planes by the width of the codes: the table of codec_saw.h */
-    static const uint8_t planes[9][2] = {
-        [2] = {2}, [3] = {2, 1}, [4] = {4}, [5] = {4, 1}, [6] = {4, 2}, [8] = {8}};
-    const uint8_t *plane = planes[tensor->descriptor.bits];
-    uint32_t code = 0;
-    for (int i = 0; i < 2 && plane[i] != 0; i++) {
-        for (uint32_t bit = plane[i]; bit-- > 0;) { /* bit by bit, the highest one first */
-            uint32_t at = position * plane[i] + bit;
-            code = code << 1 | (codes[at / 8] >> at % 8 & 1);
-        }
-        codes += (tensor->group * plane[i] + 7) / 8;
-    }
-    return (uint8_t)code;
-}
-
 /* Meta and codes of one vector are the model's. */
 static void assert_stored(const struct kvf_codec_tensor *tensor, const struct strip *strip,
                           uint32_t index, const struct saw_model_vector *want)
@@ -83,66 +65,47 @@ static void assert_stored(const struct kvf_codec_tensor *tensor, const struct st
     assert_int_equal(meta >> 16, want->scale);
     const uint8_t *codes = strip->codes + (size_t)index * tensor->code_bytes;
     for (uint32_t p = 0; p < tensor->group; p++) {
-        assert_int_equal(stored_code(tensor, codes, p), want->codes[tensor->order[p]]);
+        const uint8_t *at = codes;
+        uint8_t code = fixture_stored_code(&at, tensor->group, tensor->descriptor.bits, p);
+        assert_int_equal(code, want->codes[tensor->order[p]]);
     }
-}
-
-/* The value as it comes back, as bits of the target type. */
-static void assert_decoded(int dtype, const uint8_t *vector, uint32_t n, const float *want)
-{
-    uint8_t expected[MODEL_DIM_MAX * 4];
-    for (uint32_t i = 0; i < n; i++) {
-        fixture_store(dtype, expected, i, want[i]);
-    }
-    assert_memory_equal(vector, expected, n * kvf_dtype_bytes(dtype));
 }
 
 /* One head, no V: every vector of a record against the model, both ways. */
 static void compare_with_model(const char *profile, int dtype, uint32_t dim, uint32_t n_tokens)
 {
     struct kvf_geometry geometry = fixture_geometry(dtype, 1, 1, dim, 0, n_tokens);
-    struct fixture_kv kv;
-    struct fixture_kv back;
-    struct fixture_codec codec;
-    fixture_kv_init(&kv, &geometry, n_tokens);
-    fixture_kv_init(&back, &geometry, n_tokens);
-    fixture_codec_init(&codec, &geometry, profile);
-    fixture_fill_hard(&kv, &random_bits);
-    fixture_encode(&codec, &kv, 0);
-    fixture_decode(&codec, &back);
-    assert_int_equal(codec.page->layer_bits[0], codec.plan.kinds[0].k.descriptor.bits);
-    struct strip strip = strip_of_k(&codec, n_tokens);
-    struct saw_model model = model_of(&codec.plan.kinds[0].k);
+    struct fixture_trip trip;
+    fixture_trip_init(&trip, &geometry, profile, n_tokens);
+    fixture_fill_hard(&trip.kv, &random_bits);
+    fixture_trip_run(&trip);
+    assert_int_equal(trip.codec.page->layer_bits[0], trip.codec.plan.kinds[0].k.descriptor.bits);
+    struct strip strip = strip_of_k(&trip.codec, n_tokens);
+    struct saw_model model = model_of(&trip.codec.plan.kinds[0].k);
     float mean[MODEL_DIM_MAX];
-    for (uint32_t i = 0; i < dim && strip.mean != NULL; i++) {
-        uint16_t half;
-        memcpy(&half, strip.mean + 2 * i, sizeof(half));
-        mean[i] = kvf_f32_from_f16(half);
+    if (strip.mean != NULL) {
+        fixture_load_means(strip.mean, dim, mean);
     }
     uint32_t escapes = 0;
     for (uint32_t token = 0; token < n_tokens; token++) {
         float input[MODEL_DIM_MAX];
-        const uint8_t *vector = fixture_kv_vector(&kv, 0, 0, 0, token);
-        for (uint32_t i = 0; i < dim; i++) {
-            input[i] = fixture_load(dtype, vector, i);
-        }
+        const uint8_t *vector = fixture_kv_vector(&trip.kv, 0, 0, 0, token);
+        fixture_load_vector(dtype, vector, dim, input);
         struct saw_model_vector want;
         saw_model_encode(&model, input, strip.mean != NULL ? mean : NULL, &want);
-        assert_stored(&codec.plan.kinds[0].k, &strip, token, &want);
-        const uint8_t *decoded = fixture_kv_vector(&back, 0, 0, 0, token);
+        assert_stored(&trip.codec.plan.kinds[0].k, &strip, token, &want);
+        const uint8_t *decoded = fixture_kv_vector(&trip.back, 0, 0, 0, token);
         escapes += want.escape;
         if (want.escape) {
             assert_memory_equal(decoded, vector, dim * kvf_dtype_bytes(dtype));
         } else {
             float value[MODEL_DIM_MAX];
             saw_model_decode(&model, &want, strip.mean != NULL ? mean : NULL, value);
-            assert_decoded(dtype, decoded, dim, value);
+            fixture_assert_vector(dtype, decoded, dim, value);
         }
     }
-    assert_int_equal(codec.page->header.n_escapes, escapes);
-    fixture_codec_fini(&codec);
-    fixture_kv_fini(&back);
-    fixture_kv_fini(&kv);
+    assert_int_equal(trip.codec.page->header.n_escapes, escapes);
+    fixture_trip_fini(&trip);
 }
 
 static void records_are_those_of_the_text(void **state)
@@ -327,20 +290,13 @@ static void distortion_is_that_of_theory(void **state)
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 2, 8, 1, cases[i].dim, 256);
-        struct fixture_kv kv;
-        struct fixture_kv back;
-        struct fixture_codec codec;
-        fixture_kv_init(&kv, &geometry, 256);
-        fixture_kv_init(&back, &geometry, 256);
-        fixture_codec_init(&codec, &geometry, cases[i].profile);
-        fixture_fill_normal(&kv, &random_bits);
-        fixture_encode(&codec, &kv, 0);
-        fixture_decode(&codec, &back);
-        double distortion = fixture_distortion(&kv, &back, 1, 0);
+        struct fixture_trip trip;
+        fixture_trip_init(&trip, &geometry, cases[i].profile, 256);
+        fixture_fill_normal(&trip.kv, &random_bits);
+        fixture_trip_run(&trip);
+        double distortion = fixture_distortion(&trip.kv, &trip.back, 1, 0);
         assert_true(fabs(distortion / cases[i].expected - 1.0) < 0.02);
-        fixture_codec_fini(&codec);
-        fixture_kv_fini(&back);
-        fixture_kv_fini(&kv);
+        fixture_trip_fini(&trip);
     }
 }
 
@@ -505,28 +461,21 @@ static void rotation_spreads_an_outlier(void **state)
 {
     (void)state;
     struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 1, 4, 128, 0, 256);
-    struct fixture_kv kv;
-    struct fixture_kv back;
-    struct fixture_codec codec;
-    fixture_kv_init(&kv, &geometry, 256);
-    fixture_kv_init(&back, &geometry, 256);
-    fixture_codec_init(&codec, &geometry, "saw4-paper");
-    fixture_fill_normal(&kv, &random_bits);
+    struct fixture_trip trip;
+    fixture_trip_init(&trip, &geometry, "saw4-paper", 256);
+    fixture_fill_normal(&trip.kv, &random_bits);
     for (uint32_t head = 0; head < 4; head++) {
         for (uint32_t token = 0; token < 256; token++) {
-            fixture_store(KVF_DTYPE_F32, fixture_kv_vector(&kv, 0, 0, head, token), 5, 100.0f);
+            fixture_store(KVF_DTYPE_F32, fixture_kv_vector(&trip.kv, 0, 0, head, token), 5, 100.0f);
         }
     }
-    fixture_encode(&codec, &kv, 0);
-    fixture_decode(&codec, &back);
+    fixture_trip_run(&trip);
     /* y is 100 / sqrt(128) = 8.8 in magnitude and normal around it: range near 2 x (8.8 + 2.5),
      * step 1.5, error power 1.5^2 / 12 = .19 a value; unrotated it is (104 / 15)^2 / 12 = 4, or 1
      * and more where all values fall on one level */
-    double error = fixture_distortion(&kv, &back, 0, 0) * (10000.0 + 127.0) / 128.0;
+    double error = fixture_distortion(&trip.kv, &trip.back, 0, 0) * (10000.0 + 127.0) / 128.0;
     assert_true(error < 0.25);
-    fixture_codec_fini(&codec);
-    fixture_kv_fini(&back);
-    fixture_kv_fini(&kv);
+    fixture_trip_fini(&trip);
 }
 
 /* A bias that is the same for all tokens costs nothing once centred. */
@@ -534,17 +483,13 @@ static void centring_removes_a_bias(void **state)
 {
     (void)state;
     struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 1, 2, 128, 128, 256);
-    struct fixture_kv kv;
-    struct fixture_kv back;
-    struct fixture_codec codec;
-    fixture_kv_init(&kv, &geometry, 256);
-    fixture_kv_init(&back, &geometry, 256);
-    fixture_codec_init(&codec, &geometry, "balanced");
-    fixture_fill_normal(&kv, &random_bits);
+    struct fixture_trip trip;
+    fixture_trip_init(&trip, &geometry, "balanced", 256);
+    fixture_fill_normal(&trip.kv, &random_bits);
     for (int is_v = 0; is_v < 2; is_v++) {
         for (uint32_t head = 0; head < 2; head++) {
             for (uint32_t token = 0; token < 256; token++) {
-                uint8_t *vector = fixture_kv_vector(&kv, is_v, 0, head, token);
+                uint8_t *vector = fixture_kv_vector(&trip.kv, is_v, 0, head, token);
                 for (uint32_t i = 0; i < 8; i++) {
                     float value = fixture_load(KVF_DTYPE_F32, vector, i);
                     fixture_store(KVF_DTYPE_F32, vector, i, value + 64.0f);
@@ -552,16 +497,13 @@ static void centring_removes_a_bias(void **state)
             }
         }
     }
-    fixture_encode(&codec, &kv, 0);
-    fixture_decode(&codec, &back);
+    fixture_trip_run(&trip);
     double signal = (8.0 * 4096.0 + 128.0) / 128.0;
-    double error_k = fixture_distortion(&kv, &back, 0, 0) * signal;
-    double error_v = fixture_distortion(&kv, &back, 1, 0) * signal;
+    double error_k = fixture_distortion(&trip.kv, &trip.back, 0, 0) * signal;
+    double error_v = fixture_distortion(&trip.kv, &trip.back, 1, 0) * signal;
     assert_true(error_k < 0.0095); /* as without bias */
     assert_true(error_v > 20.0 * error_k);
-    fixture_codec_fini(&codec);
-    fixture_kv_fini(&back);
-    fixture_kv_fini(&kv);
+    fixture_trip_fini(&trip);
 }
 
 /* At ratio 1.0 no coefficient lies further than half a step outside the levels, whatever fp16
@@ -673,34 +615,28 @@ static void zeros_and_constants_are_exact(void **state)
         for (int d = 0; d < 4; d++) {
             struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 1, 1, dims[d], dims[d],
                                                             32);
-            struct fixture_kv kv;
-            struct fixture_kv back;
-            struct fixture_codec codec;
-            fixture_kv_init(&kv, &geometry, 32);
-            fixture_kv_init(&back, &geometry, 32);
-            fixture_codec_init(&codec, &geometry, profiles[p]);
-            memset(back.memory, 0xff, back.memory_bytes);
-            fixture_encode(&codec, &kv, 0);
-            fixture_decode(&codec, &back);
-            assert_memory_equal(back.memory, kv.memory, kv.memory_bytes); /* +0, not -0 */
+            struct fixture_trip trip;
+            fixture_trip_init(&trip, &geometry, profiles[p], 32);
+            memset(trip.back.memory, 0xff, trip.back.memory_bytes);
+            fixture_trip_run(&trip);
+            assert_memory_equal(trip.back.memory, trip.kv.memory,
+                                trip.kv.memory_bytes); /* +0, not -0 */
             for (uint32_t token = 0; token < 32; token++) {
                 float value = kvf_f32_from_f16((uint16_t)(0x3000 + 37 * token));
                 for (uint32_t i = 0; i < dims[d]; i++) {
-                    fixture_store(KVF_DTYPE_F32, fixture_kv_vector(&kv, 0, 0, 0, token), i, value);
+                    fixture_store(KVF_DTYPE_F32, fixture_kv_vector(&trip.kv, 0, 0, 0, token), i,
+                                  value);
                 }
             }
-            fixture_encode(&codec, &kv, 0);
-            fixture_decode(&codec, &back);
+            fixture_trip_run(&trip);
             if (dims[d] == 7) {
-                assert_memory_equal(back.memory, kv.memory, kv.memory_bytes);
+                assert_memory_equal(trip.back.memory, trip.kv.memory, trip.kv.memory_bytes);
             } else if (strcmp(profiles[p], "saw4-paper") == 0 && dims[d] != 80) {
                 /* plain Sylvester: one coefficient, at level 15 of a scale rounded up to fp16: at
                  * most half a step of the scale's rounding, 2^-11 each for hi and for scale */
-                assert_true(fixture_distortion(&kv, &back, 0, 0) < 0x1p-20);
+                assert_true(fixture_distortion(&trip.kv, &trip.back, 0, 0) < 0x1p-20);
             }
-            fixture_codec_fini(&codec);
-            fixture_kv_fini(&back);
-            fixture_kv_fini(&kv);
+            fixture_trip_fini(&trip);
         }
     }
 }
@@ -715,15 +651,11 @@ static void escapes_keep_every_bit(void **state)
                                         0x7e967699, 0x00000001, 0x807fffff};
     for (size_t p = 0; p < sizeof(patterns) / sizeof(patterns[0]); p++) {
         struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 2, 2, 96, 64, 160);
-        struct fixture_kv kv;
-        struct fixture_kv back;
-        struct fixture_codec codec;
-        fixture_kv_init(&kv, &geometry, 160);
-        fixture_kv_init(&back, &geometry, 160);
-        fixture_codec_init(&codec, &geometry, "balanced");
-        fixture_fill_normal(&kv, &random_bits);
+        struct fixture_trip trip;
+        fixture_trip_init(&trip, &geometry, "balanced", 160);
+        fixture_fill_normal(&trip.kv, &random_bits);
         for (int i = 0; i < 8; i++) {
-            uint8_t *vector = fixture_kv_vector(&kv, i % 2, i / 4, i / 2 % 2, 19 * i + 3);
+            uint8_t *vector = fixture_kv_vector(&trip.kv, i % 2, i / 4, i / 2 % 2, 19 * i + 3);
             uint32_t n = i % 2 ? 64 : 96;
             bool tiny = (patterns[p] & 0x7f800000) == 0;
             for (uint32_t e = 0; e < n; e++) {
@@ -732,18 +664,16 @@ static void escapes_keep_every_bit(void **state)
                 }
             }
         }
-        fixture_encode(&codec, &kv, 320);
+        fixture_encode(&trip.codec, &trip.kv, 320);
         bool tiny_k_is_coded = (patterns[p] & 0x7f800000) == 0;
-        assert_int_equal(codec.page->header.n_escapes, tiny_k_is_coded ? 4 : 8);
-        fixture_decode(&codec, &back);
+        assert_int_equal(trip.codec.page->header.n_escapes, tiny_k_is_coded ? 4 : 8);
+        fixture_decode(&trip.codec, &trip.back);
         for (int i = tiny_k_is_coded; i < 8; i += 1 + tiny_k_is_coded) {
-            assert_memory_equal(fixture_kv_vector(&back, i % 2, i / 4, i / 2 % 2, 19 * i + 3),
-                                fixture_kv_vector(&kv, i % 2, i / 4, i / 2 % 2, 19 * i + 3),
+            assert_memory_equal(fixture_kv_vector(&trip.back, i % 2, i / 4, i / 2 % 2, 19 * i + 3),
+                                fixture_kv_vector(&trip.kv, i % 2, i / 4, i / 2 % 2, 19 * i + 3),
                                 i % 2 ? 256 : 384);
         }
-        fixture_codec_fini(&codec);
-        fixture_kv_fini(&back);
-        fixture_kv_fini(&kv);
+        fixture_trip_fini(&trip);
     }
 }
 
@@ -752,26 +682,20 @@ static void too_many_escapes_make_a_strip_raw(void **state)
 {
     (void)state;
     struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 2, 1, 64, 64, 32);
-    struct fixture_kv kv;
-    struct fixture_kv back;
-    struct fixture_codec codec;
-    fixture_kv_init(&kv, &geometry, 32);
-    fixture_kv_init(&back, &geometry, 32);
-    fixture_codec_init(&codec, &geometry, "saw8");
-    fixture_fill_normal(&kv, &random_bits);
+    struct fixture_trip trip;
+    fixture_trip_init(&trip, &geometry, "saw8", 32);
+    fixture_fill_normal(&trip.kv, &random_bits);
     for (uint32_t token = 0; token < 3; token++) {
-        memset(fixture_kv_vector(&kv, 1, 0, 0, token), 0xff, 2);
+        memset(fixture_kv_vector(&trip.kv, 1, 0, 0, token), 0xff, 2);
     }
-    fixture_encode(&codec, &kv, 0);
-    assert_int_equal(codec.page->layer_bits[0], 0x08);
-    assert_int_equal(codec.page->layer_bits[1], 0x88);
-    assert_int_equal(codec.page->header.n_escapes, 0);
-    fixture_decode(&codec, &back);
-    assert_memory_equal(back.v_layers[0], kv.v_layers[0], kv.v_bytes);
-    assert_true(fixture_distortion(&kv, &back, 0, 0) < 1e-4);
-    fixture_codec_fini(&codec);
-    fixture_kv_fini(&back);
-    fixture_kv_fini(&kv);
+    fixture_encode(&trip.codec, &trip.kv, 0);
+    assert_int_equal(trip.codec.page->layer_bits[0], 0x08);
+    assert_int_equal(trip.codec.page->layer_bits[1], 0x88);
+    assert_int_equal(trip.codec.page->header.n_escapes, 0);
+    fixture_decode(&trip.codec, &trip.back);
+    assert_memory_equal(trip.back.v_layers[0], trip.kv.v_layers[0], trip.kv.v_bytes);
+    assert_true(fixture_distortion(&trip.kv, &trip.back, 0, 0) < 1e-4);
+    fixture_trip_fini(&trip);
 }
 
 static void sinks_of_the_first_chunk_are_raw(void **state)
@@ -779,28 +703,23 @@ static void sinks_of_the_first_chunk_are_raw(void **state)
     (void)state;
     struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 2, 2, 64, 64, 64);
     geometry.sink_tokens = 4;
-    struct fixture_kv kv;
-    struct fixture_kv back;
-    struct fixture_codec codec;
-    fixture_kv_init(&kv, &geometry, 64);
-    fixture_kv_init(&back, &geometry, 64);
-    fixture_codec_init(&codec, &geometry, "balanced");
-    fixture_fill_normal(&kv, &random_bits);
-    fixture_encode(&codec, &kv, 0);
-    assert_int_equal(codec.page->header.n_sink_raw, 4);
-    assert_int_equal(codec.page->header.n_escapes, 2 * 2 * 2 * 4);
-    fixture_decode(&codec, &back);
+    struct fixture_trip trip;
+    fixture_trip_init(&trip, &geometry, "balanced", 64);
+    fixture_fill_normal(&trip.kv, &random_bits);
+    fixture_encode(&trip.codec, &trip.kv, 0);
+    assert_int_equal(trip.codec.page->header.n_sink_raw, 4);
+    assert_int_equal(trip.codec.page->header.n_escapes, 2 * 2 * 2 * 4);
+    fixture_decode(&trip.codec, &trip.back);
     for (uint32_t layer = 0; layer < 2; layer++) {
-        assert_memory_equal(back.k_layers[layer], kv.k_layers[layer], 4 * 2 * 128);
-        assert_memory_equal(back.v_layers[layer], kv.v_layers[layer], 4 * 2 * 128);
-        assert_memory_not_equal(back.k_layers[layer], kv.k_layers[layer], kv.k_bytes);
+        assert_memory_equal(trip.back.k_layers[layer], trip.kv.k_layers[layer], 4 * 2 * 128);
+        assert_memory_equal(trip.back.v_layers[layer], trip.kv.v_layers[layer], 4 * 2 * 128);
+        assert_memory_not_equal(trip.back.k_layers[layer], trip.kv.k_layers[layer],
+                                trip.kv.k_bytes);
     }
-    fixture_encode(&codec, &kv, 64);
-    assert_int_equal(codec.page->header.n_sink_raw, 0);
-    assert_int_equal(codec.page->header.n_escapes, 0);
-    fixture_codec_fini(&codec);
-    fixture_kv_fini(&back);
-    fixture_kv_fini(&kv);
+    fixture_encode(&trip.codec, &trip.kv, 64);
+    assert_int_equal(trip.codec.page->header.n_sink_raw, 0);
+    assert_int_equal(trip.codec.page->header.n_escapes, 0);
+    fixture_trip_fini(&trip);
 }
 
 #if defined(__x86_64__)

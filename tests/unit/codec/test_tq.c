@@ -66,22 +66,6 @@ static struct tq_model model_of(const struct kvf_codec_tensor *tensor, const uin
     return model;
 }
 
-/* The code at a position of a plane layout, bit by bit; sets at to what follows the planes. */
-static uint8_t stored_code(const uint8_t **at, uint32_t n, uint32_t bits, uint32_t position)
-{
-    static const uint8_t planes[5][2] = {[1] = {1}, [2] = {2}, [3] = {2, 1}, [4] = {4}};
-    uint32_t code = 0;
-    for (int i = 0; i < 2 && planes[bits][i] != 0; i++) {
-        uint32_t width = planes[bits][i];
-        for (uint32_t bit = width; bit-- > 0;) {
-            uint32_t where = position * width + bit;
-            code = code << 1 | ((*at)[where / 8] >> where % 8 & 1);
-        }
-        *at += (n * width + 7) / 8;
-    }
-    return (uint8_t)code;
-}
-
 /* Scales and codes of one vector are the model's. */
 static void assert_stored(const struct kvf_codec_tensor *tensor, const struct strip *strip,
                           uint32_t index, const struct tq_model_vector *want)
@@ -98,7 +82,7 @@ static void assert_stored(const struct kvf_codec_tensor *tensor, const struct st
         const struct kvf_codec_rotation *rotation = &tensor->rotations[r];
         for (uint32_t p = 0; p < rotation->n; p++) {
             after = codes;
-            uint8_t code = stored_code(&after, rotation->n, rotation->bits, p);
+            uint8_t code = fixture_stored_code(&after, rotation->n, rotation->bits, p);
             assert_int_equal(code, want->codes[first + tensor->order[first + p]]);
         }
         codes = after;
@@ -111,15 +95,6 @@ static void assert_stored(const struct kvf_codec_tensor *tensor, const struct st
     }
 }
 
-static void assert_decoded(int dtype, const uint8_t *vector, uint32_t n, const float *want)
-{
-    uint8_t expected[MODEL_DIM_MAX * 4];
-    for (uint32_t i = 0; i < n; i++) {
-        fixture_store(dtype, expected, i, want[i]);
-    }
-    assert_memory_equal(vector, expected, n * kvf_dtype_bytes(dtype));
-}
-
 /* Every vector of a record of one head against the model, both ways. */
 static void compare_record(const struct fixture_kv *kv, const struct fixture_kv *back,
                            const struct fixture_codec *codec)
@@ -130,18 +105,14 @@ static void compare_record(const struct fixture_kv *kv, const struct fixture_kv 
     uint32_t dim = kv->geometry.dim_k;
     uint32_t escapes = 0;
     float mean[MODEL_DIM_MAX];
-    for (uint32_t i = 0; i < dim && strip.mean != NULL; i++) {
-        uint16_t half;
-        memcpy(&half, strip.mean + 2 * i, sizeof(half));
-        mean[i] = kvf_f32_from_f16(half);
+    if (strip.mean != NULL) {
+        fixture_load_means(strip.mean, dim, mean);
     }
     for (uint32_t token = 0; token < kv->n_tokens; token++) {
         const uint8_t *vector = fixture_kv_vector(kv, 0, 0, 0, token);
         const uint8_t *decoded = fixture_kv_vector(back, 0, 0, 0, token);
         float input[MODEL_DIM_MAX];
-        for (uint32_t i = 0; i < dim; i++) {
-            input[i] = fixture_load(dtype, vector, i);
-        }
+        fixture_load_vector(dtype, vector, dim, input);
         struct tq_model_vector want;
         tq_model_encode(&model, input, strip.mean != NULL ? mean : NULL, &want);
         assert_stored(&codec->plan.kinds[0].k, &strip, token, &want);
@@ -151,7 +122,7 @@ static void compare_record(const struct fixture_kv *kv, const struct fixture_kv 
         } else {
             float value[MODEL_DIM_MAX];
             tq_model_decode(&model, &want, strip.mean != NULL ? mean : NULL, value);
-            assert_decoded(dtype, decoded, dim, value);
+            fixture_assert_vector(dtype, decoded, dim, value);
         }
     }
     assert_int_equal(codec->page->header.n_escapes, escapes);
@@ -160,20 +131,13 @@ static void compare_record(const struct fixture_kv *kv, const struct fixture_kv 
 static void compare_with_model(const char *profile, int dtype, uint32_t dim, uint32_t n_tokens)
 {
     struct kvf_geometry geometry = fixture_geometry(dtype, 1, 1, dim, 0, n_tokens);
-    struct fixture_kv kv;
-    struct fixture_kv back;
-    struct fixture_codec codec;
-    fixture_kv_init(&kv, &geometry, n_tokens);
-    fixture_kv_init(&back, &geometry, n_tokens);
-    fixture_codec_init(&codec, &geometry, profile);
-    fixture_fill_hard(&kv, &random_bits);
-    fixture_encode(&codec, &kv, 0);
-    fixture_decode(&codec, &back);
-    assert_int_equal(codec.page->layer_bits[0], codec.plan.kinds[0].k.descriptor.bits);
-    compare_record(&kv, &back, &codec);
-    fixture_codec_fini(&codec);
-    fixture_kv_fini(&back);
-    fixture_kv_fini(&kv);
+    struct fixture_trip trip;
+    fixture_trip_init(&trip, &geometry, profile, n_tokens);
+    fixture_fill_hard(&trip.kv, &random_bits);
+    fixture_trip_run(&trip);
+    assert_int_equal(trip.codec.page->layer_bits[0], trip.codec.plan.kinds[0].k.descriptor.bits);
+    compare_record(&trip.kv, &trip.back, &trip.codec);
+    fixture_trip_fini(&trip);
 }
 
 static void records_are_those_of_the_text(void **state)
@@ -229,17 +193,13 @@ static void other_orders_of_sums_are_seen(void **state)
     kvf_random_seeded_init(&random, 1); /* always the same: how many see it is chance */
     for (size_t p = 0; p < 2; p++) {
         struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 1, 1, DIM, 0, N);
-        struct fixture_kv kv;
-        struct fixture_kv back;
-        struct fixture_codec codec;
-        fixture_kv_init(&kv, &geometry, N);
-        fixture_kv_init(&back, &geometry, N);
-        fixture_codec_init(&codec, &geometry, profiles[p]);
-        fixture_fill_normal(&kv, &random);
-        struct tq_model model = model_of(&codec.plan.kinds[0].k, NULL);
+        struct fixture_trip trip;
+        fixture_trip_init(&trip, &geometry, profiles[p], N);
+        fixture_fill_normal(&trip.kv, &random);
+        struct tq_model model = model_of(&trip.codec.plan.kinds[0].k, NULL);
         int seen = 0;
         for (uint32_t token = 0; token < N; token++) {
-            float *vector = (float *)(void *)fixture_kv_vector(&kv, 0, 0, 0, token);
+            float *vector = (float *)(void *)fixture_kv_vector(&trip.kv, 0, 0, 0, token);
             struct tq_model_vector coded;
             tq_model_encode(&model, vector, NULL, &coded);
             uint16_t scale = coded.scales[0];
@@ -263,12 +223,9 @@ static void other_orders_of_sums_are_seen(void **state)
         }
         print_message("%s: %d of %d vectors see another order\n", profiles[p], seen, (int)N);
         assert_true(seen > N / 20);
-        fixture_encode(&codec, &kv, 0);
-        fixture_decode(&codec, &back);
-        compare_record(&kv, &back, &codec);
-        fixture_codec_fini(&codec);
-        fixture_kv_fini(&back);
-        fixture_kv_fini(&kv);
+        fixture_trip_run(&trip);
+        compare_record(&trip.kv, &trip.back, &trip.codec);
+        fixture_trip_fini(&trip);
     }
 }
 
@@ -614,41 +571,35 @@ static void extremes_come_back(void **state)
     };
     for (size_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
         struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_F32, 1, 1, DIM, 0, N);
-        struct fixture_kv kv;
-        struct fixture_kv back;
-        struct fixture_codec codec;
-        fixture_kv_init(&kv, &geometry, N);
-        fixture_kv_init(&back, &geometry, N);
-        fixture_codec_init(&codec, &geometry, profiles[p]);
-        fixture_fill_normal(&kv, &random_bits);
+        struct fixture_trip trip;
+        fixture_trip_init(&trip, &geometry, profiles[p], N);
+        fixture_fill_normal(&trip.kv, &random_bits);
         for (uint32_t i = 0; i < DIM; i++) {
             static const float all[5] = {0.0f, -0.0f, 0x1p-140f, 0x1p-30f, 0x1p14f};
             for (uint32_t token = 0; token < 5; token++) {
-                fixture_store(KVF_DTYPE_F32, fixture_kv_vector(&kv, 0, 0, 0, token), i, all[token]);
+                fixture_store(KVF_DTYPE_F32, fixture_kv_vector(&trip.kv, 0, 0, 0, token), i,
+                              all[token]);
             }
-            fixture_store(KVF_DTYPE_F32, fixture_kv_vector(&kv, 0, 0, 0, 5), i, 2.5f);
+            fixture_store(KVF_DTYPE_F32, fixture_kv_vector(&trip.kv, 0, 0, 0, 5), i, 2.5f);
         }
-        memset(fixture_kv_vector(&back, 0, 0, 0, 0), 0xff, (size_t)DIM * 4 * N);
-        fixture_encode(&codec, &kv, 0);
-        fixture_decode(&codec, &back);
+        memset(fixture_kv_vector(&trip.back, 0, 0, 0, 0), 0xff, (size_t)DIM * 4 * N);
+        fixture_trip_run(&trip);
         for (uint32_t i = 0; i < DIM; i++) {
             for (uint32_t token = 0; token < 3; token++) { /* sums of squares are 0 */
-                const uint8_t *vector = fixture_kv_vector(&back, 0, 0, 0, token);
+                const uint8_t *vector = fixture_kv_vector(&trip.back, 0, 0, 0, token);
                 assert_true(fixture_load(KVF_DTYPE_F32, vector, i) == 0.0f);
             }
         }
         /* too small and too large for a scale */
-        assert_int_equal(codec.page->header.n_escapes, 2);
-        assert_memory_equal(fixture_kv_vector(&back, 0, 0, 0, 3),
-                            fixture_kv_vector(&kv, 0, 0, 0, 3), DIM * 4);
-        assert_memory_equal(fixture_kv_vector(&back, 0, 0, 0, 4),
-                            fixture_kv_vector(&kv, 0, 0, 0, 4), DIM * 4);
-        struct products constant = products_of(&kv, &back, 0, 0, 5);
+        assert_int_equal(trip.codec.page->header.n_escapes, 2);
+        assert_memory_equal(fixture_kv_vector(&trip.back, 0, 0, 0, 3),
+                            fixture_kv_vector(&trip.kv, 0, 0, 0, 3), DIM * 4);
+        assert_memory_equal(fixture_kv_vector(&trip.back, 0, 0, 0, 4),
+                            fixture_kv_vector(&trip.kv, 0, 0, 0, 4), DIM * 4);
+        struct products constant = products_of(&trip.kv, &trip.back, 0, 0, 5);
         double least = strcmp(profiles[p], "tq2-qjl") == 0 ? 0.6 : 0.85;
         assert_true(constant.mixed > least * sqrt(constant.with_itself * constant.of_decoded));
-        fixture_codec_fini(&codec);
-        fixture_kv_fini(&back);
-        fixture_kv_fini(&kv);
+        fixture_trip_fini(&trip);
     }
 }
 
@@ -663,26 +614,19 @@ static void outliers_are_spread(void **state)
     } cases[] = {{"tq4", .012}, {"tq3", .045}, {"tq2", .17}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 1, HEADS, 128, 0, TOKENS);
-        struct fixture_kv kv;
-        struct fixture_kv back;
-        struct fixture_codec codec;
-        fixture_kv_init(&kv, &geometry, TOKENS);
-        fixture_kv_init(&back, &geometry, TOKENS);
-        fixture_codec_init(&codec, &geometry, cases[i].profile);
-        fixture_fill_normal(&kv, &random_bits);
+        struct fixture_trip trip;
+        fixture_trip_init(&trip, &geometry, cases[i].profile, TOKENS);
+        fixture_fill_normal(&trip.kv, &random_bits);
         for (uint32_t v = 0; v < HEADS * TOKENS; v++) {
-            uint8_t *vector = fixture_kv_vector(&kv, 0, 0, v / TOKENS, v % TOKENS);
+            uint8_t *vector = fixture_kv_vector(&trip.kv, 0, 0, v / TOKENS, v % TOKENS);
             float outlier = 300.0f * fixture_load(KVF_DTYPE_BF16, vector, 17);
             fixture_store(KVF_DTYPE_BF16, vector, 17, outlier);
         }
-        fixture_encode(&codec, &kv, 0);
-        fixture_decode(&codec, &back);
-        double distortion = fixture_distortion(&kv, &back, 0, 0);
+        fixture_trip_run(&trip);
+        double distortion = fixture_distortion(&trip.kv, &trip.back, 0, 0);
         print_message("%s, one channel x 300: distortion %.5f\n", cases[i].profile, distortion);
         assert_true(distortion < cases[i].distortion_max);
-        fixture_codec_fini(&codec);
-        fixture_kv_fini(&back);
-        fixture_kv_fini(&kv);
+        fixture_trip_fini(&trip);
     }
 }
 
