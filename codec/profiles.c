@@ -216,6 +216,14 @@ const struct kvf_profile kvf_profiles[] = {
         .k = TQ_K(2, 0),
         .v = TQ_V(2, 0),
     },
+    {
+        /* At 2 bits V's mean is worth its bytes, and V's norms are worth more than its least
+         * squared error. */
+        .name = "tq2-centred",
+        .use = "Lloyd-Max levels, 2 bits, K and V centred: 2.19 bits a value",
+        .k = TQ_K(2, 0),
+        .v = TQ_K(2, 0),
+    },
     /* TurboQuant as published: the norm is the scale, nothing is centred. */
     {
         .name = "tq4-paper",

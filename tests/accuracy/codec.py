@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import array
 import ctypes
+import functools
+import hashlib
 import os
 import random
 import struct
@@ -28,7 +30,6 @@ ROPE_POST = 2
 ALLOW_UNCALIBRATED = 1
 ITEM_BYTES = 2
 LAYER_BITS_OFFSET = 384  # of the record page, see docs/block-format.md
-PROFILE_FP_OFFSET = 152
 STAGING_GRAIN = 1 << 20
 CONNECT_MS = 60000  # machines may be busy
 
@@ -139,7 +140,8 @@ class Tensor:
 class Handle:
     """One client with a profile and a geometry, and one slot; for one thread at a time."""
 
-    def __init__(self, library: Library, profile: str, shape: Shape) -> None:
+    def __init__(self, library: Library, profile: str, shape: Shape,
+                 weights_digest: bytes = bytes(32)) -> None:
         self.library = library
         self.shape = shape
         self.client = ctypes.c_void_p()
@@ -152,6 +154,7 @@ class Handle:
         options.flags = ALLOW_UNCALIBRATED
         options.socket_path = library.socket.encode()
         options.profile = profile.encode()
+        options.weights_digest[:] = weights_digest
         options.geometry = ctypes.pointer(geometry)
         options.connect_timeout_ms = CONNECT_MS
         options.staging_bytes = (raw * 5 // 4 // STAGING_GRAIN + 2) * STAGING_GRAIN
@@ -206,6 +209,21 @@ class Handle:
     def record_part(self, offset: int, size: int) -> bytes:
         return ctypes.string_at(self.stage.record + offset, size)
 
+    def digest(self) -> str:
+        """Of what becomes of one block, bytes and values: other builds that do the same give the
+        same."""
+        shape = self.shape
+        data, source = hard_tensor(shape)
+        one = [array.array("H", bytes(len(data) * ITEM_BYTES)) for _ in range(2)]
+        targets = [source.moved_to(bits.buffer_info()[0]).repeated(shape.n_layers) for bits in one]
+        size = self.encode(source, source, 0)
+        digest = hashlib.sha256(self.record_part(RECORD_PAGE_BYTES, size - RECORD_PAGE_BYTES))
+        for layer in range(shape.n_layers):
+            self.decode(size, layer, *targets, 0)
+            for bits in one:
+                digest.update(bits.tobytes())
+        return digest.hexdigest()
+
 
 def gauss_tensor(shape: Shape, seed: int) -> tuple[array.array, Tensor]:
     """A layer's worth of Gaussian bf16 values, all layers alike: nothing in it is an exception."""
@@ -218,13 +236,35 @@ def gauss_tensor(shape: Shape, seed: int) -> tuple[array.array, Tensor]:
                         shape.dim)
 
 
-class LayerCodec:
-    """One layer at a time through a profile, many blocks at once."""
+@functools.cache
+def hard_values(n: int, dim: int) -> array.array:
+    """Gaussian bf16 values with a bias in some channels and outliers in others."""
+    generator = random.Random(n)
+    values = [generator.gauss(3.0 if i % dim % 5 == 1 else 0.0, 8.0 if i % dim % 29 == 2 else 1.0)
+              for i in range(n)]
+    packed = struct.pack(f"<{n}f", *values)
+    return array.array("H", struct.unpack(f"<{2 * n}H", packed)[1::2])
 
-    def __init__(self, library: Library, profile: str, shape: Shape, n_workers: int) -> None:
+
+def hard_tensor(shape: Shape) -> tuple[array.array, Tensor]:
+    """A layer's worth of them, all layers alike."""
+    data = hard_values(shape.n_heads * CHUNK_TOKENS * shape.dim, shape.dim)
+    address = data.buffer_info()[0]
+    return data, Tensor((address,) * shape.n_layers, CHUNK_TOKENS * shape.dim * ITEM_BYTES,
+                        shape.dim)
+
+
+class LayerCodec:
+    """One layer at a time through a profile, many blocks at once. A profile made for a model has
+    settings for each of its layers: weights_digest says which model, and whole blocks are coded
+    then."""
+
+    def __init__(self, library: Library, profile: str, shape: Shape, n_workers: int,
+                 weights_digest: bytes | None = None) -> None:
         self.library = library
         self.profile = profile
         self.shape = shape
+        self.weights_digest = weights_digest
         self.pool = ThreadPoolExecutor(n_workers)
         self.n_workers = n_workers
         self.handles: dict[int, SimpleQueue] = {}
@@ -232,15 +272,24 @@ class LayerCodec:
         try:
             self.whole = self._open(shape)
             self.is_lossless = self.whole.is_lossless
-            self.places = self._find_places()
+            self.places = (self._find_places() if weights_digest is None
+                           else self._whole_places())
         except CodecError:
             self.close()
             raise
 
     def _open(self, shape: Shape) -> Handle:
-        handle = Handle(self.library, self.profile, shape)
+        handle = Handle(self.library, self.profile, shape, self.weights_digest or bytes(32))
         self.opened.append(handle)
         return handle
+
+    def _whole_places(self) -> list[tuple[int, int]]:
+        """Each layer is itself, in a whole block."""
+        n = self.shape.n_layers
+        self.handles[n] = SimpleQueue()
+        for _ in range(self.n_workers):
+            self.handles[n].put(self._open(self.shape))
+        return [(n, layer) for layer in range(n)]
 
     def _classes(self, handle: Handle, layer: array.array) -> bytes:
         shape = handle.shape
@@ -253,7 +302,6 @@ class LayerCodec:
         """For each layer (layers of a geometry, layer in it) that is stored as it is."""
         data, _ = gauss_tensor(self.shape, 1)
         wanted = self._classes(self.whole, data)
-        self.fingerprint = self.whole.record_part(PROFILE_FP_OFFSET, 8).hex()
         found: dict[int, tuple[int, int]] = {}
         for n in range(1, self.shape.n_layers + 1):
             if set(wanted) <= set(found):

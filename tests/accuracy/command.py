@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/bench/run accuracy: its arguments, and its rows as results. Standard library only."""
+"""tests/bench/run accuracy: its arguments, and its rows as results; what the page needs is in
+page.py. Standard library only."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
@@ -17,17 +20,43 @@ WINDOWS = 49
 TOKENS = 2048
 PAGES = "bf16-pages"  # not a profile: fp32 K and V rounded to what an engine's cache holds
 NOT_EVIDENCE = "not evidence for your model"
+SKETCH_WINDOWS = 100  # codecs' first sketch took the first ones of heldout.txt
+PROFILE, CALIBRATED, COMPARATOR = "profile", "calibrated", "comparator"
 
-# The figures with a name of their own: of which model and profile.
+# The figures with a name of their own: of which model and profile (None: the one made for it by
+# kvferry calibrate).
 NAMED = {
     "mha_saw4_dnll": ("mha-28m", "balanced"),
     "mha_saw3_dnll": ("mha-28m", "saw3-search"),
-    "mha_tq2_dnll": ("mha-28m", "tq2"),
+    "mha_tq2_dnll": ("mha-28m", "tq2-centred"),
+    "mha_calibrated_dnll": ("mha-28m", None),
+    "smollm2_calibrated_dnll": ("smollm2-135m", None),
+    "qwen_calibrated_dnll": ("qwen2.5-coder-0.5b", None),
+}
+# The same for sizes: bf16 K and V over whole records.
+NAMED_RATIOS = {
+    "smollm2_calibrated_ratio": ("smollm2-135m", None),
+    "mha_calibrated_ratio": ("mha-28m", None),
 }
 
 
 class Failure(Exception):
     """The measurement cannot go on; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class ProfileFile:
+    """A file that kvferry calibrate wrote."""
+
+    path: str
+    name: str
+    weights_digest: bytes
+
+    @classmethod
+    def read(cls, path: str) -> ProfileFile:
+        with open(path, encoding="utf-8") as file:
+            made = json.load(file)
+        return cls(path, made["name"], bytes.fromhex(made["weights_digest"]))
 
 
 def add_arguments(parser) -> None:
@@ -41,8 +70,11 @@ def add_arguments(parser) -> None:
                        help="the first windows of the text, not spread over it")
     group.add_argument("--tokens", metavar="N", type=int, default=TOKENS,
                        help="tokens of a window; default %(default)s")
-    group.add_argument("--profiles", metavar="NAME", nargs="+",
-                       help="only these; default: all that the library lists")
+    group.add_argument("--profiles", metavar="NAME", nargs="*",
+                       help="only these; default: all that the library lists, and comparators")
+    group.add_argument("--profile-file", metavar="FILE", nargs="+", default=[],
+                       help="files by kvferry calibrate: each is measured on the model whose "
+                            "weights it names")
     group.add_argument("--text", metavar="FILE",
                        help="UTF-8 text; default: heldout.txt beside the models")
     group.add_argument("--tokenizer", metavar="FILE",
@@ -74,6 +106,10 @@ def refuse(parser, options) -> None:
         parser.error(f"--tokens is at least {codec.CHUNK_TOKENS}, the tokens of a block")
     if options.only is not None:
         parser.error("accuracy takes --profiles, not --only")
+    try:
+        options.profile_files = [ProfileFile.read(path) for path in options.profile_file]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        parser.error(f"--profile-file: {error!r}")
     options.cache = options.cache or os.path.join(options.build, "accuracy.jsonl")
 
 
@@ -85,27 +121,46 @@ def all_profiles(build: str) -> list[str]:
     return [row["profile"] for row in rows if row["profile"] != "bytes"]
 
 
+def daemon_settings(options, folder: str) -> list[str]:
+    """Where the daemon finds the profiles made by kvferry calibrate."""
+    if not options.profile_files:
+        return []
+    place = os.path.join(folder, "calibration")
+    os.mkdir(place)
+    for i, file in enumerate(options.profile_files):
+        shutil.copyfile(file.path, os.path.join(place, f"{i}.json"))
+    return [f"calibration.dir={place}"]
+
+
 def measure(options, socket: str, add_value) -> list:
     """Values by add_value(name, value), and rows (measure.Row, or a tuple of model, profile and why
     there is none)."""
-    known = all_profiles(options.build)
-    known.insert(0, PAGES)
+    try:
+        import comparators
+        import measure as measure_module
+        import synthetic
+    except ImportError as error:
+        if options.models:
+            raise Failure(f"{error}: python3 -m venv, pip install numpy, and run by that python "
+                          "(torch is used if it is there)") from error
+        others, synthetic = [], None
+    else:
+        others = list(comparators.NAMES)
+    known = [PAGES, *all_profiles(options.build), *others]
     strangers = set(options.profiles or []) - set(known)
     if strangers:
         raise Failure(f"no profile {', '.join(sorted(strangers))}, only {', '.join(known)}")
-    options.profiles = options.profiles or known
+    options.profiles = known if options.profiles is None else options.profiles
     library = codec.Library(options.build, socket)
+    n_blocks = 1 if options.quick else gauss.BLOCKS
     try:
-        gauss.measure(library, 1 if options.quick else gauss.BLOCKS, add_value)
+        gauss.measure(library, n_blocks, add_value)
+        if synthetic is not None:
+            synthetic.measure(library, n_blocks, add_value)
     except codec.CodecError as error:
         raise Failure(str(error)) from error
     if not options.models:
         return []
-    try:
-        import measure as measure_module
-    except ImportError as error:
-        raise Failure(f"{error}: python3 -m venv, pip install numpy, and run by that python "
-                      "(torch is used if it is there)") from error
     try:
         return measure_module.measure(options, library)
     except (measure_module.Unusable, codec.CodecError, OSError, ImportError) as error:
@@ -117,49 +172,70 @@ def note_of(row) -> str:
              f"KL {row.kl:.2g}", f"top-1 changed {row.flips:.2%}",
              f"{row.n_windows} windows of {row.n_tokens} tokens, {row.order}, "
              f"base {row.base_nll:.4f}"]
+    if row.n_windows > SKETCH_WINDOWS:
+        first = sum(row.dnll_windows[:SKETCH_WINDOWS]) / SKETCH_WINDOWS
+        parts.append(f"the first {SKETCH_WINDOWS} alone {first:.4f}")
     if row.n_parameters < 1_000_000_000:
         parts.append(NOT_EVIDENCE)
     return "; ".join(parts)
 
 
+def verdict(low: float, high: float, bar) -> object:
+    """Of a value that has to be at most the bar."""
+    if bar is None:
+        return None
+    return True if high <= bar else False if low > bar else "inconclusive"
+
+
 def result_of(name: str, row, figure=None) -> dict:
     """In the form of figures.measured, and what a reader of JSON may want besides."""
     bar = figure.bar if figure is not None else None
-    low, high = row.dnll - row.two_se, row.dnll + row.two_se
-    verdict = None
-    if bar is not None:
-        verdict = True if high <= bar else False if low > bar else "inconclusive"
+    low, high = row.interval()
     return {"name": name, "unit": "nats", "note": note_of(row), "value": row.dnll,
             "limit_name": None, "limit": None, "ratio": None,
             "ci": [low, high], "pairs": row.n_windows, "bar": bar, "better": "lower",
-            "pass": verdict,
-            "model": row.model, "profile": row.profile, "payload": row.payload,
+            "pass": verdict(low, high, bar),
+            "model": row.model, "profile": row.profile, "kind": row.kind, "payload": row.payload,
             "block": row.block, "kl": row.kl, "flips": row.flips, "base_nll": row.base_nll,
             "tokens": row.n_windows * (row.n_tokens - 1), "groups": row.groups,
             "order": row.order, "maths": row.maths}
 
 
+def ratio_of(name: str, row, figure) -> dict:
+    value = 1 / row.block
+    return {"name": name, "unit": "", "note": note_of(row), "value": value,
+            "limit_name": None, "limit": None, "ratio": None, "ci": [value, value], "pairs": 1,
+            "bar": figure.bar, "better": "higher", "pass": value >= figure.bar}
+
+
+def named_result(figure, rows: list, measured: dict) -> dict:
+    """A figure of the table: of rows, or measured already (by name)."""
+    if figure.name in measured:
+        return measured[figure.name]
+    place = NAMED.get(figure.name) or NAMED_RATIOS.get(figure.name)
+    if place is None:
+        return {"name": figure.name, "unit": figure.unit, "note": figure.note,
+                "skipped": "needs numpy"}
+    model, profile = place
+    for row in rows:
+        if isinstance(row, tuple) or row.model != model:
+            continue
+        if row.profile == profile or (profile is None and row.kind == CALIBRATED):
+            of = result_of if figure.name in NAMED else ratio_of
+            result = of(figure.name, row, figure)
+            result["note"] = f"{row.profile}: {result['note']}"
+            return result
+    return {"name": figure.name, "unit": figure.unit, "note": figure.note,
+            "skipped": f"{model} with {profile or 'a calibrated profile'} was not measured"}
+
+
 def results(rows: list, table: list, is_quick: bool, measured: dict) -> list[dict]:
-    """The named figures, of rows or measured already (by name), and every row."""
-    by_key = {(row.model, row.profile): row for row in rows if not isinstance(row, tuple)}
+    """The named figures, and every row."""
     out = []
     for figure in table:
-        if figure.name not in NAMED:
-            out.append(measured[figure.name])
-            if is_quick:
-                out[-1]["pass"] = "inconclusive"
-            continue
-        model, profile = NAMED[figure.name]
-        row = by_key.get((model, profile))
-        if row is not None:
-            result = result_of(figure.name, row, figure)
-            result["note"] = f"{profile}: {result['note']}"
-            if is_quick:
-                result["pass"] = "inconclusive"
-            out.append(result)
-        else:
-            out.append({"name": figure.name, "unit": figure.unit, "note": figure.note,
-                        "skipped": f"{model} with {profile} was not measured"})
+        out.append(named_result(figure, rows, measured))
+        if is_quick and "pass" in out[-1]:
+            out[-1]["pass"] = "inconclusive"
     for row in rows:
         if isinstance(row, tuple):
             out.append({"name": "/".join((*row[:2], "dnll")), "unit": "nats", "note": "",
@@ -167,36 +243,3 @@ def results(rows: list, table: list, is_quick: bool, measured: dict) -> list[dic
         else:
             out.append(result_of(f"{row.model}/{row.profile}/dnll", row))
     return out
-
-
-# --- for the page --------------------------------------------------------------------------------
-
-TABLE_HEAD = (
-    "| profile | of bf16 KV | with record page | delta NLL | two errors | KL | top-1 changed |",
-    "|---|---:|---:|---:|---:|---:|---:|")
-
-
-def split(report: dict) -> tuple[dict, list[str]]:
-    """The report with its named figures alone, and the others as tables in Markdown, a model each,
-    largest blocks first."""
-    if report["bench"] != "accuracy":
-        return report, []
-    named = [result for result in report["results"] if "/" not in result["name"]]
-    by_model: dict[str, list[dict]] = {}
-    for result in report["results"]:
-        if "/" in result["name"] and "skipped" not in result:
-            by_model.setdefault(result["model"], []).append(result)
-    lines: list[str] = []
-    for model, rows in by_model.items():
-        first = rows[0]
-        lines += ["", f"{model}, {first['pairs']} windows ({first['order']}), "
-                      f"{first['tokens']} tokens scored, base {first['base_nll']:.4f} nats a "
-                      f"token, computed by {first['maths']}"
-                      f"{', ' + NOT_EVIDENCE if NOT_EVIDENCE in first['note'] else ''}:", "",
-                  *TABLE_HEAD]
-        for row in sorted(rows, key=lambda row: (-row["payload"], row["profile"])):
-            error = (row["ci"][1] - row["ci"][0]) / 2
-            lines.append(f"| `{row['profile']}` | {row['payload']:.4f} | {row['block']:.4f} | "
-                         f"{row['value']:.4f} | {error:.4f} | {row['kl']:.2g} | "
-                         f"{row['flips']:.2%} |")
-    return {**report, "results": named}, lines

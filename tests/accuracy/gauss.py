@@ -21,8 +21,9 @@ COSINES = {
     "gauss_tq3_qjl_cos": "tq3-qjl",
     "gauss_tq2_qjl_cos": "tq2-qjl",
 }
-# Bytes of bf16 K and V over those of the payload.
+# Bytes of bf16 K and V over those of the payload, and over those of the whole record.
 RATIOS = {"saw4_ratio_d128": "saw4-paper"}
+BLOCK_RATIOS = {"saw4_block_ratio_d128": "saw4-paper"}
 
 
 def values_of(bits: array.array) -> tuple[float, ...]:
@@ -43,8 +44,8 @@ def cosine(wanted: array.array, got: array.array) -> float:
     return total / n
 
 
-def through(library: Library, profile: str, seed: int) -> tuple[float, float]:
-    """(cosine, ratio) of one block."""
+def through(library: Library, profile: str, seed: int) -> tuple[float, float, float]:
+    """(cosine, ratio, ratio with the record page) of one block."""
     data, source = gauss_tensor(SHAPE, seed)
     back = [array.array("H", bytes(len(data) * ITEM_BYTES)) for _ in range(2)]
     handle = Handle(library, profile, SHAPE)
@@ -55,7 +56,7 @@ def through(library: Library, profile: str, seed: int) -> tuple[float, float]:
     finally:
         handle.close()
     raw = 2 * SHAPE.n_heads * CHUNK_TOKENS * SHAPE.dim * ITEM_BYTES
-    return cosine(data, back[0]), raw / (size - RECORD_PAGE_BYTES)
+    return cosine(data, back[0]), raw / (size - RECORD_PAGE_BYTES), raw / size
 
 
 def measure(library: Library, n_blocks: int, add_value) -> None:
@@ -65,3 +66,5 @@ def measure(library: Library, n_blocks: int, add_value) -> None:
             add_value(name, through(library, profile, seed)[0])
         for name, profile in RATIOS.items():
             add_value(name, through(library, profile, seed)[1])
+        for name, profile in BLOCK_RATIOS.items():
+            add_value(name, through(library, profile, seed)[2])

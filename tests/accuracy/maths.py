@@ -12,6 +12,12 @@ import numpy as np
 ROWS = 256  # of scores and of logits at a time
 
 
+def bf16_of(x: np.ndarray) -> np.ndarray:
+    """Bits, rounded to nearest even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+
+
 class NumpyMaths:
     """One window at a time is quickest."""
 
@@ -56,8 +62,7 @@ class NumpyMaths:
         return out.reshape(n_windows, n_tokens, -1)
 
     def to_bf16(self, x) -> np.ndarray:
-        bits = np.ascontiguousarray(x).view(np.uint32)
-        return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+        return bf16_of(x)
 
     def room(self, shape) -> np.ndarray:
         """Host memory for bf16 bits that come back."""

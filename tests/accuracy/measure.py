@@ -14,22 +14,28 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+import comparators
 import maths as maths_module
 import model as model_module
 import text as text_module
-from codec import CHUNK_TOKENS, ITEM_BYTES, RECORD_PAGE_BYTES, CodecError, LayerCodec, Tensor
+from codec import (CHUNK_TOKENS, ITEM_BYTES, RECORD_PAGE_BYTES, CodecError, Handle, LayerCodec,
+                   Tensor)
 from codec import Shape as BlockShape
-from command import PAGES
+from command import CALIBRATED, COMPARATOR, PAGES, PROFILE
 
 KNOWN = json.loads((Path(__file__).parent / "known.json").read_text(encoding="utf-8"))
+PASSAGE = Path(text_module.CAPTURE) / "moby_dick_ch85.txt"  # what comparators are fitted to
 CHECK_TOKENS = 256
 NLL_TOLERANCE = 1e-3  # nats a token, between numpy, torch and what is written down
 README_TOKENS = 2048
+RESAMPLES = 4000
+SEED = 20
 
 
 class Unusable(Exception):
@@ -42,31 +48,52 @@ class Row:
 
     model: str
     profile: str
-    n_windows: int
+    kind: str  # PROFILE, CALIBRATED or COMPARATOR
     n_tokens: int
     base_nll: float
     dnll_windows: list[float]
-    dnll_tokens_se: float
-    kl: float
-    flips: float
+    kl_windows: list[float]
+    flips_windows: list[float]
+    group_of_windows: list[str]
     payload: float  # of the bytes of bf16 K and V
     block: float  # the same, record page included
     n_parameters: int
     order: str
     maths: str
     seconds: float
-    groups: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def n_windows(self) -> int:
+        return len(self.dnll_windows)
 
     @property
     def dnll(self) -> float:
         return float(np.mean(self.dnll_windows))
 
     @property
-    def two_se(self) -> float:
-        """Tokens of a window are not independent, few windows say little: the larger of both."""
-        n = len(self.dnll_windows)
-        of_windows = float(np.std(self.dnll_windows, ddof=1)) / n**0.5 if n > 1 else 0.0
-        return 2 * max(of_windows, self.dnll_tokens_se)
+    def kl(self) -> float:
+        return float(np.mean(self.kl_windows))
+
+    @property
+    def flips(self) -> float:
+        return float(np.mean(self.flips_windows))
+
+    @property
+    def groups(self) -> dict[str, float]:
+        """Delta NLL of each text."""
+        found: dict[str, list[float]] = {}
+        for group, delta in zip(self.group_of_windows, self.dnll_windows):
+            found.setdefault(group, []).append(delta)
+        return {group: float(np.mean(deltas)) for group, deltas in found.items()}
+
+    def interval(self) -> tuple[float, float]:
+        """Bootstrap 95 % of the mean delta NLL: tokens of a window are not independent, so windows
+        are drawn."""
+        n = self.n_windows
+        drawn = np.random.default_rng(SEED).integers(0, n, (RESAMPLES, n))
+        means = np.array(self.dnll_windows)[drawn].mean(axis=1)
+        low, high = np.quantile(means, (0.025, 0.975))
+        return float(low), float(high)
 
 
 class Cache:
@@ -145,6 +172,7 @@ class Subject:
             own = options.tokenizer or beside([path], "tokenizer.json")
             tokenizer = text_module.of_folder(Path(own))
         self.known = KNOWN["models"].get(file.digest, {})
+        self.tokenizer = tokenizer
         self.model = model_module.Model(file, maths)
         self.n_parameters = sum(int(np.prod(weight.shape))
                                 for weight in self.model.weights.values())
@@ -161,6 +189,8 @@ class Subject:
                         else text_module.spread(found, options.windows))
         shape = self.model.shape
         self.block_shape = BlockShape(shape.n_layers, shape.n_kv_heads, shape.dim)
+        self.chunk_bytes = (2 * shape.n_layers * shape.n_kv_heads * shape.dim * CHUNK_TOKENS *
+                            ITEM_BYTES)
 
     def batches(self, windows):
         n = self.maths.windows_at_once
@@ -240,11 +270,12 @@ def tensors(bits: np.ndarray) -> Tensor:
 
 
 class Replaced:
-    """K and V of a layer through a codec."""
+    """K and V of a layer through something: through(layer, sources, targets) fills the full chunks
+    of targets, which are K and V as sources are: [window, head, token, dim], bf16 bits."""
 
-    def __init__(self, maths, codec: LayerCodec) -> None:
+    def __init__(self, maths, through) -> None:
         self.maths = maths
-        self.codec = codec
+        self.through = through
 
     def __call__(self, layer: int, k, v):
         sources = [np.ascontiguousarray(self.maths.to_bf16(x)) for x in (k, v)]
@@ -252,10 +283,31 @@ class Replaced:
         for target, source in zip(targets, sources):
             whole = source.shape[2] // CHUNK_TOKENS * CHUNK_TOKENS
             target[:, :, whole:] = source[:, :, whole:]  # not handed over yet: stays raw
+        self.through(layer, sources, targets)
+        return tuple(self.maths.from_bf16(bits) for bits in targets)
+
+
+def through_codec(codec: LayerCodec):
+    def through(layer, sources, targets):
         jobs = [tuple((tensors(pair[0][window]), tensors(pair[1][window]))
                       for pair in (sources, targets)) for window in range(len(sources[0]))]
-        self.codec.pass_through(layer, jobs, sources[0].shape[2])
-        return tuple(self.maths.from_bf16(bits) for bits in targets)
+        codec.pass_through(layer, jobs, sources[0].shape[2])
+
+    return through
+
+
+def through_comparator(comparator, pool: ThreadPoolExecutor):
+    def through(layer, sources, targets):
+        def window(i):
+            whole = sources[0].shape[2] // CHUNK_TOKENS * CHUNK_TOKENS
+            k, v = ((bits[i, :, :whole].astype(np.uint32) << 16).view(np.float32)
+                    for bits in sources)
+            for target, made in zip(targets, comparator(layer, k, v)):
+                target[i, :, :whole] = maths_module.bf16_of(made)
+
+        list(pool.map(window, range(len(sources[0]))))
+
+    return through
 
 
 def block_sizes(subject: Subject, codec: LayerCodec) -> tuple[float, float]:
@@ -266,98 +318,179 @@ def block_sizes(subject: Subject, codec: LayerCodec) -> tuple[float, float]:
     chunks = range(0, n_tokens - CHUNK_TOKENS + 1, CHUNK_TOKENS)
     if not chunks:
         raise Unusable(f"--tokens: a chunk has {CHUNK_TOKENS}")
-    shape = subject.block_shape
-    raw = len(chunks) * 2 * shape.n_layers * shape.n_heads * shape.dim * CHUNK_TOKENS * ITEM_BYTES
+    raw = len(chunks) * subject.chunk_bytes
     records = sum(codec.block_bytes(k, v, token) for token in chunks)
     return (records - len(chunks) * RECORD_PAGE_BYTES) / raw, records / raw
 
 
-def compare(subject: Subject, replace, profile: str, sizes: tuple[float, float]) -> Row:
-    """All windows with K and V replaced, beside the base."""
+def compare(subject: Subject, replace, name: tuple[str, str]) -> Row:
+    """All windows with K and V replaced, beside the base. name: of the profile, and its kind. Sizes
+    are the caller's."""
     began = time.monotonic()
     deltas, divergences, flips = [], [], []
     for at, ids in subject.batches(subject.windows):
         hidden = subject.model.hidden(ids, replace)
         for i in range(len(ids)):
             nll, kl, changed = subject.model.judge(ids[i], hidden[i], subject.hidden[at + i])
-            deltas.append(nll - subject.base[at + i])
-            divergences.append(kl)
-            flips.append(changed)
-    tokens = np.concatenate(deltas)
-    if not np.isfinite(tokens).all():
-        raise Unusable(f"{subject.name}, {profile}: an NLL is not finite")
-    groups: dict[str, list[float]] = {}
-    for (group, _), delta in zip(subject.windows, deltas):
-        groups.setdefault(group, []).append(float(delta.mean()))
-    return Row(subject.name, profile, len(deltas), len(deltas[0]) + 1, subject.base_nll,
-               [float(delta.mean()) for delta in deltas],
-               float(tokens.std(ddof=1) / len(tokens) ** 0.5),
-               float(np.concatenate(divergences).mean()), float(np.concatenate(flips).mean()),
-               *sizes, subject.n_parameters, subject.order, subject.maths.name,
-               time.monotonic() - began,
-               {group: float(np.mean(values)) for group, values in groups.items()})
-
-
-def measure_profile(subject: Subject, library, profile: str, n_workers: int) -> Row:
-    codec = LayerCodec(library, profile, subject.block_shape, n_workers)
-    try:
-        sizes = block_sizes(subject, codec)
-        return compare(subject, Replaced(subject.maths, codec), profile, sizes)
-    finally:
-        codec.close()
-
-
-def measure_model(subject: Subject, library, options, cache: Cache, library_digest: str) -> list:
-    """Rows of all profiles, and the reasons of those that this model cannot take."""
-    rows: list = []
-    wanted = {}
-    for profile in options.profiles:
-        key = " ".join((subject.digest, subject.text_digest, library_digest, profile,
-                        subject.order, str(len(subject.windows)), str(options.tokens),
-                        subject.maths.name))
-        wanted[profile] = key
-        if key in cache.rows:
-            say(f"{subject.name} {profile}: measured before")
-    if any(key not in cache.rows for key in wanted.values()):
-        subject.run_base()
-    for profile, key in wanted.items():
-        if key not in cache.rows:
-            try:
-                if profile == PAGES:
-                    row = compare_pages(subject)
-                else:
-                    row = measure_profile(subject, library, profile, options.workers)
-            except CodecError as error:
-                say(f"{subject.name} {profile}: {error}")
-                rows.append((subject.name, profile, str(error)))
-                continue
-            say(f"{subject.name} {profile}: {row.payload:.4f} of bf16, dNLL {row.dnll:+.5f} "
-                f"({row.two_se:.5f}), KL {row.kl:.5f}, {row.seconds:.1f} s")
-            cache.add(key, row)
-        rows.append(cache.rows[key])
-    return rows
+            deltas.append(float((nll - subject.base[at + i]).mean()))
+            divergences.append(float(kl.mean()))
+            flips.append(float(changed.mean()))
+    if not np.isfinite(deltas).all():
+        raise Unusable(f"{subject.name}, {name[0]}: an NLL is not finite")
+    return Row(subject.name, *name, len(subject.windows[0][1]), subject.base_nll, deltas,
+               divergences, flips, [group for group, _ in subject.windows], 1.0, 1.0,
+               subject.n_parameters, subject.order, subject.maths.name, time.monotonic() - began)
 
 
 def compare_pages(subject: Subject) -> Row:
     """What rounding K and V to bf16 costs beside fp32, which is part of the base elsewhere."""
-    row = compare(subject, None, PAGES, (1.0, 1.0))
+    row = compare(subject, None, (PAGES, PROFILE))
     row.dnll_windows = [-delta for delta in row.dnll_windows]
-    row.groups = {group: -delta for group, delta in row.groups.items()}
     return row
+
+
+# --- what is measured of a model -----------------------------------------------------------------
+
+class Profile:
+    """A profile of the library, built in or made for the model."""
+
+    def __init__(self, subject: Subject, library, options, name: str,
+                 weights_digest: bytes | None = None) -> None:
+        self.name = name
+        self.subject = subject
+        self.library = library
+        self.n_workers = options.workers
+        self.weights_digest = weights_digest
+
+    def digest(self) -> str:
+        handle = Handle(self.library, self.name, self.subject.block_shape,
+                        self.weights_digest or bytes(32))
+        try:
+            return handle.digest()
+        finally:
+            handle.close()
+
+    def measure(self) -> Row:
+        subject = self.subject
+        codec = LayerCodec(self.library, self.name, subject.block_shape, self.n_workers,
+                           self.weights_digest)
+        try:
+            sizes = block_sizes(subject, codec)
+            kind = PROFILE if self.weights_digest is None else CALIBRATED
+            row = compare(subject, Replaced(subject.maths, through_codec(codec)), (self.name, kind))
+            row.payload, row.block = sizes
+            return row
+        finally:
+            codec.close()
+
+
+class Pages:
+    """No codec at all."""
+
+    name = PAGES
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+
+    def digest(self) -> str:
+        return PAGES
+
+    def measure(self) -> Row:
+        return compare_pages(self.subject)
+
+
+class Comparator:
+    """What others have published, in Python."""
+
+    def __init__(self, subject: Subject, options, name: str) -> None:
+        self.name = name
+        self.subject = subject
+        self.n_workers = options.workers
+
+    def digest(self) -> str:
+        return digest_of(Path(comparators.__file__))
+
+    def measure(self) -> Row:
+        subject = self.subject
+        made = comparators.make(self.name, subject.model.shape)
+        if made.is_fitted:
+            passage = PASSAGE.read_text(encoding="utf-8")
+            ids = np.array([subject.tokenizer.mark, *subject.tokenizer.encode(passage)])
+
+            def fit(layer, k, v):
+                made.fit(layer, *(subject.maths.host(x[0]) for x in (k, v)))
+                return k, v
+
+            subject.model.hidden(ids[None], fit)
+        with ThreadPoolExecutor(self.n_workers) as pool:
+            replace = Replaced(subject.maths, through_comparator(made, pool))
+            row = compare(subject, replace, (self.name, COMPARATOR))
+        row.payload = made.bits_a_value() / (8 * ITEM_BYTES)
+        row.block = row.payload + RECORD_PAGE_BYTES / subject.chunk_bytes
+        return row
+
+
+def settings_of(subject: Subject, library, options) -> list:
+    """What to measure, in order."""
+    found: list = []
+    for name in options.profiles:
+        if name == PAGES:
+            found.append(Pages(subject))
+        elif name in comparators.NAMES:
+            found.append(Comparator(subject, options, name))
+        else:
+            found.append(Profile(subject, library, options, name))
+    for file in options.profile_files:
+        if file.weights_digest.hex() == subject.digest:
+            found.append(Profile(subject, library, options, file.name, file.weights_digest))
+    return found
+
+
+def measure_model(subject: Subject, library, options, cache: Cache) -> list:
+    """Rows of all settings, and the reasons of those that this model cannot take."""
+    rows: list = []
+    has_base = False
+    for setting in settings_of(subject, library, options):
+        try:
+            key = " ".join((subject.digest, subject.text_digest, setting.name, setting.digest(),
+                            subject.order, str(len(subject.windows)), str(options.tokens),
+                            subject.maths.name))
+            if key in cache.rows:
+                say(f"{subject.name} {setting.name}: measured before")
+            else:
+                if not has_base:
+                    subject.run_base()
+                    has_base = True
+                row = setting.measure()
+                low, high = row.interval()
+                say(f"{subject.name} {setting.name}: {row.payload:.4f} of bf16, dNLL "
+                    f"{row.dnll:+.5f} ({low:.5f} .. {high:.5f}), KL {row.kl:.5f}, "
+                    f"{row.seconds:.1f} s")
+                cache.add(key, row)
+            rows.append(cache.rows[key])
+        except CodecError as error:
+            say(f"{subject.name} {setting.name}: {error}")
+            rows.append((subject.name, setting.name, str(error)))
+    return rows
 
 
 def measure(options, library) -> list:
     """Rows of all models."""
     maths = maths_module.choose(options.maths)
     cache = Cache(options.cache)
-    library_digest = digest_of(Path(library.path).resolve())
     models = find_models(options.models)
     rows: list = []
+    digests = set()
     for path in models:
         subject = Subject(path, options, models, maths)
+        digests.add(subject.digest)
         check_short(subject)
         is_quick_here = getattr(maths, "device", "cpu") == "cuda"
         if options.check or is_quick_here:
             check_readme(subject, options.check)
-        rows += measure_model(subject, library, options, cache, library_digest)
+        rows += measure_model(subject, library, options, cache)
+    for file in options.profile_files:
+        if file.weights_digest.hex() not in digests:
+            raise Unusable(f"{file.path} is for weights {file.weights_digest.hex()[:16]}..., which "
+                           "none of the models has (the SHA-256 of model.safetensors or GGUF)")
     return rows

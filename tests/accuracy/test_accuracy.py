@@ -16,6 +16,7 @@ import types
 import unittest
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_loader
+from xml.etree import ElementTree
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -24,8 +25,10 @@ sys.path.insert(0, HERE)
 import codec  # noqa: E402
 import command  # noqa: E402
 import gauss  # noqa: E402
+import page  # noqa: E402
 
 SKIPPED = 77
+HAS_NUMPY = find_spec("numpy") is not None
 SEED = 20
 SETTINGS = ("allow_uncalibrated=true", "clients.max=64", "dram.bytes=256MiB")
 
@@ -58,7 +61,7 @@ class Codec(unittest.TestCase):
 
     @classmethod
     def tearDownClass(cls):
-        BENCH.stop(cls.daemon)
+        BENCH.CHILDREN.stop(cls.daemon)
         cls.folder.cleanup()
 
     def tensor(self, data):
@@ -131,17 +134,24 @@ class Report(unittest.TestCase):
     """Rows as results and as tables."""
 
     @staticmethod
-    def row(profile, dnll, two_se):
+    def row(profile, dnll, reach, model="mha-28m", kind=command.PROFILE, payload=0.268, kl=0.002):
         return types.SimpleNamespace(
-            model="mha-28m", profile=profile, n_windows=4, n_tokens=1024, base_nll=3.2, dnll=dnll,
-            two_se=two_se, kl=0.002, flips=0.03, payload=0.268, block=0.27,
-            n_parameters=28_000_000, order="spread over the text", maths="numpy", groups={})
+            model=model, profile=profile, kind=kind, n_windows=4, n_tokens=1024, base_nll=3.2,
+            dnll=dnll, interval=lambda: (dnll - reach, dnll + reach), kl=kl, flips=0.03,
+            payload=payload, block=payload + 0.002, n_parameters=28_000_000,
+            order="spread over the text", maths="numpy", groups={})
 
     def results(self, rows, is_quick=False):
         table = BENCH.figures.FIGURES["accuracy"]
-        measured = {figure.name: {"name": figure.name} for figure in table}
-        made = command.results(rows, table, is_quick, measured)
+        made = command.results(rows, table, is_quick, {})
         return {result["name"]: result for result in made}
+
+    @staticmethod
+    def report(results, date="2026-01-01T00:00:00Z"):
+        facts = {"cpu": "a", "cpu_model": "b", "virtual": False, "cores": 2, "llc_bytes": 1 << 20,
+                 "memory": 1 << 30, "kernel": "6", "cpu_of_others": 0.0, "cpu_of_host": 0.0}
+        return {"bench": "accuracy", "commit": "c", "date": date, "quick": False, "seconds": 1,
+                "machine": facts, "results": list(results.values())}
 
     def test_verdicts_are_those_of_the_whole_interval(self):
         name = "mha_saw4_dnll"
@@ -153,10 +163,8 @@ class Report(unittest.TestCase):
         self.assertIn("skipped", self.results([self.row("exact", 0.0, 0.0)])[name])
 
     def test_every_figure_is_measured_with_a_profile_that_exists(self):
-        names = {figure.name for figure in BENCH.figures.FIGURES["accuracy"]}
-        self.assertEqual(names, {*command.NAMED, *gauss.COSINES, *gauss.RATIOS})
-        used = {*(profile for _, profile in command.NAMED.values()), *gauss.COSINES.values(),
-                *gauss.RATIOS.values()}
+        used = {*(profile for _, profile in command.NAMED.values() if profile),
+                *gauss.COSINES.values(), *gauss.RATIOS.values()}
         self.assertLessEqual(used, set(command.all_profiles(BUILD)))
 
     def test_gaussian_data_alone(self):
@@ -172,15 +180,84 @@ class Report(unittest.TestCase):
         for name, wanted in (("gauss_tq4_qjl_cos", 0.9749), ("gauss_tq3_qjl_cos", 0.9225),
                              ("gauss_tq2_qjl_cos", 0.8031)):
             self.assertAlmostEqual(results[name]["value"], wanted, delta=0.005)
+        models = {*command.NAMED, *command.NAMED_RATIOS}
+        self.assertEqual({name for name, result in results.items() if "skipped" in result},
+                         models if HAS_NUMPY else models | page.of_numpy(results))
+        for name, result in results.items():
+            if name.startswith(("gauss_", "needle_", "outlier_")) and "bar" in result and \
+                    result["bar"] is not None:
+                is_met = (result["value"] >= result["bar"] if result["better"] == "higher"
+                          else result["value"] <= result["bar"])
+                self.assertTrue(is_met, result)
+
+    def test_a_calibrated_profile_has_its_own_figures(self):
+        made = self.results([self.row("balanced", 0.002, 0.001, model="smollm2-135m"),
+                             self.row("mine", 0.006, 0.001, model="smollm2-135m",
+                                      kind=command.CALIBRATED, payload=0.3)])
+        self.assertTrue(made["smollm2_calibrated_dnll"]["pass"])
+        self.assertAlmostEqual(made["smollm2_calibrated_ratio"]["value"], 1 / 0.302)
+        self.assertTrue(made["smollm2_calibrated_ratio"]["pass"])
+        self.assertIn("skipped", made["mha_calibrated_dnll"])
+
+    def test_profile_files_say_whose_they_are(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "a.json")
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump({"kvferry_profile": 1, "name": "mine", "weights_digest": "ab" * 32}, file)
+            made = command.ProfileFile.read(path)
+            options = types.SimpleNamespace(profile_files=[made])
+            setting, = command.daemon_settings(options, folder)
+            self.assertEqual(os.listdir(setting.split("=")[1]), ["0.json"])
+        self.assertEqual((made.name, made.weights_digest), ("mine", b"\xab" * 32))
+        self.assertEqual(command.daemon_settings(types.SimpleNamespace(profile_files=[]), ""), [])
 
     def test_tables_have_a_line_for_each_profile(self):
-        made = list(self.results([self.row("balanced", 0.002, 0.001), ("mha-28m", "max", "why"),
-                                  self.row("saw3", 0.01, 0.002)]).values())
-        named, lines = command.split({"bench": "accuracy", "results": made})
-        self.assertEqual(len(named["results"]), len(BENCH.figures.FIGURES["accuracy"]))
-        self.assertIn("| `saw3` | 0.2680 | 0.2700 | 0.0100 | 0.0020 | 0.002 | 3.00% |", lines)
-        self.assertEqual(sum(line.startswith("| `") for line in lines), 2)
+        made = self.results([self.row("balanced", 0.002, 0.001), ("mha-28m", "max", "why"),
+                             self.row("saw3", 0.01, 0.002),
+                             self.row("kvlinc4", 0.001, 0.002, kind=command.COMPARATOR)])
+        lines = page.text([self.report(made)], lambda report: "a machine").splitlines()
+        self.assertIn("| `saw3` | 4.288 | 4.320 | 0.0100 | 0.0080..0.0120 | 0.002 | 3.00% |", lines)
+        self.assertTrue(any(line.startswith("| `kvlinc4` (comparator) |") for line in lines))
         self.assertTrue(any(command.NOT_EVIDENCE in line for line in lines))
+        self.assertFalse(any("smollm2" in line for line in lines), "skipped figures are left out")
+
+    def test_of_each_model_the_newest_of_the_most_settings_is_shown(self):
+        old = self.results([self.row("balanced", 0.002, 0.001), self.row("saw3", 0.01, 0.002)])
+        new = self.results([self.row("balanced", 0.003, 0.001), self.row("saw3", 0.02, 0.002)])
+        few = self.results([self.row("balanced", 0.004, 0.001)])
+        few["mha_saw4_dnll"]["pairs"] = 195
+        other = self.results([self.row("balanced", 0.005, 0.001, model="gqa-26m")])
+        reports = [self.report(old), self.report(new, "2026-02-01T00:00:00Z"),
+                   self.report(few, "2026-01-03T00:00:00Z"),
+                   self.report(other, "2026-01-02T00:00:00Z")]
+        text = page.text(reports, lambda report: "a machine")
+        for value, is_shown in (("0.0030", True), ("0.0050", True), ("0.0200", True),
+                                ("0.0020", False), ("0.0040", False), ("0.0100", False)):
+            self.assertEqual(f"| {value} |" in text, is_shown, value)
+        self.assertEqual(page.figures(reports)["mha_saw4_dnll"]["value"], 0.004)
+
+    def test_dominated_is_what_another_betters_in_every_model(self):
+        rows = [self.row("worse", 0.02, 0.001, payload=0.3), self.row("better", 0.01, 0.001),
+                self.row("small", 0.05, 0.001, payload=0.1),
+                self.row("worse", 0.02, 0.001, model="b", payload=0.3),
+                self.row("better", 0.01, 0.001, model="b"),
+                self.row("small", 0.005, 0.001, model="b", payload=0.1, kl=0.001),
+                self.row("other", 0.0, 0.001, kind=command.COMPARATOR, payload=0.01, kl=0.0)]
+        models = page.models_of([self.report(self.results(rows))])
+        self.assertEqual(page.dominated(models), {"worse": ["better", "small"]})
+
+    def test_plots_have_a_mark_for_each_profile_and_no_other(self):
+        rows = [self.row("balanced", 0.002, 0.001), self.row("saw3", 0.01, 0.002, payload=0.2),
+                self.row("exact", 0.0, 0.0, payload=0.7, kl=0.0),
+                self.row("kvlinc4", 0.003, 0.002, kind=command.COMPARATOR)]
+        made = page.plots([self.report(self.results(rows))])
+        self.assertEqual(list(made), ["accuracy-mha-28m.svg"])
+        drawn = ElementTree.fromstring(made["accuracy-mha-28m.svg"])
+        titles = [title.text for title in drawn.iter("{http://www.w3.org/2000/svg}title")]
+        for name in ("balanced", "saw3", "kvlinc4"):
+            self.assertEqual(sum(title.startswith(name + ":") for title in titles), 2, titles)
+        self.assertFalse(any(title.startswith("exact") for title in titles),
+                         "nothing lost has no place on a logarithmic axis")
 
 
 class Model(unittest.TestCase):
@@ -265,7 +342,7 @@ class Model(unittest.TestCase):
         return found, done.stderr
 
     def test_order_of_profiles_and_going_on(self):
-        found, _ = self.bench(command.PAGES, "exact", "balanced")
+        found, _ = self.bench(command.PAGES, "exact", "balanced", "kvquant4", "kvlinc2", "cachegen")
         self.assertEqual([found["exact"][key] for key in ("value", "kl", "flips")], [0, 0, 0])
         self.assertEqual(found["exact"]["ci"], [0, 0])
         self.assertLess(found["bf16-pages"]["kl"], 1e-3)
@@ -273,6 +350,13 @@ class Model(unittest.TestCase):
         self.assertTrue(0.28 < found["balanced"]["payload"] < 0.36, found["balanced"])
         self.assertGreater(found["balanced"]["block"], found["balanced"]["payload"])
         self.assertIn(command.NOT_EVIDENCE, found["balanced"]["note"])
+        self.assertLess(found["kvquant4"]["kl"], found["kvlinc2"]["kl"])
+        # one outlier of the 32 elements of V's tokens, 32 bits
+        self.assertTrue(0.3 < found["kvquant4"]["payload"] < 0.4, found["kvquant4"])
+        # dim 32: an offset and a scale for 32 values of V, for 128 of K
+        self.assertAlmostEqual(found["kvlinc2"]["payload"], (2 + 0.625) / 16, places=6)
+        self.assertTrue(0.1 < found["cachegen"]["payload"] < 0.3, found["cachegen"])
+        self.assertEqual(found["cachegen"]["kind"], command.COMPARATOR)
         again, said = self.bench("exact", "balanced", "saw2")
         self.assertEqual(again["balanced"], found["balanced"])
         self.assertIn("balanced: measured before", said)
@@ -282,7 +366,7 @@ class Model(unittest.TestCase):
 
 if __name__ == "__main__":
     KIND, BUILD = sys.argv.pop(1), os.path.abspath(sys.argv.pop(1))
-    if KIND == "model" and find_spec("numpy") is None:
+    if KIND == "model" and not HAS_NUMPY:
         print("skipped: this python3 has no numpy, which the forward pass needs")
         sys.exit(SKIPPED)
     BENCH = load_bench()

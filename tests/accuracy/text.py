@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "data" / "capture"))
+CAPTURE = Path(__file__).resolve().parent.parent / "data" / "capture"
+sys.path.insert(0, str(CAPTURE))
 import bpe  # noqa: E402
 
 MARK = "<|endoftext|>"

@@ -71,14 +71,50 @@ ACCURACY = [
     Figure(name, "nats", bar=bar, better="lower", is_bounded=True,
            note=f"delta NLL a token of mha-28m, {what}: not evidence for your model")
     for name, bar, what in (("mha_saw4_dnll", 0.004, "balanced"),
-                            ("mha_saw3_dnll", 0.013, "saw3-search"), ("mha_tq2_dnll", 0.055, "tq2"))
+                            ("mha_saw3_dnll", 0.013, "saw3-search"),
+                            ("mha_tq2_dnll", 0.055, "tq2-centred"))
+] + [
+    Figure(f"{name}_calibrated_dnll", "nats", bar=bar, better="lower", is_bounded=True,
+           note="delta NLL a token with the profile that calibrate made")
+    for name, bar in (("mha", 0.01), ("smollm2", 0.01), ("qwen", 0.02))
+] + [
+    Figure(f"{name}_calibrated_ratio", "", bar=2.5, note="bf16 K and V over whole records")
+    for name in ("mha", "smollm2")
 ] + [
     Figure(f"gauss_{name}_cos", "", bar=bar, note=f"cosine with Gaussian vectors, d = 128{more}")
     for name, bar, more in (("saw4", 0.995, ""), ("tq4", 0.995, ""), ("tq3", 0.982, ""),
                             ("tq2", 0.939, ""), ("tq4_qjl", None, "; an article: .9749"),
                             ("tq3_qjl", None, "; an article: .9225"),
                             ("tq2_qjl", None, "; an article: .8031"))
-] + [Figure("saw4_ratio_d128", "", bar=3.76, note="saw4-paper, bytes of bf16 over the payload's")]
+] + [
+    Figure("saw4_ratio_d128", "", bar=3.76, note="saw4-paper, bytes of bf16 over the payload's"),
+    Figure("saw4_block_ratio_d128", "",
+           note="the same over whole records, of one layer of 4 heads"),
+] + [
+    Figure(f"gauss_{name}_d_off", "", bar=0.02, better="lower", is_bounded=True,
+           note=f"how far the distortion is from {what}, the worst of dims 64, 80, 96, 128, 256")
+    for name, what in (("tq", "theory's, 4 to 2 bits as published"),
+                       ("saw", "exact codes over the whole range, 8 to 2 bits"),
+                       ("saw_clip", "exact codes over the fixed share, 4 to 2 bits"))
+] + [
+    Figure(f"gauss_tq{bits}_qjl_off", "", bar=0.005, better="lower", is_bounded=True,
+           note=f"how far the cosine, by powers, is from theory's {theory}")
+    for bits, theory in ((4, ".975"), (3, ".921"), (2, ".798"))
+] + [
+    Figure("outlier_kurtosis", "", bar=100, note="2 of 128 channels 40 times as large"),
+    Figure("outlier_kurtosis_off", "", bar=0.5, better="lower", is_bounded=True,
+           note="the same behind signs and a Hadamard step, how far from 3"),
+    Figure("outlier_saw4_vs_naive4", "",
+           note="squared error of naive4 over balanced's, in channels that are no outliers"),
+    Figure("needle_saw4", "", bar=0.95,
+           note="balanced: needles found, the worst of 1k, 4k, 16k keys"),
+    Figure("needle_tq4", "", bar=0.95, note="tq4: the same"),
+    Figure("needle_saw3_vs_article", "", bar=1.0,
+           note="saw3-search: needles found over an article's .90, .80, .65 of 1k, 4k, 16k keys"),
+    Figure("needle_tq3_vs_article", "", bar=1.0, note="tq3: the same"),
+    Figure("needle_naive4", "", note="naive4: needles found, the worst of 1k, 4k, 16k keys"),
+    Figure("needle_tq3_qjl", "", note="tq3-qjl: the same"),
+]
 
 CODEC_CASES = (
     ("saw4", "balanced, d = 128, 32 layers"),

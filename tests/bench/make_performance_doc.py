@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Make docs/performance.md of the results in tests/bench/results.
+"""Make docs/performance.md, and its plots, of the results in tests/bench/results.
 
     make_performance_doc.py [--check]
 
 Each file there has the JSON lines that tests/bench/run printed, unchanged. Of each bench the newest
-line of each machine is shown. With --check nothing is written: exit code 1 says that the page is
-stale.
+line of each machine is shown, of accuracy the newest results of each model. With --check nothing is
+written: exit code 1 says that the page or a plot is stale.
 """
 import glob
 import json
@@ -18,10 +18,11 @@ import figures  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "accuracy"))
-import command as accuracy  # noqa: E402
+import page as accuracy  # noqa: E402
 
 RESULTS = os.path.join(ROOT, "tests", "bench", "results")
-PAGE = os.path.join(ROOT, "docs", "performance.md")
+DOCS = os.path.join(ROOT, "docs")
+PAGE = "performance.md"
 
 HEAD = """\
 <!-- made by tests/bench/make_performance_doc.py from tests/bench/results: do not edit -->
@@ -69,11 +70,11 @@ How the two sides are kept alike:
 - accuracy: of Gaussian vectors, the mean cosine with what comes back. Of models, windows of text,
   spread over all of it, run once with K and V as an engine caches them (bf16, K after RoPE) and
   once with K and V of all full chunks of 256 tokens encoded and decoded by the library as they are
-  produced, layer upon layer. Ours is the mean difference of the NLL of a token, 95 % stands for two
-  standard errors (the larger of that over windows and that over tokens), and an interval on both
-  sides of the bar is inconclusive. Every token attends to decoded K and V, its own chunk's too,
-  where an engine still has the newest ones as they were. Models this small are the hard case, and
-  they are not evidence for your model.
+  produced, layer upon layer. Ours is the mean difference of the NLL of a token, with a bootstrap
+  95 % interval over windows; an interval on both sides of the bar is inconclusive. Every token
+  attends to decoded K and V, its own chunk's too, where an engine still has the newest ones as they
+  were. Comparators are what others have published, in Python, not in the library. Models this small
+  are the hard case, and they are not evidence for your model.
 """
 
 TITLES = {
@@ -144,29 +145,51 @@ def escape(text):
     return text.replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def report_text(report):
-    lines = [machine_text(report), "",
-             "| figure | ours | limit | ratio | 95 % | bar | | |",
+def figure_lines(results):
+    lines = ["| figure | ours | limit | ratio | 95 % | bar | | |",
              "|---|---:|---:|---:|---:|---:|---|---|"]
-    limits = {result["name"]: result.get("limit_name") for result in report["results"]}
-    named, tables = accuracy.split(report)
-    for name, value, limit, ratio, interval, bar, verdict, note in figures.rows(named):
+    limits = {result["name"]: result.get("limit_name") for result in results}
+    for name, value, limit, ratio, interval, bar, verdict, note in figures.rows(
+            {"results": results}):
         notes = "; ".join(part for part in (note, limits[name] and f"limit: {limits[name]}")
                           if part)
         cells = [f"`{name}`", value, limit, ratio, interval, bar, verdict, notes]
         lines.append("| " + " | ".join(escape(cell) for cell in cells) + " |")
-    return "\n".join([*lines, *tables]) + "\n"
+    return [*lines, ""]
+
+
+def report_text(report):
+    return "\n".join([machine_text(report), "", *figure_lines(report["results"])])
 
 
 def make_page(reports):
     parts = [HEAD]
     title = None
-    for report in newest(reports):
+    of_models = [report for report in reports if report["bench"] == "accuracy"]
+    for report in newest([report for report in reports if report["bench"] != "accuracy"]):
         if report["bench"] != title:
             title = report["bench"]
             parts.append(f"## {TITLES[title]}\n")
         parts.append(report_text(report))
+    if of_models:
+        parts.append(f"## {TITLES['accuracy']}\n")
+        parts.append(accuracy.text(of_models, machine_text, figure_lines))
     return "\n".join(parts)
+
+
+def make_files(reports):
+    """Text by the name of the file in docs."""
+    of_models = [report for report in reports if report["bench"] == "accuracy"]
+    return {PAGE: make_page(reports), **accuracy.plots(of_models)}
+
+
+def read(name):
+    """A file of docs, or None."""
+    try:
+        with open(os.path.join(DOCS, name), encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 def main(arguments):
@@ -174,23 +197,19 @@ def main(arguments):
         print(__doc__, file=sys.stderr)
         return 2
     try:
-        page = make_page(load(RESULTS))
+        files = make_files(load(RESULTS))
     except Unusable as error:
         print(error, file=sys.stderr)
         return 1
     if arguments == []:
-        with open(PAGE, "w", encoding="utf-8") as file:
-            file.write(page)
+        for name, text in files.items():
+            with open(os.path.join(DOCS, name), "w", encoding="utf-8") as file:
+                file.write(text)
         return 0
-    try:
-        with open(PAGE, encoding="utf-8") as file:
-            is_same = file.read() == page
-    except FileNotFoundError:
-        is_same = False
-    if not is_same:
-        print("docs/performance.md is stale: run tests/bench/make_performance_doc.py",
-              file=sys.stderr)
-    return 0 if is_same else 1
+    stale = [name for name, text in files.items() if read(name) != text]
+    for name in stale:
+        print(f"docs/{name} is stale: run tests/bench/make_performance_doc.py", file=sys.stderr)
+    return 1 if stale else 0
 
 
 if __name__ == "__main__":

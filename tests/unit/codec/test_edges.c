@@ -109,6 +109,7 @@ static void sizes_are_exact(void **state)
         {"tq4", (4.125 + mean + 4.125) / 2},
         {"tq3", (3.125 + mean + 3.125) / 2},
         {"tq2", (2.125 + mean + 2.125) / 2},
+        {"tq2-centred", 2.125 + mean},
         {"tq3.5", (3.5 + mean + 3.5) / 2 + list},
         {"tq2.5", (2.5 + mean + 2.5) / 2 + list},
         {"tq4-paper", 4.125},

@@ -65,7 +65,7 @@ static const char *const profiles[] = {
     "balanced", "safe", "saw8",        "saw4-paper",   "exact",        "saw6",
     "saw5",     "saw3", "saw2",        "kivi4-g32",    "kivi2-g128",   "tq4",
     "tq3",      "tq2",  "tq3.5",       "tq2.5",        "tq3-unbiased", "tq4-paper",
-    "dense",    "max",  "saw3-search", "saw2-search9", "saw4-search9"};
+    "dense",    "max",  "saw3-search", "saw2-search9", "saw4-search9", "naive4"};
 enum {
     N_PROFILES = sizeof(profiles) / sizeof(profiles[0])
 };

@@ -143,8 +143,8 @@ static void compare_with_model(const char *profile, int dtype, uint32_t dim, uin
 static void records_are_those_of_the_text(void **state)
 {
     (void)state;
-    static const char *const profiles[] = {"tq4",   "tq3",          "tq2",      "tq3.5",
-                                           "tq2.5", "tq3-unbiased", "tq4-paper"};
+    static const char *const profiles[] = {"tq4",   "tq3",          "tq2",       "tq3.5",
+                                           "tq2.5", "tq3-unbiased", "tq4-paper", "tq2-centred"};
     static const uint32_t dims[] = {64, 80, 96, 112, 128, 192, 256};
     for (size_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
         for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
