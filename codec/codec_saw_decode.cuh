@@ -21,10 +21,10 @@ namespace kvf
 {
 
 template <int dim> struct decode_shared {
-    row_pages pages;          /* for tiles that lie in more than one page */
     float means[dim];         /* g mu, in the order of the lanes' registers */
     uint32_t signs[dim / 2];  /* g of two elements each, as bf16 */
     uint32_t zeroes[dim / 2]; /* what is added to two elements each */
+    row_pages pages;          /* for tiles that lie in more than one page */
 };
 
 template <int dim> struct decode_row {
