@@ -3,7 +3,7 @@
  * entropy.h: records to packed records and back, without loss (entropy_format.h), for tiers where
  * bytes are dear and readers rare.
  *
- * A packed record is smaller by at least a page and 1/32, or there is none: what does not pay stays
+ * A packed record has at least a page and 1/32 less, or there is none: what does not pay stays
  * as it is. It is another form of the same record: unpacking gives the same bytes, page included,
  * but for the store part, which is taken over. Packing a lossy block loses nothing more: its codes
  * are packed, never coded again by another codec, because centring and clipping are not idempotent.

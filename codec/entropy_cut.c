@@ -388,7 +388,10 @@ bool kvf_entropy_cut(struct kvf_entropy_cut *cut, const struct kvf_record_page *
         shape = planes(opaque_planes((const uint8_t *)(record + 1), bytes),
                        (struct kvf_entropy_role){.part = KVF_PART_OTHER});
         add(cut, &shape, 0, bytes);
-        return !cut->is_full;
+        return !cut->is_full && cut->n_streams != 0;
+    }
+    if (strips_bytes + header->raw_area_bytes != header->total_bytes - KVF_BLOCK_PAGE_BYTES) {
+        return false;
     }
     for (uint32_t layer = 0; layer < header->n_layers; layer++) {
         size_t at = (size_t)record->layer_offsets[layer] * KVF_BLOCK_ALIGN_BYTES;
@@ -400,7 +403,7 @@ bool kvf_entropy_cut(struct kvf_entropy_cut *cut, const struct kvf_record_page *
     }
     shape = planes(2, (struct kvf_entropy_role){.part = KVF_PART_AREA});
     add(cut, &shape, strips_bytes, header->raw_area_bytes);
-    return !cut->is_full;
+    return !cut->is_full && cut->n_streams != 0;
 }
 
 static uint32_t load_u16(const uint8_t *from)

@@ -144,10 +144,24 @@ static void rows_sort(struct kvf_entropy_packer *packer, const struct kvf_entrop
 /* -------------------------------------------------------------------------------------------------
  * Counts and tables
  */
+
+/* Four at a time: equal bytes in a row would wait for each other. */
 static void count(uint32_t counts[256], const uint8_t *bytes, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
+    uint32_t more[3][256] = {0};
+    size_t i;
+
+    for (i = 0; n - i >= 4; i += 4) {
         counts[bytes[i]]++;
+        more[0][bytes[i + 1]]++;
+        more[1][bytes[i + 2]]++;
+        more[2][bytes[i + 3]]++;
+    }
+    for (; i < n; i++) {
+        counts[bytes[i]]++;
+    }
+    for (int s = 0; s < 256; s++) {
+        counts[s] += more[0][s] + more[1][s] + more[2][s];
     }
 }
 
@@ -570,6 +584,7 @@ int kvf_entropy_pack(struct kvf_entropy_packer *packer, const void *record, void
     const struct kvf_record_page *page = record;
     const uint8_t *payload = (const uint8_t *)(page + 1);
     uint64_t plain_bytes = page->header.total_bytes;
+    uint64_t most = kvf_align_up(plain_bytes, KVF_ENTROPY_ALIGN_BYTES);
     uint64_t wanted = plain_bytes / KVF_ENTROPY_SAVED_SHARE;
     uint8_t *packed = packed_out;
     uint8_t *directory = packed + KVF_BLOCK_PAGE_BYTES;
@@ -583,6 +598,7 @@ int kvf_entropy_pack(struct kvf_entropy_packer *packer, const void *record, void
         return KVF_ERR_INVALID;
     }
     wanted = wanted < KVF_ENTROPY_ALIGN_BYTES ? KVF_ENTROPY_ALIGN_BYTES : wanted;
+    most -= wanted; /* a drive has pages: that of the plain record's end is taken as full */
     if (!kvf_entropy_cut(&packer->cut, page) || !counters_give(packer)) {
         return KVF_ERR_NO_SPACE;
     }
@@ -592,11 +608,11 @@ int kvf_entropy_pack(struct kvf_entropy_packer *packer, const void *record, void
     }
     directory_max = directory_bytes_max(packer);
     if (directory_max + KVF_ENTROPY_ALIGN_BYTES > KVF_ENTROPY_DIRECTORY_BYTES ||
-        KVF_BLOCK_PAGE_BYTES + directory_max + wanted > plain_bytes) {
+        KVF_BLOCK_PAGE_BYTES + directory_max > most) {
         return KVF_ERR_NO_SPACE;
     }
     streams = directory + directory_max;
-    end = streams_encode(packer, payload, streams, packed + plain_bytes - wanted);
+    end = streams_encode(packer, payload, streams, packed + most);
     if (end == NULL) {
         return KVF_ERR_NO_SPACE;
     }
@@ -604,7 +620,7 @@ int kvf_entropy_pack(struct kvf_entropy_packer *packer, const void *record, void
     directory = directory_write(packer, directory, &head);
     packed_bytes = kvf_align_up((size_t)(directory - packed) + (size_t)(end - streams),
                                 KVF_ENTROPY_ALIGN_BYTES);
-    if (packed_bytes + wanted > plain_bytes) {
+    if (packed_bytes > most) {
         return KVF_ERR_NO_SPACE;
     }
     head.streams_offset = (uint32_t)(packed_bytes - (uint64_t)(end - streams));

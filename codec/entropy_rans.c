@@ -179,26 +179,41 @@ void kvf_rans_encoder_init(struct kvf_rans_encoder *encoder, uint8_t *end)
 
 /* x / frequency = x reciprocal >> 44 for all x < frequency << 20: the reciprocal is too large by at
  * most 1, which makes the quotient too large by less than frequency / 2^24 < 1 / frequency; and the
- * product is below 2^64. */
+ * product is below 2^64. A word is written in any case, and kept if it counts: a branch would be a
+ * coin toss. */
+static inline uint8_t *encode_byte(uint32_t *state, const struct kvf_rans_symbol *symbol,
+                                   uint8_t *at)
+{
+    uint32_t x = *state;
+    uint32_t full = x >= symbol->limit;
+    uint16_t word = (uint16_t)x;
+
+    memcpy(at - sizeof(word), &word, sizeof(word));
+    x >>= full * 16;
+    *state = x + symbol->start +
+             (uint32_t)(x * symbol->reciprocal >> RECIPROCAL_BITS) * symbol->rest;
+    return at - full * sizeof(word);
+}
+
 void kvf_rans_encode(struct kvf_rans_encoder *encoder, const struct kvf_rans_encode_table *table,
                      const uint8_t *bytes, size_t n)
 {
+    uint32_t states[KVF_RANS_LANES]; /* nothing else points there, and stores cannot hit it */
     uint8_t *at = encoder->at;
+    size_t i = n;
 
-    for (size_t i = n; i-- > 0;) {
-        const struct kvf_rans_symbol *symbol = &table->symbols[bytes[i]];
-        uint32_t x = encoder->states[i % KVF_RANS_LANES];
-        uint32_t full = x >= symbol->limit;
-        uint16_t word = (uint16_t)x;
-        uint64_t quotient;
-
-        /* written in any case, kept if it counts: a branch would be a coin toss */
-        memcpy(at - sizeof(word), &word, sizeof(word));
-        at -= full * sizeof(word);
-        x >>= full * 16;
-        quotient = x * symbol->reciprocal >> RECIPROCAL_BITS;
-        encoder->states[i % KVF_RANS_LANES] = x + symbol->start + (uint32_t)quotient * symbol->rest;
+    memcpy(states, encoder->states, sizeof(states));
+    for (; i % KVF_RANS_LANES != 0; i--) {
+        at = encode_byte(&states[(i - 1) % KVF_RANS_LANES], &table->symbols[bytes[i - 1]], at);
     }
+    for (; i != 0; i -= KVF_RANS_LANES) {
+        const uint8_t *group = bytes + i - KVF_RANS_LANES;
+
+        for (int lane = KVF_RANS_LANES - 1; lane >= 0; lane--) {
+            at = encode_byte(&states[lane], &table->symbols[group[lane]], at);
+        }
+    }
+    memcpy(encoder->states, states, sizeof(states));
     encoder->at = at;
 }
 
