@@ -10,10 +10,11 @@ target_sources(kvf_tiers PRIVATE
     tier_nvme.c
     tier_nvme_append.c
     tier_nvme_head.c
+    tier_nvme_pack.c
     tier_nvme_page.c
     tier_nvme_recover.c
     tier_nvme_segment.c)
-target_link_libraries(kvf_tiers PRIVATE PkgConfig::URING)
+target_link_libraries(kvf_tiers PUBLIC kvf_entropy PRIVATE PkgConfig::URING)
 
 add_library(kvf_tiers_sim STATIC io_sim.c)
 set_target_properties(kvf_tiers_sim PROPERTIES POSITION_INDEPENDENT_CODE ON)

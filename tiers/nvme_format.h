@@ -133,7 +133,8 @@ struct kvf_nvme_entry {
     uint32_t payload_crc32c;
     uint16_t shard;
     uint16_t shard_count;
-    uint32_t reserved0;
+    uint32_t plain_bytes; /* of a packed record (codec/entropy_format.h): record_bytes of the plain
+                             one; else 0 */
     uint8_t reserved1[16];
 };
 
@@ -215,6 +216,7 @@ KVF_NVME_AT(kvf_nvme_entry, page_index, 64);
 KVF_NVME_AT(kvf_nvme_entry, payload_crc32c, 68);
 KVF_NVME_AT(kvf_nvme_entry, shard, 72);
 KVF_NVME_AT(kvf_nvme_entry, shard_count, 74);
+KVF_NVME_AT(kvf_nvme_entry, plain_bytes, 76);
 KVF_NVME_AT(kvf_nvme_entry, reserved1, 80);
 KVF_NVME_SIZE(kvf_nvme_entry, 96);
 _Static_assert(KVF_NVME_ENTRIES_A_PAGE == 42, "42 footer entries a page");

@@ -45,6 +45,7 @@ void kvf_nvme_op_finish(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, int 
 {
     struct kvf_tier_io *call = op->call;
 
+    kvf_nvme_pack_release(tier, op);
     kvf_pool_put(op->kind == KVF_NVME_OP_STORE ? &tier->store_ops : &tier->load_ops, op);
     call->status = status;
     tier->n_callbacks++;
@@ -150,7 +151,7 @@ static int nvme_store(struct kvf_tier *base, struct kvf_tier_io *io)
     if (!sizes_fit(tier, io)) {
         return KVF_ERR_TOO_LARGE;
     }
-    op = kvf_pool_get(&tier->store_ops);
+    op = kvf_nvme_pack_has_room(tier, io->record_bytes) ? kvf_pool_get(&tier->store_ops) : NULL;
     if (op == NULL) {
         tier->stat.busy++;
         return KVF_ERR_BUSY;
@@ -161,13 +162,9 @@ static int nvme_store(struct kvf_tier *base, struct kvf_tier_io *io)
     op->record = io->record;
     op->record_bytes = io->record_bytes;
     op->cookie = io->cookie;
-    /* At once if nothing stands before it and no callback can come of it; else in poll. */
-    if (tier->waiting.first == NULL &&
-        io->name.namespace_epoch >= kvf_nvme_epoch_find(&tier->state, io->name.namespace_id) &&
-        kvf_nvme_op_place(tier, op, io->name.namespace_id, io->name.namespace_epoch)) {
-        return KVF_OK;
+    if (!kvf_nvme_pack_start(tier, op)) {
+        kvf_nvme_store_begin(tier, op);
     }
-    kvf_nvme_op_push(&tier->waiting, op);
     return KVF_OK;
 }
 
@@ -187,7 +184,8 @@ static void verify(struct kvf_nvme_op *op)
     }
     if (op->call == NULL
             ? kvf_nvme_pages(record_bytes) * (uint64_t)KVF_NVME_PAGE_BYTES != op->record_bytes
-            : !kvf_nvme_record_matches(page, &op->call->name, op->record_bytes)) {
+            : !kvf_nvme_record_matches(page, &op->call->name, op->record_bytes) ||
+                  kvf_entropy_is_packed(page) != op->is_packed) {
         op->verdict = KVF_ERR_CORRUPT;
         return;
     }
@@ -195,6 +193,10 @@ static void verify(struct kvf_nvme_op *op)
             page->header.payload_crc32c &&
         !KVF_MUTANT(load_unchecked)) {
         op->verdict = KVF_ERR_CORRUPT;
+        return;
+    }
+    if (op->is_packed) {
+        op->verdict = kvf_nvme_unpack(op);
     }
 }
 
@@ -220,6 +222,7 @@ static void read_finish(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, int 
         return;
     }
     tier->stat.loads += status == KVF_OK;
+    tier->info.unpacked_records += op->is_packed && status == KVF_OK;
     kvf_nvme_op_finish(tier, op, status);
 }
 
@@ -275,13 +278,18 @@ static void verify_done(struct kvf_work *work)
     struct kvf_nvme_op *op = work->owner;
 
     op->tier->jobs_outstanding--;
+    kvf_nvme_unpacker_give(op->tier, op);
     verified(op->tier, op);
 }
 
 static bool verify_submit(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op)
 {
+    if (op->is_packed && !kvf_nvme_unpacker_take(tier, op)) {
+        return false;
+    }
     op->work = (struct kvf_work){.run = verify_run, .done = verify_done, .owner = op};
     if (tier->config.work->ops->submit(tier->config.work, &op->work) != KVF_OK) {
+        kvf_nvme_unpacker_give(tier, op);
         return false;
     }
     tier->jobs_outstanding++;
@@ -314,7 +322,7 @@ void kvf_nvme_op_read(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op)
                                               kvf_nvme_location_segment(op->from)) +
                       (uint64_t)kvf_nvme_location_page(op->from) * KVF_NVME_PAGE_BYTES;
 
-    op->io.check = verify_check;
+    op->io.check = op->is_packed ? NULL : verify_check; /* unpacking is not for an I/O thread */
     kvf_nvme_io_submit(tier, &op->io, KVF_IO_READ, op->record, offset,
                        (uint64_t)kvf_nvme_pages(op->record_bytes) * KVF_NVME_PAGE_BYTES,
                        KVF_FAILPOINT(nvme_record_read), record_read);
@@ -323,6 +331,7 @@ void kvf_nvme_op_read(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op)
 static int nvme_load(struct kvf_tier *base, struct kvf_tier_io *io)
 {
     struct kvf_nvme_tier *tier = of(base);
+    const struct kvf_nvme_record *record;
     struct kvf_nvme_op *op;
 
     if (tier->off) {
@@ -345,8 +354,12 @@ static int nvme_load(struct kvf_tier *base, struct kvf_tier_io *io)
     op->record = io->record;
     op->record_bytes = io->record_bytes;
     op->from = io->location;
+    record = kvf_nvme_record_find(tier, io->location);
+    if (record != NULL) {
+        kvf_nvme_unpack_prepare(op, kvf_nvme_record_pages(record));
+    }
     if (!kvf_nvme_is_readable(tier, io->location, 0) || kvf_nvme_location_page(io->location) == 0 ||
-        kvf_nvme_location_page(io->location) + kvf_nvme_pages(io->record_bytes) >=
+        kvf_nvme_location_page(io->location) + kvf_nvme_pages(op->record_bytes) >=
             tier->segment_pages) {
         kvf_nvme_op_finish_later(tier, op, KVF_MISS);
         return KVF_OK;
@@ -461,6 +474,13 @@ void kvf_nvme_info(const struct kvf_tier *tier, struct kvf_nvme_info *info_out)
     for (uint32_t i = 0; i < KVF_NVME_EPOCHS; i++) {
         info_out->purged_namespaces += self->state.epochs[i].epoch != 0;
     }
+}
+
+uint64_t kvf_nvme_stored_bytes(const struct kvf_tier *tier, kvf_location location)
+{
+    const struct kvf_nvme_record *record = kvf_nvme_record_find(of(tier), location);
+
+    return record == NULL ? 0 : (uint64_t)kvf_nvme_record_pages(record) * KVF_NVME_PAGE_BYTES;
 }
 
 int kvf_nvme_register_memory(struct kvf_tier *tier, void *base, uint64_t bytes)
@@ -583,6 +603,7 @@ static void free_tables(struct kvf_nvme_tier *tier)
         free(tier->bounces[i]);
     }
     free(tier->bounces);
+    kvf_nvme_packings_fini(tier);
     free(tier->state_writer.page);
 }
 

@@ -16,6 +16,9 @@
  * A location packs segment, page and the low bits of the segment's generation, so that a location
  * of a segment that has been reused is a KVF_MISS and never other bytes.
  *
+ * A record may be stored packed: the host names it by its plain size all the same, and load gives
+ * the plain record. A packed one is read to the end of the memory that it is unpacked in.
+ *
  * Owner of everything: the reactor. After open and recover nothing here blocks, and nothing
  * allocates but the table of a segment when it is sealed (12 bytes a live record). Reads are
  * verified by the I/O queue, or, where it does not, by jobs of the work queue, whose poll therefore
@@ -37,6 +40,7 @@ enum kvf_nvme_limits {
     KVF_NVME_SEGMENT_BYTES_MAX = 1 << 30,
     KVF_NVME_CALLS_MAX = 4096, /* of stores_max, loads_max */
     KVF_NVME_BOUNCE_MAX = 16,
+    KVF_NVME_PACK_MAX = 64,   /* of pack_count and unpack_count */
     KVF_NVME_PURGES_MAX = 64, /* that wait for the disk at one time */
 };
 
@@ -71,6 +75,13 @@ struct kvf_nvme_config {
     uint32_t reinsert_percent; /* of a segment's bytes, at most, to be kept when it is reused */
     uint32_t bounce_count;     /* buffers for that */
     uint64_t bounce_bytes;     /* of each; a larger record is not kept */
+
+    /* Write records packed (codec/entropy.h), where that pays: jobs of the work queue pack and
+     * unpack them, at most so many of each at a time. Packed records are read in any case. */
+    bool packs;
+    uint32_t pack_count;
+    uint64_t pack_bytes; /* a larger record is written as it is */
+    uint32_t unpack_count;
     struct kvf_nvme_budget budget;
 
     /* Failed I/Os and corrupt records within a few error_decay_ns: from the first number on nothing
@@ -89,8 +100,12 @@ struct kvf_nvme_config {
 };
 
 /* Defaults: automatic engine, the system's clock and random bytes, 64 stores, 256 loads, 25 %, two
- * buffers of 16 MiB and a page, 8 and 64 errors, a minute. */
+ * buffers of 16 MiB and a page, no packing, one such buffer for it, two unpackers, 8 and 64 errors,
+ * a minute. */
 void kvf_nvme_config_init(struct kvf_nvme_config *config);
+
+/* Bytes that open takes for packing and unpacking. */
+uint64_t kvf_nvme_pack_memory(const struct kvf_nvme_config *config);
 
 /* Open a store; a missing or empty file becomes one. why_out (KVF_ERROR_TEXT_BYTES) says which
  * engine runs and why not a better one, or in one line what is wrong, where, and the cure. Nothing
@@ -145,11 +160,15 @@ struct kvf_nvme_info {
     uint64_t generation; /* of the segment opened last */
     /* since open */
     uint64_t seals, syncs, sync_failures, retries_read, reinserted_bytes, discarded_records;
+    uint64_t packed_records, packed_saved_bytes, unpacked_records;
     /* by recover */
     uint64_t recovered_records, recovered_scanned, recovery_ns;
 };
 
 void kvf_nvme_info(const struct kvf_tier *tier, struct kvf_nvme_info *info_out);
+
+/* Bytes of the drive that the record at this location takes; 0: there is none. */
+uint64_t kvf_nvme_stored_bytes(const struct kvf_tier *tier, kvf_location location);
 
 extern const struct kvf_tier_ops kvf_tier_nvme_ops;
 

@@ -318,6 +318,7 @@ static void fill_entry(struct kvf_nvme_slot *slot, const struct kvf_record_page 
     entry->payload_crc32c = page->header.payload_crc32c;
     entry->shard = page->header.shard;
     entry->shard_count = page->header.shard_count;
+    entry->plain_bytes = page->header.plain_bytes;
 }
 
 bool kvf_nvme_op_place(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, uint64_t namespace_id,
@@ -377,6 +378,7 @@ static void record_settle(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, in
     } else if (op->call != NULL) {
         op->call->location = kvf_nvme_location_pack(
             tier->segments[op->slot->segment_index].generation, op->slot->segment_index, op->page);
+        op->call->stored_bytes = op->record_bytes;
     }
     if (op->kind == KVF_NVME_OP_COPY) {
         kvf_nvme_copy_written(tier, op, status);
@@ -412,6 +414,18 @@ static void record_written(struct kvf_nvme_tier *tier, struct kvf_nvme_io *nio, 
     }
     op->slot->writes_in_flight--;
     record_settle(tier, op, status);
+}
+
+void kvf_nvme_store_begin(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op)
+{
+    const struct kvf_block_name *name = &op->call->name;
+
+    /* At once if nothing stands before it and no callback can come of it; else in poll. */
+    if (tier->waiting.first != NULL || tier->writes_off || tier->off ||
+        name->namespace_epoch < kvf_nvme_epoch_find(&tier->state, name->namespace_id) ||
+        !kvf_nvme_op_place(tier, op, name->namespace_id, name->namespace_epoch)) {
+        kvf_nvme_op_push(&tier->waiting, op);
+    }
 }
 
 /* Give waiting stores their places, first come first served. */

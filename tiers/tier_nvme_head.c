@@ -53,6 +53,9 @@ void kvf_nvme_config_init(struct kvf_nvme_config *config)
         .reinsert_percent = 25,
         .bounce_count = 2,
         .bounce_bytes = CONFIG_BOUNCE_DEFAULT,
+        .pack_count = 1,
+        .pack_bytes = CONFIG_BOUNCE_DEFAULT,
+        .unpack_count = 2,
         .errors_writes_off = 8,
         .errors_off = 64,
         .error_decay_ns = 60 * KVF_NS_PER_S,
@@ -708,7 +711,7 @@ static int make_pools(struct kvf_nvme_tier *tier)
         }
     }
     tier->bounces_free = config->bounce_count;
-    return KVF_OK;
+    return kvf_nvme_packings_init(tier);
 }
 
 static int make_tables(struct kvf_nvme_tier *tier)
@@ -750,9 +753,11 @@ static int check_config(const struct kvf_nvme_config *config)
                 config->loads_max <= KVF_NVME_CALLS_MAX && config->reinsert_percent <= 100 &&
                 config->bounce_count > 0 && config->bounce_count <= KVF_NVME_BOUNCE_MAX &&
                 config->bounce_bytes >= 2ull * KVF_NVME_PAGE_BYTES &&
-                config->bounce_bytes <= KVF_NVME_SEGMENT_BYTES_MAX &&
-                config->errors_writes_off > 0 && config->errors_off > 0 &&
-                config->error_decay_ns > 0;
+                config->bounce_bytes <= KVF_NVME_SEGMENT_BYTES_MAX && config->pack_count > 0 &&
+                config->pack_count <= KVF_NVME_PACK_MAX && config->unpack_count > 0 &&
+                config->unpack_count <= KVF_NVME_PACK_MAX &&
+                config->pack_bytes % KVF_NVME_PAGE_BYTES == 0 && config->errors_writes_off > 0 &&
+                config->errors_off > 0 && config->error_decay_ns > 0;
 
     return sane ? KVF_OK : KVF_ERR_INVALID;
 }

@@ -6,6 +6,7 @@
  *   tier_nvme.c          ops table: store, load, drop, poll, figures
  *   tier_nvme_page.c     pages of nvme_format.h and record pages: build, seal, check
  *   tier_nvme_head.c     open, format, resize: superblock and state, blocking
+ *   tier_nvme_pack.c     records packed before they are placed, and unpacked when they are read
  *   tier_nvme_append.c   placing, writing and acknowledging records, sync, state page
  *   tier_nvme_segment.c  the life of segments: next, header, seal, footer, reuse, reinsertion
  *   tier_nvme_recover.c  what is there at start
@@ -29,6 +30,7 @@
 #include "base/log.h"
 #include "base/pool.h"
 #include "codec/block_format.h"
+#include "codec/entropy.h"
 #include "tiers/nvme_format.h"
 #include "tiers/tier_nvme.h"
 
@@ -169,6 +171,20 @@ enum kvf_nvme_op_kind {
     KVF_NVME_OP_COPY, /* a load into a bounce buffer, then a store from it */
 };
 
+/* What a record is packed with, and to. */
+struct kvf_nvme_packing {
+    struct kvf_entropy_packer *packer;
+    void *buffer; /* config.pack_bytes */
+};
+
+/* Each member stays in its table once, the free ones first: close finds them all. */
+struct kvf_nvme_packings {
+    struct kvf_nvme_packing packings[KVF_NVME_PACK_MAX];
+    struct kvf_entropy_unpacker *unpackers[KVF_NVME_PACK_MAX];
+    uint32_t packings_free;
+    uint32_t unpackers_free;
+};
+
 /* A call in progress, or a copy. */
 struct kvf_nvme_op {
     struct kvf_nvme_io io;
@@ -191,6 +207,11 @@ struct kvf_nvme_op {
     uint32_t entry; /* in the slot's tables */
     uint32_t page;
     void *bounce;
+    /* packed records */
+    bool is_packed;                        /* load: record is where the packed one is read to */
+    struct kvf_nvme_packing packing;       /* store: in use; or nothing */
+    uint64_t packed_bytes;                 /* store: by the packing */
+    struct kvf_entropy_unpacker *unpacker; /* load: in use; or NULL */
 };
 
 struct kvf_nvme_op_list {
@@ -272,6 +293,7 @@ struct kvf_nvme_tier {
     bool sync_in_flight;
     void **bounces; /* config.bounce_count */
     uint32_t bounces_free;
+    struct kvf_nvme_packings packings;
 
     uint32_t ios_outstanding;
     uint32_t jobs_outstanding;
@@ -418,8 +440,30 @@ uint64_t kvf_nvme_epoch_find(const struct kvf_nvme_state *state, uint64_t namesp
 bool kvf_nvme_op_place(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, uint64_t namespace_id,
                        uint64_t namespace_epoch);
 void kvf_nvme_stores_place(struct kvf_nvme_tier *tier);
+/* The same for the record of a store: at once, or in poll. */
+void kvf_nvme_store_begin(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op);
 void kvf_nvme_op_finish(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, int status);
 void kvf_nvme_op_finish_later(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op, int status);
+
+/* --- packed records (tier_nvme_pack.c) -------------------------------------------------------- */
+
+/* KVF_OK; KVF_ERR_NO_MEMORY. */
+int kvf_nvme_packings_init(struct kvf_nvme_tier *tier);
+void kvf_nvme_packings_fini(struct kvf_nvme_tier *tier);
+/* May a store begin now, if its record is to be packed first? */
+bool kvf_nvme_pack_has_room(const struct kvf_nvme_tier *tier, uint64_t record_bytes);
+/* Have the op's record packed, then placed. False: it is to be placed as it is. */
+bool kvf_nvme_pack_start(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op);
+/* The op of a store is over. */
+void kvf_nvme_pack_release(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op);
+/* Where a load reads a record to that takes so many pages. */
+void kvf_nvme_unpack_prepare(struct kvf_nvme_op *op, uint32_t pages);
+/* For a verification by a job. False: all are in use. */
+bool kvf_nvme_unpacker_take(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op);
+void kvf_nvme_unpacker_give(struct kvf_nvme_tier *tier, struct kvf_nvme_op *op);
+/* On a worker: the record that has been read and verified to what it stands for; op->record is then
+ * the plain one. KVF_OK; KVF_ERR_CORRUPT. */
+int kvf_nvme_unpack(struct kvf_nvme_op *op);
 
 /* --- loads (tier_nvme.c) ---------------------------------------------------------------------- */
 

@@ -226,7 +226,8 @@ bool kvf_nvme_index_check(uint8_t *index, const struct kvf_nvme_footer *footer)
         if (entry->page_index < page ||
             entry->sequence != kvf_nvme_sequence(footer->generation, entry->page_index) ||
             entry->record_bytes <= KVF_NVME_PAGE_BYTES ||
-            entry->record_bytes > (uint64_t)footer->data_pages * KVF_NVME_PAGE_BYTES) {
+            entry->record_bytes > (uint64_t)footer->data_pages * KVF_NVME_PAGE_BYTES ||
+            (entry->plain_bytes != 0 && entry->plain_bytes <= entry->record_bytes)) {
             return false;
         }
         page = (uint64_t)entry->page_index + kvf_nvme_pages(entry->record_bytes);
@@ -299,7 +300,9 @@ int kvf_nvme_record_check(const struct kvf_record_page *page,
     }
     if (header->header_crc32c != header_crc(page) || header->total_bytes != store->record_bytes ||
         store->record_bytes <= KVF_NVME_PAGE_BYTES ||
-        store->record_bytes > identity->segment_bytes) {
+        store->record_bytes > identity->segment_bytes ||
+        (kvf_entropy_is_packed(page) && kvf_entropy_plain_bytes(page, store->record_bytes) == 0) ||
+        (!kvf_entropy_is_packed(page) && header->plain_bytes != 0)) {
         return KVF_ERR_CORRUPT;
     }
     record_mac(page, identity, mac);

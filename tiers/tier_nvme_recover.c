@@ -216,8 +216,9 @@ static int adopt(struct recovery *recovery, uint32_t segment_index, uint8_t *ind
             continue;
         }
         memcpy(name.key_id, entry->key_id, sizeof(name.key_id));
-        cookie = tier->base.host.recovered(tier->base.host.ctx, &name, location,
-                                           entry->record_bytes, entry->sequence);
+        cookie = tier->base.host.recovered(
+            tier->base.host.ctx, &name, location,
+            entry->plain_bytes != 0 ? entry->plain_bytes : entry->record_bytes, entry->sequence);
         if (cookie == KVF_COOKIE_NONE) {
             continue;
         }
@@ -345,7 +346,8 @@ static void scan_page(struct scan *scan, const struct kvf_record_page *page, uin
                                      .page_index = page_index,
                                      .payload_crc32c = page->header.payload_crc32c,
                                      .shard = page->header.shard,
-                                     .shard_count = page->header.shard_count};
+                                     .shard_count = page->header.shard_count,
+                                     .plain_bytes = page->header.plain_bytes};
     memcpy(entry->key_id, page->header.key_id, sizeof(entry->key_id));
     scan->crc = 0;
     scan->crc_wanted = page->header.payload_crc32c;

@@ -154,6 +154,7 @@ void kvf_wrap_complete(struct kvf_wrap_io *io)
     struct kvf_tier_io *outer = io->outer;
 
     outer->location = io->inner.location;
+    outer->stored_bytes = io->inner.stored_bytes;
     outer->status = io->inner.status;
     /* given back first: done may start the next one */
     kvf_pool_put(&io->wrap->ios, io);

@@ -4,6 +4,7 @@
 add_library(kvf_test_nvme STATIC ${PROJECT_SOURCE_DIR}/tests/unit/tiers/test_nvme_rig.c)
 target_link_libraries(kvf_test_nvme PUBLIC kvf_tiers kvf_tiers_sim PkgConfig::CMOCKA)
 kvf_add_test(NAME nvme LABEL unit SOURCES test_nvme.c LIBS kvf_test_nvme)
+kvf_add_test(NAME nvme_pack LABEL unit SOURCES test_nvme_pack.c LIBS kvf_test_nvme)
 
 # One suite over the forms of io.h; each that a container refuses is counted as skipped.
 add_executable(test_io_forms test_io_forms.c)

@@ -52,6 +52,13 @@ static void seal_page(struct kvf_record_page *page)
     page->header.header_crc32c = kvf_crc32c(crc, bytes + 384, 4096 - 384);
 }
 
+static bool soft_records;
+
+void rig_records_soft(bool soft)
+{
+    soft_records = soft;
+}
+
 void rig_record_fill(uint32_t key, uint8_t *record)
 {
     uint64_t record_bytes = rig_record_bytes(key);
@@ -62,6 +69,7 @@ void rig_record_fill(uint32_t key, uint8_t *record)
     for (uint64_t i = 4096; i < record_bytes; i += sizeof(uint64_t)) {
         uint64_t value = kvf_random_seeded_next(&random);
 
+        value &= soft_records && key % 7 != 3 ? 0x0303030303030303u : UINT64_MAX;
         memcpy(record + i, &value, sizeof(value)); /* the memory extends to the next page */
     }
     memset(page, 0, sizeof(*page));
@@ -69,6 +77,7 @@ void rig_record_fill(uint32_t key, uint8_t *record)
     page->header.version = KVF_BLOCK_VERSION;
     page->header.header_bytes = KVF_BLOCK_HEADER_BYTES;
     page->header.total_bytes = record_bytes;
+    page->header.tensor_kind = soft_records ? KVF_KIND_BYTES : KVF_KIND_KV;
     page->header.shard = (uint16_t)(key % 3);
     page->header.shard_count = 3;
     page->header.payload_crc32c = kvf_crc32c(0, record + 4096, record_bytes - 4096);
@@ -313,6 +322,7 @@ static void init_common(struct rig *rig, uint64_t seed, uint64_t segment_bytes)
     config->budget = (struct kvf_nvme_budget){
         .ctx = rig, .may_reinsert = budget_may_reinsert, .credit_bytes = budget_credit};
     config->bounce_bytes = RIG_RECORD_PAGES_MAX * 4096;
+    config->pack_bytes = RIG_RECORD_PAGES_MAX * 4096;
 }
 
 void rig_init(struct rig *rig, uint64_t seed, uint64_t segment_bytes, uint32_t n_segments)

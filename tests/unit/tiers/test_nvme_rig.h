@@ -78,6 +78,10 @@ void rig_crash(struct rig *rig);
 bool rig_step(struct rig *rig);
 void rig_run(struct rig *rig); /* until nothing moves any more */
 
+/* From now on the content of records is noise (as it is at first), or can be packed: opaque bytes
+ * that say little. One in seven is noise all the same. */
+void rig_records_soft(bool soft);
+
 uint32_t rig_namespace(uint32_t key);
 uint64_t rig_record_bytes(uint32_t key);
 void rig_record_fill(uint32_t key, uint8_t *record);
