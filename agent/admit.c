@@ -59,6 +59,18 @@ void kvf_admit_spend(struct kvf_drive *drive, uint64_t bytes)
     }
 }
 
+void kvf_admit_refund(struct kvf_drive *drive, uint64_t bytes)
+{
+    struct kvf_bucket *bucket = &drive->bucket;
+
+    if (bucket->rate_bytes_s != 0) {
+        bucket->tokens_bytes += (int64_t)bytes;
+        if (bucket->tokens_bytes > bucket->capacity_bytes) {
+            bucket->tokens_bytes = bucket->capacity_bytes;
+        }
+    }
+}
+
 uint64_t kvf_admit_credit(struct kvf_drive *drive)
 {
     return drive->bucket.tokens_bytes > 0 ? (uint64_t)drive->bucket.tokens_bytes : 0;

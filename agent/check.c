@@ -62,6 +62,19 @@ static uint64_t dram_metadata_bytes(const struct kvf_config *config)
     return kvf_dram_metadata_bytes(&dram);
 }
 
+static uint64_t pack_bytes(const struct kvf_config *config)
+{
+    struct kvf_nvme_config nvme;
+    uint64_t bytes = 0;
+
+    kvf_nvme_config_init(&nvme);
+    for (uint32_t i = 0; i < config->n_nvme; i++) {
+        kvf_config_nvme_pack(config, i, &nvme);
+        bytes += kvf_nvme_pack_memory(&nvme);
+    }
+    return bytes;
+}
+
 void kvf_check_sum(const struct kvf_config *config, struct kvf_check *check_out)
 {
     struct kvf_agent_memory agent;
@@ -85,6 +98,8 @@ void kvf_check_sum(const struct kvf_config *config, struct kvf_check *check_out)
         add(check_out, "drive buffers", config->n_nvme * nvme.bounce_count * nvme.bounce_bytes,
             "%" PRIu32 " drives, %" PRIu32 " buffers of %" PRIu64 " KiB", config->n_nvme,
             nvme.bounce_count, nvme.bounce_bytes >> 10);
+        add(check_out, "drive packing", pack_bytes(config),
+            "nvme.recompress, and what is needed to read what it has written");
         add(check_out, "drive tables", agent.index_entries * SEGMENT_ENTRY_BYTES,
             "12 bytes a block on a drive");
     }

@@ -43,7 +43,7 @@ enum kvf_config_option_id {
 #define KVF_CONFIG_LINE_COMMAND UINT32_MAX /* --set or --dir */
 
 #define KVF_CONFIG_SOCKET_KEYS 4
-#define KVF_CONFIG_NVME_KEYS   6
+#define KVF_CONFIG_NVME_KEYS   7
 
 /* sockets[].path, mode, group, tenant */
 struct kvf_config_socket {
@@ -58,7 +58,13 @@ struct kvf_config_socket {
     uint32_t lines[KVF_CONFIG_SOCKET_KEYS]; /* of its values */
 };
 
-/* nvme[].path, bytes, segment_bytes, engine (enum kvf_io_engine), depth, write_budget */
+enum kvf_config_recompress {
+    KVF_RECOMPRESS_OFF = 0,
+    KVF_RECOMPRESS_ENTROPY = 1,
+};
+
+/* nvme[].path, bytes, segment_bytes, engine (enum kvf_io_engine), depth, write_budget, recompress
+ * (enum kvf_config_recompress) */
 struct kvf_config_nvme {
 #define KVF_CONFIG_MEMBER_sockets(type, key, max)
 #define KVF_CONFIG_MEMBER_nvme(type, key, max) KVF_CONFIG_FIELD_##type(key, max)
@@ -163,6 +169,11 @@ int kvf_config_check_paths(struct kvf_config *config, struct kvf_config_error *e
 /* What of a finished configuration is for the memory tier. */
 struct kvf_dram_config;
 void kvf_config_dram(const struct kvf_config *config, struct kvf_dram_config *dram_out);
+
+/* What of it is for packing on a drive: half the workers may pack, all may unpack. */
+struct kvf_nvme_config;
+void kvf_config_nvme_pack(const struct kvf_config *config, uint32_t index,
+                          struct kvf_nvme_config *nvme);
 
 /* The effective values as YAML that kvf_config_parse reads back. */
 void kvf_config_print(const struct kvf_config *config, FILE *out);

@@ -388,6 +388,14 @@ void kvf_config_dram(const struct kvf_config *config, struct kvf_dram_config *dr
     dram_out->n_tenants = count_tenants(config);
 }
 
+void kvf_config_nvme_pack(const struct kvf_config *config, uint32_t index,
+                          struct kvf_nvme_config *nvme)
+{
+    nvme->packs = config->nvme[index].recompress == KVF_RECOMPRESS_ENTROPY;
+    nvme->pack_count = (uint32_t)(config->workers + 1) / 2;
+    nvme->unpack_count = (uint32_t)config->workers;
+}
+
 /* What is printed as in force is what the tier makes of it. Where it can make nothing of it, it
  * says so when it opens. */
 static void fit_areas(struct kvf_config *config)

@@ -637,6 +637,8 @@ void kvf_admit_write(struct kvf_agent *agent, struct kvf_entry *entry);
 void kvf_admit_consider(struct kvf_agent *agent, struct kvf_entry *entry, bool has_parent,
                         const uint8_t parent_key_id[32]);
 void kvf_admit_spend(struct kvf_drive *drive, uint64_t bytes);
+/* Of what has been spent, bytes have not been written after all. */
+void kvf_admit_refund(struct kvf_drive *drive, uint64_t bytes);
 /* Tokens left, for persisting; at least 0. */
 uint64_t kvf_admit_credit(struct kvf_drive *drive);
 /* Is there budget to keep a record when its segment is reused? */

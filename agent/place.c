@@ -746,6 +746,16 @@ static void write_finish(struct kvf_flight *flight, int status)
     flight_free(flight);
 }
 
+/* The tier has packed the record: the budget has paid for the plain one. */
+static void count_saved(struct kvf_drive *drive, uint64_t saved_bytes)
+{
+    if (saved_bytes != 0) {
+        kvf_admit_refund(drive, saved_bytes);
+        drive->agent->metrics.nvme_recompressed_blocks++;
+        drive->agent->metrics.nvme_saved_bytes += saved_bytes;
+    }
+}
+
 static void write_done(struct kvf_tier_io *io)
 {
     struct kvf_flight *flight = io->owner;
@@ -764,6 +774,7 @@ static void write_done(struct kvf_tier_io *io)
             entry->nvme = flight->io.durable ? KVF_NVME_SYNCED : KVF_NVME_STORED;
             kvf_entry_set_nvme(entry, io->location);
             agent->namespaces[entry->namespace_index].nvme_bytes += entry->record_bytes;
+            count_saved(drive, flight->record_bytes - io->stored_bytes);
         }
     }
     write_finish(flight, io->status);

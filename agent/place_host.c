@@ -133,7 +133,7 @@ static void moved(void *ctx, kvf_location from, kvf_location to, kvf_cookie cook
         return;
     }
     kvf_entry_set_nvme(entry, to);
-    kvf_admit_spend(drive, entry->record_bytes);
+    kvf_admit_spend(drive, kvf_nvme_stored_bytes(drive->store, to));
 }
 
 static void lost(void *ctx, kvf_location location, kvf_cookie cookie, int status)

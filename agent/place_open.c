@@ -233,6 +233,7 @@ static int open_drive(struct kvf_agent *agent, uint32_t number, const uint8_t *c
         nvme.wait_ctx = agent->ports.ctx;
     }
     nvme.work = agent->work;
+    kvf_config_nvme_pack(agent->config, number, &nvme);
     nvme.host = kvf_place_drive_host(drive);
     /* all drives of a node share the first one's key, so that a block has one name */
     nvme.id_key = cluster_key;
