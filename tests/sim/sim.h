@@ -69,6 +69,7 @@ struct sim_shape {
     uint32_t durable_in, budget_in, ttl_in, version_in; /* one put or request in so many */
     uint32_t fault_in, crash_in;                        /* one step in so many; 0: never */
     bool has_silent_faults, has_hostile;
+    bool has_soft; /* payloads that can be packed, by drives that do so in some lives; odd seeds */
 };
 
 /* A block as the model knows it: one shard of one chunk. Bits of masks are versions. */

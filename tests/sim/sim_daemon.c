@@ -103,6 +103,7 @@ static void choose_shape(struct sim *sim)
     shape->has_silent_faults = sim_one_in(sim, 2);
     shape->crash_in = (uint32_t)sim_between(sim, 1500, 8000);
     choose_sizes(sim, shape, 200000);
+    shape->has_soft = sim->seed % 2 != 0;
 }
 
 static void choose_config(struct sim *sim)
@@ -232,6 +233,11 @@ static int try_start(struct sim *sim)
                                    .delay_max_ns = sim->shape.work_max_ns,
                                    .max_jobs = sim->work_jobs};
 
+    for (uint32_t i = 0; i < sim->config.n_nvme; i++) {
+        bool packs = sim->shape.has_soft && sim->now_ns / 1024 % 4 != 0;
+
+        sim->config.nvme[i].recompress = packs ? KVF_RECOMPRESS_ENTROPY : KVF_RECOMPRESS_OFF;
+    }
     ports.work = sim_work_open(&work);
     sim->work = ports.work;
     sim->agent = NULL;
@@ -319,6 +325,11 @@ static void count_life(struct sim *sim)
         sim->cover[SIM_COVER_segment_reused] += info.seals > info.segments;
         sim->cover[SIM_COVER_segment_scanned] += info.recovered_scanned;
         sim->cover[SIM_COVER_segment_discarded] += info.discarded_records;
+        sim->cover[SIM_COVER_packed] += info.packed_records;
+        sim->cover[SIM_COVER_unpacked] += info.unpacked_records;
+        sim->cover[SIM_COVER_unpacked_plainly] += sim->config.nvme[i].recompress ==
+                                                      KVF_RECOMPRESS_OFF &&
+                                                  info.unpacked_records != 0;
         sim->cover[SIM_COVER_writes_off] += stat.writes_off;
         sim->cover[SIM_COVER_drive_off] += stat.off;
         sim_hash(sim, stat.bytes_written);

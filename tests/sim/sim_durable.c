@@ -96,6 +96,9 @@ static const char *what_is_wrong(const struct sim *sim, const uint8_t *image,
         (const void *)(image + at +
                        (uint64_t)kvf_nvme_location_page(item->location) * KVF_NVME_PAGE_BYTES);
 
+    uint64_t stored_bytes = page->header.total_bytes;
+    uint64_t plain_bytes = page->header.plain_bytes;
+
     if (segment->magic != KVF_NVME_SEGMENT_MAGIC ||
         kvf_nvme_location_pack(segment->generation, kvf_nvme_location_segment(item->location),
                                kvf_nvme_location_page(item->location)) != item->location) {
@@ -103,10 +106,11 @@ static const char *what_is_wrong(const struct sim *sim, const uint8_t *image,
     }
     if (page->header.magic != KVF_BLOCK_MAGIC || page->store.generation != segment->generation ||
         memcmp(page->header.key_id, item->key_id, sizeof(item->key_id)) != 0 ||
-        page->header.total_bytes != item->record_bytes) {
+        stored_bytes > item->record_bytes ||
+        (plain_bytes == 0 ? stored_bytes : plain_bytes) != item->record_bytes) {
         return "its record page is not there";
     }
-    return kvf_crc32c(0, page + 1, item->record_bytes - KVF_RECORD_PAGE_BYTES) ==
+    return kvf_crc32c(0, page + 1, stored_bytes - KVF_RECORD_PAGE_BYTES) ==
                    page->header.payload_crc32c
                ? NULL
                : "its payload is not there";

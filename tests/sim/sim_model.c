@@ -92,11 +92,18 @@ static uint64_t content_seed(const struct sim *sim, const struct sim_block *bloc
     return mix(sim->seed * 0x9e3779b97f4a7c15ull + number_of(sim, block) * 8ull + version + 1);
 }
 
-static uint64_t content_word(uint64_t seed, uint64_t i)
+/* Noise, or bytes that say little, so that a drive can pack them; the first word is noise always:
+ * it tells versions apart. */
+static uint64_t content_mask(const struct sim *sim, uint64_t seed)
+{
+    return sim->shape.has_soft && seed % 8 != 0 ? 0x0303030303030303u : UINT64_MAX;
+}
+
+static uint64_t content_word(uint64_t seed, uint64_t mask, uint64_t i)
 {
     uint64_t word = seed + i * 0x9e3779b97f4a7c15ull;
 
-    return word ^ (word >> 31);
+    return (word ^ (word >> 31)) & (i == 0 ? UINT64_MAX : mask);
 }
 
 uint32_t sim_payload_bytes(const struct sim *sim, const struct sim_block *block, uint32_t version)
@@ -114,15 +121,16 @@ void sim_payload_fill(const struct sim *sim, const struct sim_block *block, uint
                       uint8_t *payload_out)
 {
     uint64_t seed = content_seed(sim, block, version);
+    uint64_t mask = content_mask(sim, seed);
     uint32_t bytes = sim_payload_bytes(sim, block, version);
     uint64_t word;
     uint32_t i = 0;
 
     for (; i + 8 <= bytes; i += 8) {
-        word = content_word(seed, i / 8);
+        word = content_word(seed, mask, i / 8);
         memcpy(payload_out + i, &word, 8);
     }
-    word = content_word(seed, i / 8);
+    word = content_word(seed, mask, i / 8);
     memcpy(payload_out + i, &word, bytes - i);
 }
 
@@ -130,6 +138,7 @@ bool sim_payload_is(const struct sim *sim, const struct sim_block *block, uint32
                     const uint8_t *payload)
 {
     uint64_t seed = content_seed(sim, block, version);
+    uint64_t mask = content_mask(sim, seed);
     uint32_t bytes = sim_payload_bytes(sim, block, version);
     uint64_t wrong = 0;
     uint64_t word;
@@ -137,9 +146,9 @@ bool sim_payload_is(const struct sim *sim, const struct sim_block *block, uint32
 
     for (; i + 8 <= bytes; i += 8) {
         memcpy(&word, payload + i, 8);
-        wrong |= word ^ content_word(seed, i / 8);
+        wrong |= word ^ content_word(seed, mask, i / 8);
     }
-    word = content_word(seed, i / 8);
+    word = content_word(seed, mask, i / 8);
     return wrong == 0 && memcmp(payload + i, &word, bytes - i) == 0;
 }
 
@@ -150,8 +159,9 @@ uint32_t sim_payload_version(const struct sim *sim, const struct sim_block *bloc
     uint32_t version = 0;
 
     memcpy(&word, payload, sizeof(word)); /* no payload is shorter */
-    while (version < SIM_VERSIONS && (word != content_word(content_seed(sim, block, version), 0) ||
-                                      payload_bytes != sim_payload_bytes(sim, block, version))) {
+    while (version < SIM_VERSIONS &&
+           (word != content_word(content_seed(sim, block, version), 0, 0) ||
+            payload_bytes != sim_payload_bytes(sim, block, version))) {
         version++;
     }
     return version;
