@@ -142,6 +142,12 @@ CODEC_CASES = (
     ("saw4_d112", "balanced, d = 112"),
     ("saw4_d256", "balanced, d = 256"),
 )
+# Packing of records for drives: cases, and what is saved of real K and V.
+ENTROPY_CASES = ("saw4", "saw3", "tq4", "kivi4", "exact", "raw")
+ENTROPY_SAVINGS = (("", "balanced", 6.0), ("_saw8", "saw8", None), ("_saw3", "saw3", None),
+                   ("_saw2", "saw2", None), ("_tq4", "tq4", None), ("_tq3", "tq3", None),
+                   ("_kivi4", "kivi4-g32", None), ("_kivi2", "kivi2-g32", None),
+                   ("_exact", "exact", None), ("_raw", "raw", None))
 CODEC_BARS = {"saw4_encode": 0.35, "saw4_decode": 0.40}
 
 
@@ -151,6 +157,16 @@ def codec_figures():
         for direction in ("encode", "decode"):
             result.append(Figure(f"{name}_{direction}_vs_memcpy", "GB/s", "memcpy, one thread",
                                  CODEC_BARS.get(f"{name}_{direction}"), note=note))
+    for name in ENTROPY_CASES:
+        for direction in ("encode", "decode"):
+            result.append(Figure(f"{name}_entropy_{direction}_vs_memcpy", "GB/s",
+                                 "memcpy, one thread",
+                                 note=f"{dict(CODEC_CASES)[name]}: records packed for a drive, "
+                                      "bytes of plain records"))
+    for name, profile, bar in ENTROPY_SAVINGS:
+        result.append(Figure(f"entropy_saving{name}", "%", bar=bar,
+                             note=f"of records of real K and V by {profile}, the lesser of "
+                                  "SmolLM2-135M and Qwen2.5-Coder-0.5B"))
     result.append(Figure("crc32c_vs_read", "GB/s", "reading, one thread"))
     result.append(Figure("crc32c_copy_vs_memcpy", "GB/s", "memcpy, one thread",
                          note="copy and checksum in one pass"))
