@@ -72,9 +72,11 @@ def add_arguments(parser) -> None:
                        help="tokens of a window; default %(default)s")
     group.add_argument("--profiles", metavar="NAME", nargs="*",
                        help="only these; default: all that the library lists, and comparators")
-    group.add_argument("--profile-file", metavar="FILE", nargs="+", default=[],
+    group.add_argument("--profile-file", metavar="FILE", nargs="*", default=[],
                        help="files by kvferry calibrate: each is measured on the model whose "
                             "weights it names")
+    group.add_argument("--models-only", action="store_true",
+                       help="no figures of made-up data")
     group.add_argument("--text", metavar="FILE",
                        help="UTF-8 text; default: heldout.txt beside the models")
     group.add_argument("--tokenizer", metavar="FILE",
@@ -132,6 +134,16 @@ def daemon_settings(options, folder: str) -> list[str]:
     return [f"calibration.dir={place}"]
 
 
+def measure_data(library, synthetic, n_blocks: int, add_value) -> None:
+    """Figures of made-up data; synthetic is the module, or None without numpy."""
+    try:
+        gauss.measure(library, n_blocks, add_value)
+        if synthetic is not None:
+            synthetic.measure(library, n_blocks, add_value)
+    except codec.CodecError as error:
+        raise Failure(str(error)) from error
+
+
 def measure(options, socket: str, add_value) -> list:
     """Values by add_value(name, value), and rows (measure.Row, or a tuple of model, profile and why
     there is none)."""
@@ -152,13 +164,8 @@ def measure(options, socket: str, add_value) -> list:
         raise Failure(f"no profile {', '.join(sorted(strangers))}, only {', '.join(known)}")
     options.profiles = known if options.profiles is None else options.profiles
     library = codec.Library(options.build, socket)
-    n_blocks = 1 if options.quick else gauss.BLOCKS
-    try:
-        gauss.measure(library, n_blocks, add_value)
-        if synthetic is not None:
-            synthetic.measure(library, n_blocks, add_value)
-    except codec.CodecError as error:
-        raise Failure(str(error)) from error
+    if not options.models_only:
+        measure_data(library, synthetic, 1 if options.quick else gauss.BLOCKS, add_value)
     if not options.models:
         return []
     try:
@@ -215,7 +222,7 @@ def named_result(figure, rows: list, measured: dict) -> dict:
     place = NAMED.get(figure.name) or NAMED_RATIOS.get(figure.name)
     if place is None:
         return {"name": figure.name, "unit": figure.unit, "note": figure.note,
-                "skipped": "needs numpy"}
+                "skipped": "made-up data: not asked for, or no numpy"}
     model, profile = place
     for row in rows:
         if isinstance(row, tuple) or row.model != model:

@@ -5,7 +5,7 @@ only."""
 from __future__ import annotations
 
 import plot
-from command import COMPARATOR, NAMED, NAMED_RATIOS, NOT_EVIDENCE, PAGES
+from command import COMPARATOR, NOT_EVIDENCE, PAGES
 from codec import ITEM_BYTES
 
 BITS = 8 * ITEM_BYTES  # of a value of bf16
@@ -50,13 +50,6 @@ def models_of(reports: list[dict]) -> dict[str, tuple[dict, list[dict]]]:
             if model not in found or len(of_model) >= len(found[model][1]):
                 found[model] = (report, of_model)
     return dict(sorted(found.items()))
-
-
-def of_numpy(results: dict[str, dict]) -> set[str]:
-    """Figures that a python3 without numpy leaves out."""
-    return {name for name, result in results.items()
-            if name not in NAMED and name not in NAMED_RATIOS and
-            result.get("skipped") == "needs numpy"}
 
 
 def betters(one: dict, other: dict) -> bool:
