@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec_rotate.cuh: the Hadamard step of rotate.h, of any order, on a vector in shared memory by one
- * warp.
+ * codec_rotate.cuh: the Hadamard step of rotate.h, of any order, on a vector in shared memory by
+ * one warp.
  */
 #ifndef KVF_CODEC_CODEC_ROTATE_CUH
 #define KVF_CODEC_CODEC_ROTATE_CUH

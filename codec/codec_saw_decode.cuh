@@ -3,6 +3,9 @@
  * codec_saw_decode.cuh: decode to bf16 of rows whose rotation is Sylvester's of 64, 128 or 256, the
  * whole vector. Who has which element is in codec_saw_device.cuh; z and x are codec_saw.h's.
  *
+ * Levels of tq come the same way, but for their codes, which are looked up two at a time: (L, L) as
+ * fp16.
+ *
  * A code q is fp16 as it is: the bits of a subnormal number, q 2^-24, which tensor cores take like
  * any other; the vector's factor is 2^24 times as large instead. All sums are of integers below
  * 2^24 in this unit, hence exact.
@@ -17,8 +20,16 @@
 #include "codec/codec_saw_device.cuh"
 #include "codec/codec_saw_shape.h"
 
+#include <type_traits>
+
 namespace kvf
 {
+
+/* Whose codes they are. */
+enum class decode_codec {
+    saw,
+    tq,
+};
 
 template <int dim> struct decode_shared {
     float means[dim];         /* g mu, in the order of the lanes' registers */
@@ -169,24 +180,16 @@ template <int dim, int bits> struct lane_codes {
 
 constexpr float code_unit = 0x1p-24f; /* of a code as fp16 */
 
-/* z = H^T q, in this unit. */
-template <int dim, int bits>
-static __device__ __forceinline__ void
-rotate_codes(const lane_codes<dim, bits> &codes, const hadamard_pair &h16, float z[dim / 32][2][4])
+/* Bits 2, 5, 6 and 7 of the rotation; what has bit 2 set comes in another unit. */
+template <int dim>
+static __device__ __forceinline__ void rotate_sums(float z[dim / 32][2][4], float unit)
 {
 #pragma unroll
     for (uint32_t i = 0; i < dim / 32; i++) {
-        uint32_t a0 = codes.pair(0, 2 * i);
-        uint32_t a1 = codes.pair(0, 2 * i + 1);
-        uint32_t a2 = codes.pair(1, 2 * i);
-        uint32_t a3 = codes.pair(1, 2 * i + 1);
-        mma_f16(z[i][0], a0, a1, a2, a3, h16.b[0], h16.b[1], 0.0f);
-        mma_f16(z[i][1], a0, a1, a2, a3, h16.b[2], h16.b[3], 0.0f);
 #pragma unroll
         for (uint32_t k = 0; k < 4; k++) { /* bit 2 */
             float &u = z[i][k / 2][k % 2];
             float &v = z[i][k / 2][k % 2 + 2];
-            constexpr float unit = bits == 4 ? 0.0625f : 1.0f;
             float sum = __fmaf_rn(v, unit, u);
             v = __fmaf_rn(v, -unit, u);
             u = sum;
@@ -204,6 +207,74 @@ rotate_codes(const lane_codes<dim, bits> &codes, const hadamard_pair &h16, float
             }
         }
     }
+}
+
+/* z = H^T q, in this unit. */
+template <int dim, int bits>
+static __device__ __forceinline__ void
+rotate_codes(const lane_codes<dim, bits> &codes, const hadamard_pair &h16, float z[dim / 32][2][4])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < dim / 32; i++) {
+        uint32_t a0 = codes.pair(0, 2 * i);
+        uint32_t a1 = codes.pair(0, 2 * i + 1);
+        uint32_t a2 = codes.pair(1, 2 * i);
+        uint32_t a3 = codes.pair(1, 2 * i + 1);
+        mma_f16(z[i][0], a0, a1, a2, a3, h16.b[0], h16.b[1], 0.0f);
+        mma_f16(z[i][1], a0, a1, a2, a3, h16.b[2], h16.b[3], 0.0f);
+    }
+    rotate_sums<dim>(z, bits == 4 ? 0.0625f : 1.0f);
+}
+
+/* What a lane has of a vector's codes of tq, two in a byte: those of bit 0 clear and set. */
+template <int dim, int bits> struct lane_levels {
+    static constexpr uint32_t n_words = dim / 64;
+    uint32_t even[n_words]; /* of products with bit 2 clear */
+    uint32_t odd[n_words];
+
+    __device__ __forceinline__ void load(const uint8_t *vector)
+    {
+        constexpr uint32_t low_bits = saw_low_bits(bits);
+        lane_codes<dim, bits> codes;
+        codes.load(vector);
+#pragma unroll
+        for (uint32_t w = 0; w < n_words; w++) {
+            uint32_t clear = codes.words[w];
+            uint32_t set = codes.words[w + n_words];
+            if constexpr (low_bits != 0) {
+                clear = clear << low_bits | codes.low[w];
+                set = set << low_bits | codes.low[w + n_words];
+            }
+            even[w] = (clear & 0x0f0f0f0f) | (set << 4 & 0xf0f0f0f0);
+            odd[w] = (clear >> 4 & 0x0f0f0f0f) | (set & 0xf0f0f0f0);
+        }
+    }
+
+    __device__ __forceinline__ uint32_t pair(const uint32_t *table, uint32_t bit_1,
+                                             uint32_t product) const
+    {
+        uint32_t clear = bit_1 * (dim / 16) + product;
+        uint32_t word = clear % 2 != 0 ? odd[clear / 8] : even[clear / 8];
+        return table[word >> clear % 8 / 2 * 8 & 0xff];
+    }
+};
+
+/* z = H^T L */
+template <int dim, int bits>
+static __device__ __forceinline__ void
+rotate_levels(const lane_levels<dim, bits> &levels, const uint32_t *table, const hadamard_pair &h16,
+              float z[dim / 32][2][4])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < dim / 32; i++) {
+        uint32_t a0 = levels.pair(table, 0, 2 * i);
+        uint32_t a1 = levels.pair(table, 0, 2 * i + 1);
+        uint32_t a2 = levels.pair(table, 1, 2 * i);
+        uint32_t a3 = levels.pair(table, 1, 2 * i + 1);
+        mma_f16(z[i][0], a0, a1, a2, a3, h16.b[0], h16.b[1], 0.0f);
+        mma_f16(z[i][1], a0, a1, a2, a3, h16.b[2], h16.b[3], 0.0f);
+    }
+    rotate_sums<dim>(z, 1.0f);
 }
 
 /* b in the upper half, a in the lower one; to nearest even. */
@@ -236,7 +307,8 @@ static __device__ __forceinline__ void store_pieces(uint8_t *to, const uint32_t 
     }
 }
 
-template <int dim, bool centred>
+/* offset: of element 0; tq has none, nor the sum with it. */
+template <int dim, bool centred, decode_codec codec>
 static __device__ __forceinline__ void store_values(const decode_row<dim> &at, uint8_t *vector,
                                                     bool is_aligned, float z[dim / 32][2][4],
                                                     float factor, float offset)
@@ -255,7 +327,7 @@ static __device__ __forceinline__ void store_values(const decode_row<dim> &at, u
                     &at.shared->means[((i * 2 + bit_1) * 4 + t) * 4]);
             }
             float add = mean.x;
-            if (i == 0 && bit_1 == 0 && t == 0) {
+            if (codec == decode_codec::saw && i == 0 && bit_1 == 0 && t == 0) {
                 add = sign * (sign * mean.x + offset * sign);
             }
             x[bit_1][0] = __fmaf_rn(factor, z[i][bit_1][0], add);
@@ -279,7 +351,9 @@ static __device__ __forceinline__ void store_values(const decode_row<dim> &at, u
 /* A warp's tiles, every eighth one of the row, on their way from memory, some at a time: while much
  * is written reads take long, and it takes many of them not to wait. They come to shared memory by
  * asynchronous copies, for which no registers are needed. */
-template <int dim, int bits> struct decode_ring {
+template <int dim, int bits, decode_codec codec> struct decode_ring {
+    using lane_part = std::conditional_t<codec == decode_codec::tq, lane_levels<dim, bits>,
+                                         lane_codes<dim, bits>>;
     static constexpr uint32_t n_warps = saw_decode_threads(bits) / warp_lanes;
     static constexpr uint32_t vector_bytes = dim / 8 * bits;
     static constexpr uint32_t codes_bytes = 8 * vector_bytes;
@@ -312,16 +386,22 @@ template <int dim, int bits> struct decode_ring {
                 start_copy<unit_bytes>(to + offset, codes + offset);
             }
         }
-        if (lane < n) {
-            const uint32_t *meta = at.parts.meta + vector + lane;
+        const uint32_t *meta = at.parts.meta + vector + lane;
+        uint32_t n_words = n;
+        if constexpr (codec == decode_codec::tq) { /* scales of two tokens in a word */
+            meta = at.parts.meta + vector / 2 + lane;
+            n_words = (n + vector % 2 + 1) / 2;
+        }
+        if (lane < n_words) {
             start_copy<4>(to + codes_bytes + lane * KVF_SAW_META_BYTES,
                           reinterpret_cast<const uint8_t *>(meta));
         }
         commit_copies();
     }
 
-    /* The lane's codes and meta word of tile k, asked for n_slots tiles ago. */
-    __device__ __forceinline__ uint32_t take(uint32_t k, lane_codes<dim, bits> *codes) const
+    /* The lane's codes and meta word, or scale, of tile k, asked for n_slots tiles ago. is_odd: so
+     * is the number of the row's first wanted vector. */
+    __device__ __forceinline__ uint32_t take(uint32_t k, lane_part *codes, uint32_t is_odd) const
     {
         uint32_t g = threadIdx.x % warp_lanes / 4;
         const uint8_t *slot = base + k % n_slots * slot_bytes;
@@ -329,48 +409,60 @@ template <int dim, int bits> struct decode_ring {
         __syncwarp();
         codes->load(slot + g * vector_bytes);
         uint32_t meta = reinterpret_cast<const uint32_t *>(slot + codes_bytes)[g];
+        if constexpr (codec == decode_codec::tq) {
+            meta = reinterpret_cast<const uint16_t *>(slot + codes_bytes)[g + is_odd];
+        }
         __syncwarp(); /* then the slot may be filled again */
         return meta;
     }
 };
 
 /* A warp's tiles. */
-template <int dim, int bits, bool centred>
+template <int dim, int bits, decode_codec codec, bool centred>
 static __device__ __forceinline__ void decode_tiles(const decode_row<dim> &at, uint32_t warp,
-                                                    const decode_ring<dim, bits> &ring,
-                                                    const hadamard_pair &h16)
+                                                    const decode_ring<dim, bits, codec> &ring,
+                                                    const hadamard_pair &h16, const uint32_t *table)
 {
-    constexpr uint32_t n_warps = decode_ring<dim, bits>::n_warps;
+    constexpr uint32_t n_warps = decode_ring<dim, bits, codec>::n_warps;
     uint32_t g = threadIdx.x % warp_lanes / 4;
+    uint32_t is_odd = (at.row * at.part.n_tokens + at.part.token_first) % 2;
+    float unit = at.tensor.rotations[0].factor;
     float rsqrt_order = at.tensor.rsqrt_order * (1.0f / code_unit);
     bool is_aligned = at.pages.is_aligned();
     bool has_whole_tiles = at.pages.has_whole_tiles();
     uint64_t token_stride = at.pages.token_stride_bytes;
 #pragma unroll 1
     for (uint32_t k = 0; (warp + k * n_warps) * 8 < at.part.n_wanted; k++) {
-        lane_codes<dim, bits> codes;
-        uint32_t meta = ring.take(k, &codes);
+        typename decode_ring<dim, bits, codec>::lane_part codes;
+        uint32_t meta = ring.take(k, &codes, is_odd);
         ring.ask(at, warp, k + ring.n_slots);
-        float offset = f32_of_half_bits(meta & 0xffff) * at.tensor.sqrt_order;
-        float factor = f32_of_half_bits(meta >> 16) * rsqrt_order;
+        float offset = 0.0f;
+        float factor;
         float z[dim / 32][2][4];
-        rotate_codes<dim, bits>(codes, h16, z);
+        if constexpr (codec == decode_codec::tq) {
+            factor = f32_of_half_bits(meta) * unit;
+            rotate_levels<dim, bits>(codes, table, h16, z);
+        } else {
+            offset = f32_of_half_bits(meta & 0xffff) * at.tensor.sqrt_order;
+            factor = f32_of_half_bits(meta >> 16) * rsqrt_order;
+            rotate_codes<dim, bits>(codes, h16, z);
+        }
         uint32_t token = (warp + k * n_warps) * 8 + g;
         if (token < at.part.n_wanted) {
             uint8_t *vector = has_whole_tiles
                                   ? at_address<uint8_t>(ring.tiles_at[k] + g * token_stride)
                                   : at.shared->pages.vector(token);
-            store_values<dim, centred>(at, vector, is_aligned, z, factor, offset);
+            store_values<dim, centred, codec>(at, vector, is_aligned, z, factor, offset);
         }
     }
 }
 
-/* A thread block has a row: rows, then parts. */
-template <int dim, int bits>
-static __device__ __forceinline__ void decode_row_fast(const struct kvf_gpu_work &work,
-                                                       uint32_t tensors)
+/* A thread block has a row: rows, then parts. table: of tq, in shared memory. */
+template <int dim, int bits, decode_codec codec>
+static __device__ __forceinline__ void decode_row_of(const struct kvf_gpu_work &work,
+                                                     uint32_t tensors, const uint32_t *table)
 {
-    using ring_of = decode_ring<dim, bits>;
+    using ring_of = decode_ring<dim, bits, codec>;
     __shared__ __align__(16) decode_shared<dim> shared;
     __shared__ __align__(16)
         uint8_t rings[ring_of::n_warps][ring_of::n_slots * ring_of::slot_bytes];
@@ -399,10 +491,17 @@ static __device__ __forceinline__ void decode_row_fast(const struct kvf_gpu_work
     __syncthreads();
     const hadamard_pair h16(0x3c00, tensors >> 2);
     if (at.parts.mean != nullptr) {
-        decode_tiles<dim, bits, true>(at, warp, ring, h16);
+        decode_tiles<dim, bits, codec, true>(at, warp, ring, h16, table);
     } else {
-        decode_tiles<dim, bits, false>(at, warp, ring, h16);
+        decode_tiles<dim, bits, codec, false>(at, warp, ring, h16, table);
     }
+}
+
+template <int dim, int bits>
+static __device__ __forceinline__ void decode_row_fast(const struct kvf_gpu_work &work,
+                                                       uint32_t tensors)
+{
+    decode_row_of<dim, bits, decode_codec::saw>(work, tensors, nullptr);
 }
 
 } /* namespace kvf */

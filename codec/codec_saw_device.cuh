@@ -37,10 +37,16 @@ static __device__ __forceinline__ uint32_t saw_tile_step(uint32_t n_tokens)
     return ceil_div(n_tiles, KVF_SAW_PARTIAL_SUMS);
 }
 
-/* Parts of one tensor of one layer. */
+/* Bytes of a vector in the meta part. */
+static __device__ __forceinline__ uint32_t saw_meta_bytes(const struct kvf_gpu_tensor &tensor)
+{
+    return tensor.codec == KVF_CODEC_TQ ? 2u * tensor.n_scales : (uint32_t)KVF_SAW_META_BYTES;
+}
+
+/* Parts of one tensor of one layer; those of tq that is not split are alike. */
 struct saw_parts {
-    uint8_t *mean; /* NULL: not centred */
-    uint32_t *meta;
+    uint8_t *mean;  /* NULL: not centred */
+    uint32_t *meta; /* of saw a word a vector */
     uint8_t *codes;
     uint32_t n_vectors;
 
@@ -58,7 +64,7 @@ struct saw_parts {
         n_vectors = tensor.n_rows * n_tokens;
         mean = mean_bytes != 0 ? at : nullptr;
         meta = reinterpret_cast<uint32_t *>(at + mean_bytes);
-        codes = at + mean_bytes + part_bytes(n_vectors * KVF_SAW_META_BYTES);
+        codes = at + mean_bytes + part_bytes(n_vectors * saw_meta_bytes(tensor));
     }
 };
 
@@ -71,7 +77,7 @@ static __device__ __forceinline__ void zero_gaps(const struct kvf_gpu_tensor &te
     if (parts.mean != nullptr) {
         zero_bytes(parts.mean + mean_bytes, part_bytes(mean_bytes) - mean_bytes, thread, n_threads);
     }
-    uint32_t meta_bytes = parts.n_vectors * KVF_SAW_META_BYTES;
+    uint32_t meta_bytes = parts.n_vectors * saw_meta_bytes(tensor);
     uint8_t *meta = reinterpret_cast<uint8_t *>(parts.meta);
     zero_bytes(meta + meta_bytes, part_bytes(meta_bytes) - meta_bytes, thread, n_threads);
     uint32_t code_bytes = parts.n_vectors * tensor.code_bytes;

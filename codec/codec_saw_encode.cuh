@@ -227,11 +227,13 @@ struct encode_target {
     const uint32_t *signs; /* masks of the row's channels, the lane's first ones */
     const float *mean;     /* NULL: not centred; the lane's first ones */
     uint8_t *codes;        /* of the lane's vector */
-    uint32_t *meta;
+    uint8_t *meta;
     int32_t n_sinks; /* before the tile, plus the lane's g: its vector is one if positive */
     uint32_t t;
     float clip_ratio;  /* search: that which the lane is to try */
     uint32_t n_ratios; /* search: that a vector's four lanes try, so four at most */
+    const struct kvf_gpu_tensor *tensor;
+    const uint32_t *table; /* of tq */
 };
 
 /* -------------------------------------------------------------------------------------------------
@@ -566,14 +568,26 @@ static __device__ __forceinline__ saw_scale choose_best(float y[dim / 32][2][4],
 /* -------------------------------------------------------------------------------------------------
  * Tiles and rows
  */
+/* How the tiles of saw are coded; codec_tq_encode.cuh has another coder. */
+template <int dim, int bits, encode_variant variant> struct saw_coder {
+    static constexpr uint32_t meta_bytes = KVF_SAW_META_BYTES;
+
+    /* See below. */
+    static __device__ __forceinline__ bool encode_tile(encode_target &at,
+                                                       const encode_ring<dim> &ring, uint32_t k,
+                                                       bool is_there, const hadamard_pair &h16,
+                                                       uint32_t *peak);
+};
+
 /* Code the lane's vector of tile k, if it exists, and go on to the next tile. *peak is that of tile
  * k, and becomes that of tile k + 1 (behind the last one: of the next row's first): what it takes
  * to find it fills the gaps that the long way to a scale leaves. Is the lane the first one of a
  * vector that is an escape? */
 template <int dim, int bits, encode_variant variant>
-static __device__ __forceinline__ bool encode_tile(encode_target &at, const encode_ring<dim> &ring,
-                                                   uint32_t k, bool is_there,
-                                                   const hadamard_pair &h16, uint32_t *peak)
+__device__ __forceinline__ bool
+saw_coder<dim, bits, variant>::encode_tile(encode_target &at, const encode_ring<dim> &ring,
+                                           uint32_t k, bool is_there, const hadamard_pair &h16,
+                                           uint32_t *peak)
 {
     uint32_t x[dim / 32][4];
     ring.load(k, x);
@@ -599,10 +613,10 @@ static __device__ __forceinline__ bool encode_tile(encode_target &at, const enco
     store_codes<dim, bits>(at, y, scale, is_there);
     bool is_first = is_there && at.t == 0;
     if (is_first) {
-        store_global(reinterpret_cast<uint8_t *>(at.meta), scale.meta);
+        store_global(at.meta, scale.meta);
     }
     at.codes += KVF_SAW_TILE_TOKENS * (dim / 8 * bits);
-    at.meta += KVF_SAW_TILE_TOKENS;
+    at.meta += KVF_SAW_TILE_TOKENS * meta_bytes;
     at.n_sinks -= KVF_SAW_TILE_TOKENS;
     return is_first && scale.meta == (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
 }
@@ -621,7 +635,8 @@ static __device__ __forceinline__ void fill_signs(const struct kvf_gpu_work &wor
 }
 
 /* What a warp does: prepare means, code tiles, ask for others. */
-template <int dim, int bits, encode_variant variant> struct encode_warp {
+template <int dim, int bits, encode_variant variant, typename coder = saw_coder<dim, bits, variant>>
+struct encode_warp {
     static constexpr uint32_t n_slots = encode_ring<dim>::n_slots;
 
     const struct kvf_gpu_work &work;
@@ -630,6 +645,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
     encode_ring<dim> ring;
     encode_shared<dim> *shared;
     const uint32_t *signs;
+    const uint32_t *table;     /* of the coder, behind the rings */
     encode_source<dim> source; /* of the row whose tiles are asked for */
     hadamard_pair h16;
     uint32_t peak; /* of the lane's vector of the tile that is next */
@@ -641,6 +657,8 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
           ring(shared_bytes + saw_encode_more_bytes(&work_, dim), team),
           shared(reinterpret_cast<encode_shared<dim> *>(shared_bytes)),
           signs(reinterpret_cast<const uint32_t *>(shared_bytes + sizeof(encode_shared<dim>))),
+          table(reinterpret_cast<const uint32_t *>(shared_bytes +
+                                                   saw_encode_shared_bytes(&work_, dim))),
           h16(0x3f80, tensors_ >> 2), turn(0)
     {
         pin(h16.b[0]);
@@ -679,7 +697,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
             return;
         }
         await(ENCODE_SUMS);
-        uint64_t stored = row.meta - row.row * row.n_tokens * KVF_SAW_META_BYTES -
+        uint64_t stored = row.meta - row.row * row.n_tokens * coder::meta_bytes -
                           saw_mean_bytes(work.tensors[row.is_v], row.n_tokens);
         finish_mean<dim>(team, shared, signs + row.signs,
                          at_address<uint16_t>(stored) + row.row * dim, shared->mean[turn]);
@@ -697,17 +715,18 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
         uint32_t g = team.lane / 4;
         uint32_t token = tiles.first * KVF_SAW_TILE_TOKENS + g;
         encode_target at;
+        at.tensor = &work.tensors[row.is_v];
         at.t = team.lane % 4;
         at.signs = signs + row.signs + at.t * 4;
         at.mean = row.is_centred ? shared->mean[turn] + at.t * 4 : nullptr;
-        at.meta = at_address<uint32_t>(row.meta) + token;
+        at.meta = at_address<uint8_t>(row.meta) + token * coder::meta_bytes;
         at.codes = at_address<uint8_t>(row.codes) + token * (dim / 8 * bits);
         at.n_sinks = (int32_t)(row.n_sinks - token);
-        const struct kvf_gpu_tensor &tensor = work.tensors[row.is_v];
-        at.clip_ratio = tensor.clip_ratio;
-        at.n_ratios = tensor.n_clips;
+        at.table = table;
+        at.clip_ratio = at.tensor->clip_ratio;
+        at.n_ratios = at.tensor->n_clips;
         if constexpr (variant == encode_variant::search) {
-            at.clip_ratio = tensor.clip_ratios[min(at.t, at.n_ratios - 1)];
+            at.clip_ratio = at.tensor->clip_ratios[min(at.t, at.n_ratios - 1)];
         }
         return at;
     }
@@ -767,8 +786,7 @@ template <int dim, int bits, encode_variant variant> struct encode_warp {
                 prepare_mean(*next, unit + 1);
             }
             if (k < tiles.n) {
-                bool is_escape = encode_tile<dim, bits, variant>(at, ring, k, k < tiles.lane_n, h16,
-                                                                 &peak);
+                bool is_escape = coder::encode_tile(at, ring, k, k < tiles.lane_n, h16, &peak);
                 n_escapes += __popc(__ballot_sync(all_lanes, is_escape));
             }
             if (k == unit_tiles - 1 && tiles.n < unit_tiles) {

@@ -86,7 +86,7 @@ struct __align__(16) encode_row
         from = part.base + head * pages.head_stride_bytes + channel * 2;
         n_tokens = part.n_tokens;
         n_sinks = min(part.n_sinks, n_tokens);
-        meta = reinterpret_cast<uint64_t>(parts.meta + row_ * n_tokens);
+        meta = reinterpret_cast<uint64_t>(parts.meta) + row_ * n_tokens * saw_meta_bytes(tensor);
         codes = reinterpret_cast<uint64_t>(parts.codes) + row_ * n_tokens * tensor.code_bytes;
         first_page = part.first_page;
         block = part.block;

@@ -35,11 +35,12 @@ static __device__ __forceinline__ uint32_t tq_code(uint32_t bits, uint32_t m)
     return m >= 128 ? half + above : half - 1 - above;
 }
 
-/* (6) m, as the lower bits of a float: 1.5 2^23 and it. What is rounded is the exact product. */
-static __device__ __forceinline__ uint32_t tq_step_bits(float y, float f)
+/* (6) m, as the lower bits of a float: 1.5 2^23 and it. What is rounded is the exact product. With
+ * f and middle 0 it is 0, whose code is 0; else middle is a half. */
+static __device__ __forceinline__ uint32_t tq_step_bits(float y, float f, float middle)
 {
     constexpr float magic = 12582912.0f;
-    return __float_as_uint(__fmaf_rn(fma_saturated(y, f, 0.5f), (float)KVF_TQ_GRID, magic));
+    return __float_as_uint(__fmaf_rn(fma_saturated(y, f, middle), (float)KVF_TQ_GRID, magic));
 }
 
 /* (6) */

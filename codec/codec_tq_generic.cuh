@@ -232,7 +232,7 @@ static __device__ uint32_t encode_rotation(const tq_row &at, uint32_t r, uint8_t
                                  [&](uint32_t i, float sum) { return __fmaf_rn(y[i], y[i], sum); });
     float f = tq_quantizer(rotation, square);
     for (uint32_t i = lane_id(); i < rotation.n; i += warp_lanes) {
-        codes[i] = (uint8_t)tq_code(rotation.bits, tq_step_bits(y[i], f) & KVF_TQ_GRID);
+        codes[i] = (uint8_t)tq_code(rotation.bits, tq_step_bits(y[i], f, 0.5f) & KVF_TQ_GRID);
     }
     __syncwarp();
     float product = sum_positions(order, rotation.n, [&](uint32_t i, float sum) {

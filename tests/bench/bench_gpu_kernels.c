@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bench_gpu_kernels.c: the codecs' kernels beside device-to-device copies of as many bytes, and those
- * of saw beside kernels with the same traffic and no maths. Llama-3.1-8B: 32 layers, 8 heads of 128,
- * chunks of 256 tokens, bursts of 256 MiB unless --chunks says otherwise (32 MiB each).
+ * bench_gpu_kernels.c: the codecs' kernels beside device-to-device copies of as many bytes, and
+ * those of saw beside kernels with the same traffic and no maths. Llama-3.1-8B: 32 layers, 8 heads
+ * of 128, chunks of 256 tokens, bursts of 256 MiB unless --chunks says otherwise (32 MiB each).
  *
  * GB/s count bytes read and written. A side is a number of bursts, one after the other, so that the
  * end of each burst, when thread blocks run out, is in the figure.
@@ -253,6 +253,10 @@ int main(int argc, char **argv)
         {"saw2", "saw2"},
         {"saw3-search", "saw3_search"},
         {"saw2-search", "saw2_search"},
+        {"tq4", "tq4"},
+        {"tq3", "tq3"},
+        {"tq2", "tq2"},
+        {"tq3.5", "tq3_split"},
         {"kivi4-g32", "kivi4"},
         {"kivi4-g128", "kivi4_g128"},
         {"kivi2-g32", "kivi2"},

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tq on a GPU, and plans of layers of several kinds: bytes equal to those of the C codecs both ways.
- * The same without a GPU, where KVF_EMULATED says so, on fewer rows.
+ * tq on a GPU, and plans of layers of several kinds: bytes equal to those of the C codecs both
+ * ways. The same without a GPU, where KVF_EMULATED says so, on fewer rows.
  */
 #include "tests/gpu/codec_case.h"
 #include "tests/gpu/codec_device.h"

@@ -10,8 +10,10 @@
 #include "codec/codec_raw.cu"
 #include "codec/codec_saw_decode.cuh"
 #include "codec/codec_saw_encode.cuh"
-#include "codec/codec_tq_generic.cuh"
 #include "codec/codec_saw_generic.cuh"
+#include "codec/codec_tq_decode.cuh"
+#include "codec/codec_tq_encode.cuh"
+#include "codec/codec_tq_generic.cuh"
 
 #include "tests/gpu/emulate/kernels.h"
 
@@ -22,6 +24,12 @@
     {"kvf_saw_encode_" #dim "_" #bits, kvf::encode_rows_fast<dim, bits>},                          \
     {                                                                                              \
         "kvf_saw_decode_" #dim "_" #bits, kvf::decode_row_fast<dim, bits>                          \
+    }
+
+#define TQ(dim, bits)                                                                              \
+    {"kvf_tq_encode_" #dim "_" #bits, kvf::tq_encode_rows_fast<dim, bits>},                        \
+    {                                                                                              \
+        "kvf_tq_decode_" #dim "_" #bits, kvf::tq_decode_row_fast<dim, bits>                        \
     }
 
 /* A kernel as the driver calls it. */
@@ -55,6 +63,9 @@ static const struct {
     {"kvf_kivi_decode_128_2", kvf::kivi::decode_fast<128, 2>},
     {"kvf_kivi_decode_128_4", kvf::kivi::decode_fast<128, 4>},
     {"kvf_kivi_decode", kvf::kivi::decode_generic},
+    TQ(128, 2),
+    TQ(128, 3),
+    TQ(128, 4),
     {"kvf_tq_encode", kvf::tq_encode_row_generic},
     {"kvf_tq_decode", kvf::tq_decode_row_generic},
     {"kvf_raw_encode", by_value<kvf_raw_encode>},

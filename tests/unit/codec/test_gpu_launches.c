@@ -211,6 +211,18 @@ static void tq_plans(void **state)
     assert_int_equal(find(launches, n, "kvf_tq_encode")->n_blocks, work.n_parts * 5);
     n = kvf_gpu_decode(&work, KVF_CODEC_TQ, launches);
     assert_int_equal(find(launches, n, "kvf_tq_decode")->tensors, 3);
+    work = work_of("tq4", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 128);
+    n = kvf_gpu_encode(&work, &kinds, launches);
+    assert_int_equal(find(launches, n, "kvf_tq_encode_128_4")->tensors, 3);
+    n = kvf_gpu_decode(&work, KVF_CODEC_TQ, launches);
+    assert_int_equal(find(launches, n, "kvf_tq_decode_128_4")->tensors, 3);
+    work = work_of("tq3", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 96);
+    n = kvf_gpu_encode(&work, &kinds, launches);
+    assert_int_equal(find(launches, n, "kvf_tq_encode_128_3")->tensors, 1);
+    assert_int_equal(find(launches, n, "kvf_tq_encode")->tensors, 2);
+    work = work_of("tq3-qjl", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 0);
+    n = kvf_gpu_encode(&work, &kinds, launches);
+    assert_int_equal(find(launches, n, "kvf_tq_encode")->tensors, 1);
 }
 
 /* A kind of layers has launches of its own, which are of its parts. */

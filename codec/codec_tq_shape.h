@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_tq_shape.h: what the host side and the kernels of tq must agree on beside
+ * codec_saw_shape.h. Read by C and by CUDA.
+ */
+#ifndef KVF_CODEC_CODEC_TQ_SHAPE_H
+#define KVF_CODEC_CODEC_TQ_SHAPE_H
+
+#include "codec/codec_saw_shape.h"
+
+enum tq_shape {
+    KVF_TQ_TABLE_WORDS = 256, /* by m, or by two codes */
+};
+
+/* Fast kernels, encode: as saw's, and a table behind the rings. */
+KVF_SAW_SHAPE uint32_t tq_encode_shared_bytes(const struct kvf_gpu_work *work, uint32_t dim)
+{
+    return saw_encode_shared_bytes(work, dim) + KVF_TQ_TABLE_WORDS * 4;
+}
+
+#endif /* KVF_CODEC_CODEC_TQ_SHAPE_H */
