@@ -18,14 +18,20 @@ namespace kvf
 
 constexpr uint32_t escape_threshold = 0x7fff7fff; /* NaN: nothing is kept */
 
-/* A test and a bench have encoders that are wrong on purpose: the last three. */
+/* A test and a bench have encoders that are wrong on purpose: all but the first two. */
 enum class encode_variant {
     normal,
-    search,  /* of some clip ratios the best is taken */
-    swapped, /* two stages of the rotation change places */
+    search,         /* of some clip ratios the best is taken */
+    search_swapped, /* the same, with the sums of an error added in another order */
+    swapped,        /* two stages of the rotation change places */
     unrotated,
     one_mean_barrier, /* not two by turns */
 };
+
+static constexpr __device__ bool has_search(encode_variant variant)
+{
+    return variant == encode_variant::search || variant == encode_variant::search_swapped;
+}
 
 /* (1) The largest magnitudes of the lane's elements, 0x7fff if one is NaN, in either half. */
 template <int dim>
@@ -518,7 +524,7 @@ static __device__ __forceinline__ void store_codes(const encode_target &at, floa
 
 /* The error of a vector with a scale, the same in its four lanes. A code q is 1 - q / 2^24, which
  * floats below 1 are rounded to, ties to even as they should; so 0 is where they saturate. */
-template <int dim, int bits>
+template <int dim, int bits, encode_variant variant>
 static __device__ __forceinline__ float find_error(float y[dim / 32][2][4], const saw_scale &scale)
 {
     constexpr uint32_t run = dim / KVF_SAW_PARTIAL_SUMS; /* of positions; a lane has two */
@@ -533,7 +539,8 @@ static __device__ __forceinline__ float find_error(float y[dim / 32][2][4], cons
         sums[i / run] = __fmaf_rn(error, error, sums[i / run]);
     }
 #pragma unroll
-    for (uint32_t mask = 2; mask > 0; mask /= 2) {
+    for (uint32_t step = 2; step > 0; step /= 2) {
+        uint32_t mask = variant == encode_variant::search ? step : 3 - step;
         sums[0] += __shfl_xor_sync(all_lanes, sums[0], mask);
         sums[1] += __shfl_xor_sync(all_lanes, sums[1], mask);
     }
@@ -542,7 +549,7 @@ static __device__ __forceinline__ float find_error(float y[dim / 32][2][4], cons
 }
 
 /* The best of the scales that a vector's lanes have. */
-template <int dim, int bits>
+template <int dim, int bits, encode_variant variant>
 static __device__ __forceinline__ saw_scale choose_best(float y[dim / 32][2][4],
                                                         const saw_scale &scale, uint32_t n_ratios)
 {
@@ -555,7 +562,7 @@ static __device__ __forceinline__ saw_scale choose_best(float y[dim / 32][2][4],
         const saw_scale tried = {__shfl_sync(all_lanes, scale.meta, first + k),
                                  __shfl_sync(all_lanes, scale.offset, first + k),
                                  __shfl_sync(all_lanes, scale.factor, first + k)};
-        float error = find_error<dim, bits>(y, tried);
+        float error = find_error<dim, bits, variant>(y, tried);
         bool is_better = tried.meta != escape_meta && error < least;
         least = is_better ? error : least;
         best.meta = is_better ? tried.meta : best.meta;
@@ -607,8 +614,8 @@ saw_coder<dim, bits, variant>::encode_tile(encode_target &at, const encode_ring<
     saw_scale scale = choose_scale(at.clip_ratio, sqrt_order, sqrt_order / dim, min, max, levels,
                                    1.0f / levels, threshold == escape_threshold);
     *peak = find_peak(lane_peak);
-    if constexpr (variant == encode_variant::search) {
-        scale = choose_best<dim, bits>(y, scale, at.n_ratios);
+    if constexpr (has_search(variant)) {
+        scale = choose_best<dim, bits, variant>(y, scale, at.n_ratios);
     }
     store_codes<dim, bits>(at, y, scale, is_there);
     bool is_first = is_there && at.t == 0;
@@ -725,7 +732,7 @@ struct encode_warp {
         at.table = table;
         at.clip_ratio = at.tensor->clip_ratio;
         at.n_ratios = at.tensor->n_clips;
-        if constexpr (variant == encode_variant::search) {
+        if constexpr (has_search(variant)) {
             at.clip_ratio = at.tensor->clip_ratios[min(at.t, at.n_ratios - 1)];
         }
         return at;

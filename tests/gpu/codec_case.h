@@ -33,6 +33,7 @@ enum case_fill {
     CASE_TIES,    /* exact: 17 exponents, equally frequent */
     CASE_BROKEN,  /* a NaN in every fourth vector of one layer's K: more escapes than saw takes */
     CASE_ALIGNED, /* bf16: one rotated coefficient of K is large, and all but its last bits mean */
+    CASE_NEAR_TIES, /* saw's search: two ratios are nearly alike for K's vectors; below 128 tokens */
     CASE_FILLS,
 };
 
@@ -52,7 +53,7 @@ struct codec_case {
     enum case_layout layout;
     enum case_fill fill;
     bool is_mla;
-    bool is_wrong; /* the encoder is, on purpose: the test fails if its payload is right */
+    bool is_wrong; /* the encoder is, on purpose: is it seen? */
 };
 
 enum {
@@ -72,7 +73,8 @@ struct codec_case codec_case_of(const char *profile, int dtype, enum case_layout
 bool codec_case_shape(struct codec_case *c, size_t i);
 
 /* Encode and decode, whole and some ranges of tokens; fails the test at the first difference. True
- * if all blocks were encoded by kernels; false: the kernels asked for the host, rightly. */
+ * if all blocks were encoded by kernels; false: the kernels asked for the host, rightly. Of a wrong
+ * encoder: true if all blocks are wrong. */
 bool codec_case_run(const struct codec_case *c, struct kvf_random_seeded *random);
 
 /* A record of the case whose payload has had some bytes changed, decoded by the kernels. The result

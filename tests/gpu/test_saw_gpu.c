@@ -199,7 +199,22 @@ static void order_of_additions(void **state)
     }
 }
 
-/* Would that input show a wrong order? */
+/* Two ratios are nearly alike: the order of the sums that are compared. */
+static void near_ties(void **state)
+{
+    (void)state;
+    static const char *const searches[] = {"saw3-search", "saw2-search", "saw4-search9"};
+    for (size_t i = 0; i < sizeof(searches) / sizeof(searches[0]); i++) {
+        struct codec_case c = saw_case(searches[i], 128, 120);
+        c.fill = CASE_NEAR_TIES;
+        c.n_blocks = 1;
+        run_case(&c);
+        c.dtype = KVF_DTYPE_F32;
+        run_case(&c);
+    }
+}
+
+/* Would the input of order_of_additions show a wrong one? */
 static void swapped_stages(void **state)
 {
     (void)state;
@@ -230,17 +245,12 @@ static void reciprocal_is_rounded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_width),
-        cmocka_unit_test(every_layout),
-        cmocka_unit_test(every_length),
-        cmocka_unit_test(every_sink),
-        cmocka_unit_test(every_type),
-        cmocka_unit_test(unlike_tensors),
-        cmocka_unit_test(hostile_records),
-        cmocka_unit_test(order_of_additions),
-        cmocka_unit_test(few_thread_blocks),
-        cmocka_unit_test(swapped_stages),
-        cmocka_unit_test(reciprocal_is_rounded),
+        cmocka_unit_test(every_width),     cmocka_unit_test(every_layout),
+        cmocka_unit_test(every_length),    cmocka_unit_test(every_sink),
+        cmocka_unit_test(every_type),      cmocka_unit_test(unlike_tensors),
+        cmocka_unit_test(hostile_records), cmocka_unit_test(order_of_additions),
+        cmocka_unit_test(near_ties),       cmocka_unit_test(few_thread_blocks),
+        cmocka_unit_test(swapped_stages),  cmocka_unit_test(reciprocal_is_rounded),
     };
     if (!codec_case_begin(&random_bits)) {
         return CASE_SKIPPED;

@@ -73,6 +73,8 @@ static const struct {
     {"kvf_escapes_count", by_value<kvf_escapes_count>},
     {"kvf_escapes_write_fixed", by_value<kvf_escapes_write_fixed>},
     {"kvf_escapes_patch", by_value<kvf_escapes_patch>},
+    {"kvf_test_saw_search_swapped",
+     kvf::encode_rows_fast<128, 3, kvf::encode_variant::search_swapped>},
     {"kvf_test_saw_encode_swapped", kvf::encode_rows_fast<128, 8, kvf::encode_variant::swapped>},
     {"kvf_test_saw_encode_one_barrier",
      kvf::encode_rows_fast<128, 4, kvf::encode_variant::one_mean_barrier>},
