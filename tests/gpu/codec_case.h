@@ -33,7 +33,7 @@ enum case_fill {
     CASE_TIES,    /* exact: 17 exponents, equally frequent */
     CASE_BROKEN,  /* a NaN in every fourth vector of one layer's K: more escapes than saw takes */
     CASE_ALIGNED, /* bf16: one rotated coefficient of K is large, and all but its last bits mean */
-    CASE_NEAR_TIES, /* saw's search: two ratios are nearly alike for K's vectors; below 128 tokens */
+    CASE_NEAR_TIES, /* saw's search: for K two ratios are nearly alike; below 128 tokens */
     CASE_FILLS,
 };
 
