@@ -4,7 +4,7 @@
 if(TARGET kvf_test_daemon)
     kvf_add_test(NAME requests LABEL conformance TIMEOUT 300
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_requests.c LIBS kvf_test_daemon)
-    foreach(name requests_async requests_store requests_client sets)
+    foreach(name requests_async requests_store requests_client recompress sets)
         kvf_add_test(NAME ${name} LABEL conformance TIMEOUT 300
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c ${CMAKE_CURRENT_LIST_DIR}/outcome.c
             LIBS kvf_test_daemon)

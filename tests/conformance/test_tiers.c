@@ -43,6 +43,7 @@ struct entry {
     bool is_kept; /* the host refuses to let go of it */
     kvf_location location;
     uint64_t record_bytes;
+    uint64_t stored_bytes; /* of a log tier; elsewhere as record_bytes */
 };
 
 struct bench;
@@ -51,6 +52,7 @@ struct subject {
     const char *name;
     int (*open)(struct bench *bench); /* fills bench->tier, and bench->dram if it is one */
     const char *fault, *delay;        /* what goes around it; NULL: nothing */
+    bool packs;                       /* keeps some records in fewer bytes */
 };
 
 struct bench {
@@ -101,6 +103,9 @@ static void record_fill(uint32_t number, uint64_t record_bytes, void *record)
 
     kvf_random_seeded_init(&random, number);
     kvf_random_seeded_ops.fill(&random, payload, record_bytes - KVF_RECORD_PAGE_BYTES);
+    for (uint64_t i = 0; number % 2 == 0 && i < record_bytes - KVF_RECORD_PAGE_BYTES; i++) {
+        payload[i] &= 3; /* for a tier that keeps records in fewer bytes */
+    }
     assert_int_equal(kvf_block_describe_bytes(page, payload, record_bytes - KVF_RECORD_PAGE_BYTES),
                      KVF_OK);
     memcpy(page->header.key_id, name.key_id, sizeof(name.key_id));
@@ -227,7 +232,7 @@ static int open_dram(struct bench *bench)
     return status;
 }
 
-static int open_nvme(struct bench *bench)
+static int open_nvme_as(struct bench *bench, bool packs)
 {
     char path[KVF_TEST_PATH_BYTES], why[512];
     struct kvf_nvme_config config;
@@ -240,6 +245,9 @@ static int open_nvme(struct bench *bench)
     config.segment_bytes = 2 * MIB;
     config.work = bench->work;
     config.host = bench->host;
+    config.packs = packs;
+    config.pack_count = KVF_NVME_PACK_MAX;
+    config.pack_bytes = RECORD_BYTES_MAX;
     status = kvf_nvme_open(&config, &bench->tier, why, sizeof(why));
     if (status != KVF_OK) {
         print_message("nvme: %s\n", why);
@@ -247,15 +255,27 @@ static int open_nvme(struct bench *bench)
     return status;
 }
 
+static int open_nvme(struct bench *bench)
+{
+    return open_nvme_as(bench, false);
+}
+
+static int open_nvme_packing(struct bench *bench)
+{
+    return open_nvme_as(bench, true);
+}
+
 /* The wrappers' rules never come true here: what they do when they act is in their own tests. */
 static const struct subject subjects[] = {
-    {"dram", open_dram, NULL, NULL},
-    {"dram in fault", open_dram, "reserve:error@1000000000", NULL},
-    {"dram in delay", open_dram, NULL, "load:1ms"},
-    {"nvme", open_nvme, NULL, NULL},
-    {"nvme in fault", open_nvme, "load:error@1000000000,store:busy@1000000000", NULL},
-    {"nvme in delay", open_nvme, NULL, "load:200us+300us,store:100us+200us,seed=5"},
-    {"nvme in fault in delay", open_nvme, "load:busy@1000000000", "load:100us,store:100us"},
+    {"dram", open_dram, NULL, NULL, false},
+    {"dram in fault", open_dram, "reserve:error@1000000000", NULL, false},
+    {"dram in delay", open_dram, NULL, "load:1ms", false},
+    {"nvme", open_nvme, NULL, NULL, false},
+    {"nvme that packs", open_nvme_packing, NULL, NULL, true},
+    {"nvme that packs in delay", open_nvme_packing, NULL, "load:200us+300us,seed=6", true},
+    {"nvme in fault", open_nvme, "load:error@1000000000,store:busy@1000000000", NULL, false},
+    {"nvme in delay", open_nvme, NULL, "load:200us+300us,store:100us+200us,seed=5", false},
+    {"nvme in fault in delay", open_nvme, "load:busy@1000000000", "load:100us,store:100us", false},
 };
 
 enum {
@@ -411,7 +431,9 @@ static void store_done(struct kvf_tier_io *io)
             .is_stored = true,
             .location = io->location,
             .record_bytes = io->record_bytes,
+            .stored_bytes = io->stored_bytes,
         };
+        assert_true(io->stored_bytes <= io->record_bytes);
     }
 }
 
@@ -462,6 +484,7 @@ static int put_bytes(struct bench *bench, uint32_t number, uint64_t record_bytes
                 .is_stored = true,
                 .location = location,
                 .record_bytes = record_bytes,
+                .stored_bytes = record_bytes,
             };
             kvf_dram_publish(bench->dram, location, 0);
         }
@@ -559,12 +582,15 @@ static void check_keeps(void **state)
 {
     struct bench *bench = *state;
     struct kvf_tier_stat stat;
+    uint64_t record_bytes = 0;
     uint64_t stored_bytes = 0;
 
     for (uint32_t number = 0; number < 60; number++) {
         assert_int_equal(put(bench, number), KVF_OK);
-        stored_bytes += bench->entries[number].record_bytes;
+        record_bytes += bench->entries[number].record_bytes;
+        stored_bytes += bench->entries[number].stored_bytes;
     }
+    assert_true((stored_bytes < record_bytes) == bench->subject->packs);
     assert_int_equal(check_all(bench), 60);
     stat = stat_of(bench);
     assert_int_equal(stat.stored_blocks, 60);
