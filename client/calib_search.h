@@ -17,7 +17,7 @@ struct kvf_thresholds {
 
 #define KVF_DEFAULT_SIGMA_MEDIAN 0.5
 #define KVF_DEFAULT_SIGMA_P99    1.0
-#define KVF_DEFAULT_OUTPUT_ERROR 0.10
+#define KVF_DEFAULT_OUTPUT_ERROR 0.06
 #define KVF_DEFAULT_TOP1         0.90
 
 /* V may take this share of the square of output_error by itself; the rest is K's. */

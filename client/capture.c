@@ -287,7 +287,7 @@ static void copy_text(char out[KVF_CAPTURE_NAME_BYTES], const char *text)
 static int take_q_rows(struct kvf_capture *capture, const json_t *list, char *error_out)
 {
     uint32_t n = capture->n_q_rows;
-    bool is_right = list != NULL ? json_array_size(list) == n : n == 0 || n == capture->n_tokens;
+    bool is_right = n == 0 || (list != NULL ? json_array_size(list) == n : n == capture->n_tokens);
     int64_t before = -1;
 
     capture->q_rows = calloc(n + 1, sizeof(*capture->q_rows));

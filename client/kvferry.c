@@ -67,7 +67,7 @@ static const struct option_row option_rows[] = {
     {'1', "top1", "X", "least share of queries whose top key stays (" DEFAULT_TOP1 ")"},
     {'x', "codecs", "LIST", "of saw, tq and kivi (all)"},
     {'r', "rope-state", "STATE", "code K post, pre, or auto: what takes less (post)"},
-    {'i', "sinks", "N", "leading tokens of a text that are kept raw (4)"},
+    {'i', "sinks", "N", "leading tokens of a text kept raw (calibrate: 4, inspect: 0)"},
     {'Q', "queries", "N", "queries a head and capture, at most (64)"},
     {'j', "threads", "N", "as many as processors"},
 };
@@ -78,49 +78,50 @@ struct command {
     const char *arguments;
     const char *options; /* letters of option_rows; s, a, o and h go without saying */
     uint32_t files_max;
+    bool is_offline; /* takes neither s nor a */
     int (*run)(const struct cli *cli);
     const char *summary;
     const char *details;
 };
 
 static const struct command commands[] = {
-    {"ping", "", "c", 0, cli_ping, "measure round trips to the daemon",
+    {"ping", "", "c", 0, false, cli_ping, "measure round trips to the daemon",
      "Attaches and sends --count (1000) empty requests through the rings and the daemon's loop."},
-    {"stat", "", "", 0, cli_stat, "show tiers, counters and latencies",
+    {"stat", "", "", 0, false, cli_stat, "show tiers, counters and latencies",
      "Latencies are upper edges of power-of-two buckets, since the daemon's start."},
-    {"put", "[FILE]", "ktlDWTb", 1, cli_put, "store a file or standard input as one block",
+    {"put", "[FILE]", "ktlDWTb", 1, false, cli_put, "store a file or standard input as one block",
      "Stores up to 64 MiB as they are (profile bytes) under a key. Says \"stored\", \"durable\" or "
      "\"exists\";\nanother payload under a key that is there is refused, the first one stands."},
-    {"get", "[FILE]", "ktlb", 1, cli_get, "fetch a block to a file or standard output",
+    {"get", "[FILE]", "ktlb", 1, false, cli_get, "fetch a block to a file or standard output",
      "Copies the block, gives the lease back, checks the checksum, and only then writes. A block "
      "that is\nnot there: prints \"miss\" and exits with 1."},
-    {"ls", "", "nc", 0, cli_ls, "list namespaces, or the blocks of one",
+    {"ls", "", "nc", 0, false, cli_ls, "list namespaces, or the blocks of one",
      "Without --namespace the namespaces; with it up to --count (all) blocks, one a line; with -o "
      "json one\nobject a line."},
-    {"verify", "", "", 0, cli_verify, "read every block and check it",
+    {"verify", "", "", 0, false, cli_verify, "read every block and check it",
      "Exits with 1 if a block was bad. Bad blocks are dropped."},
-    {"evict", "", "ktln", 0, cli_evict, "forget a block, or the blocks of a namespace",
+    {"evict", "", "ktln", 0, false, cli_evict, "forget a block, or the blocks of a namespace",
      "A key with its label, or a namespace. After a crash evicted blocks may come back from a "
      "drive; use\npurge to forget for good."},
-    {"purge", "", "n", 0, cli_purge, "forget a namespace for good",
+    {"purge", "", "n", 0, false, cli_purge, "forget a namespace for good",
      "Returns when the purge itself is on stable storage: no block stored before comes back."},
-    {"clients", "", "", 0, cli_clients, "list attached clients", "One a line."},
-    {"profiles", "", "", 0, cli_profiles, "list the profiles of this release and their sizes",
+    {"clients", "", "", 0, false, cli_clients, "list attached clients", "One a line."},
+    {"profiles", "", "", 0, false, cli_profiles,
+     "list the profiles of this release and their sizes",
      "Bits a value of K and V and the ratio to bf16, in a model of 32 layers of 8 heads of 128 and "
      "blocks\nof 256 tokens. Asks no daemon."},
-    {"inspect", "CAPTURE...", "PSmqij", CLI_FOLDERS_MAX, cli_inspect,
+    {"inspect", "CAPTURE...", "PSmqij", CLI_FOLDERS_MAX, true, cli_inspect,
      "tell what is hard about captured K and V",
      "For each layer and head: kurtosis before and after rotation, norms, what a profile "
      "(balanced) "
      "does to\nK and V, logit noise, and the bits that it suggests. Asks no daemon."},
-    {"calibrate", "", "CHLGFAwNPBmqe1xriQj", 0, cli_calibrate,
+    {"calibrate", "", "CHLGFAwNPBmqe1xriQj", 0, true, cli_calibrate,
      "find a profile for a model, and write it if it passes",
      "Goes down from 8 bits to 3, layer by layer, as far as the thresholds allow, checks on "
-     "held-out "
-     "captures\nwhat attention makes of it, and writes the file that the daemon reads. With "
-     "--profile it only checks a\nprofile of this release. Exits with 1 if nothing passes. Asks no "
-     "daemon."},
-    {"bench", "", "czdDWK", 0, cli_bench, "measure puts and gets beside a memcpy",
+     "held-out\ncaptures what attention makes of it, and writes the file that the daemon reads. "
+     "With --profile it only\nchecks a profile of this release. Exits with 1 if nothing passes. "
+     "Asks no daemon."},
+    {"bench", "", "czdDWK", 0, false, cli_bench, "measure puts and gets beside a memcpy",
      "Puts --count (256) blocks of --size with --depth in flight, gets them back, and copies the "
      "same bytes\nby memcpy on one core. The blocks are evicted at the end."},
 };
@@ -178,7 +179,7 @@ const char *cli_bytes_text(uint64_t bytes, char *out, size_t out_bytes)
 static void print_help(void)
 {
     printf("usage: kvferry COMMAND [OPTION]...\n\n"
-           "Asks a kvferryd on this machine.\n\ncommands:\n");
+           "Asks a kvferryd on this machine, or looks at captures of K and V.\n\ncommands:\n");
     for (size_t i = 0; i < COMMANDS; i++) {
         printf("    %-10s %s\n", commands[i].name, commands[i].summary);
     }
@@ -193,7 +194,8 @@ static void print_help(void)
 
 static bool accepts(const struct command *command, char letter)
 {
-    return strchr("saoh", letter) != NULL || strchr(command->options, letter) != NULL;
+    return strchr(command->is_offline ? "oh" : "saoh", letter) != NULL ||
+           strchr(command->options, letter) != NULL;
 }
 
 static void print_command_help(const struct command *command)
