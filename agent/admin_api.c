@@ -446,6 +446,7 @@ static json_t *client_json(const void *row)
         (int)c->protocol_version, "inflight_requests", (json_int_t)c->inflight_requests);
 
     if (object != NULL) {
+        json_object_set_new(object, "profile_text", text_json(c->profile_text));
         json_object_set_new(object, "leased_bytes", u64_json(c->leased_bytes));
         json_object_set_new(object, "staging_bytes", u64_json(c->staging_bytes));
         json_object_set_new(object, "puts", u64_json(c->puts));

@@ -106,6 +106,7 @@ static void client_row(struct kvf_session *session, struct kvf_control_client *r
     }
     memcpy(row->name, session->name, sizeof(row->name));
     memcpy(row->profile, session->profile, sizeof(row->profile));
+    memcpy(row->profile_text, session->profile_text, sizeof(row->profile_text));
     (void)snprintf(row->tenant, sizeof(row->tenant), "%s", agent->tenants[session->tenant].name);
     (void)snprintf(row->state, sizeof(row->state), "%s",
                    session->is_draining                  ? "draining"

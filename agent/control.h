@@ -36,6 +36,7 @@ struct kvf_control_client {
     uint64_t namespace_id;
     char name[64];
     char profile[16];
+    char profile_text[256]; /* where it comes from */
     char tenant[64];
     char state[16]; /* "attaching", "ready", "draining" */
     int32_t pid;    /* from peer credentials: for people only, 0 across containers */

@@ -293,7 +293,10 @@ struct kvf_session {
     int32_t pid;
     uint32_t uid;
     char name[KVF_WIRE_NAME_BYTES];
-    char profile[KVF_PROFILE_NAME_BYTES];
+    char profile[KVF_PROFILE_NAME_BYTES];      /* in force */
+    bool is_replaced;                          /* "exact" instead of the one asked for */
+    char profile_text[KVF_WIRE_TEXT_BYTES];    /* where it comes from, or "" */
+    const struct kvf_calibration *calibration; /* plan is of its table; NULL: of the build */
     struct kvf_wire_hello hello;
 };
 
@@ -412,7 +415,8 @@ struct kvf_agent {
     uint32_t hand;        /* of the clock over the index, room.c */
     uint64_t pressure_ns; /* when memory was last taken from a block */
 
-    struct kvf_session *sessions; /* sessions_capacity of them */
+    struct kvf_calibrations *calibrations; /* NULL: no folder */
+    struct kvf_session *sessions;          /* sessions_capacity of them */
     uint32_t sessions_capacity;
     uint32_t sessions_count;
     uint32_t sessions_high; /* no session in use from here on */
@@ -462,6 +466,11 @@ int kvf_namespace_get(struct kvf_agent *agent, uint64_t id, uint16_t shard_count
 /* The same for a client of a tenant, which has a quota of them. KVF_ERR_REFUSED: it is used up. */
 int kvf_namespace_join(struct kvf_agent *agent, uint16_t tenant, uint64_t id, uint16_t shard_count,
                        uint16_t *index_out);
+
+/* attach_profile.c */
+/* Make the plan of a client that has said HELLO. KVF_OK: text is "", or says where the profile
+ * comes from; else it says why the client is refused. */
+int kvf_attach_profile(struct kvf_session *session, char *text, size_t bytes);
 
 /* session.c */
 void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener);

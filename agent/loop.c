@@ -15,6 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "agent/calibration.h"
 #include "base/failpoint.h"
 #include "base/fd.h"
 #include "base/hash.h"
@@ -563,6 +564,9 @@ static int open_all(struct kvf_agent *agent)
         status = open_poll_set(agent);
     }
     if (status == KVF_OK) {
+        status = kvf_calibrations_read(config->calibration_dir, &agent->calibrations);
+    }
+    if (status == KVF_OK) {
         status = kvf_place_open(agent);
     }
     if (status != KVF_OK) {
@@ -650,6 +654,7 @@ void kvf_agent_destroy(struct kvf_agent *agent)
     }
     kvf_place_close(agent);
     free(agent->sessions);
+    kvf_calibrations_free(agent->calibrations);
     kvf_fd_close(&agent->epoll_fd);
     kvf_fd_close(&agent->waker_fd);
     kvf_fd_close(&agent->reserve_fd);

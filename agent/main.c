@@ -18,6 +18,7 @@
 
 #include "agent/admin.h"
 #include "agent/agent.h"
+#include "agent/calibration.h"
 #include "agent/check.h"
 #include "agent/config.h"
 #include "agent/format_store.h"
@@ -37,7 +38,7 @@ enum exit_code {
 
 /* Descriptors a client needs: socket, eventfd, ring, staging and some in flight; and ours. */
 #define FDS_A_CLIENT 6
-#define FDS_OURS     128
+#define FDS_OURS     (128 + KVF_CALIBRATIONS_MAX)
 
 #define SETS_MAX 128 /* --set on one command line */
 

@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "agent/calibration.h"
 #include "base/fd.h"
 #include "base/mutant.h"
 #include "transport/segment.h"
@@ -281,56 +282,6 @@ void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener)
  * HELLO
  */
 
-/* The profile that the client gets: what it asked for, or "exact" where a lossy one is not
- * allowed. */
-static int choose_profile(struct kvf_session *session, char *text, size_t bytes)
-{
-    const struct kvf_wire_hello *hello = &session->hello;
-    const struct kvf_config *config = session->agent->config;
-    struct kvf_geometry geometry = {.struct_bytes = sizeof(geometry),
-                                    .kind = hello->geometry.kind,
-                                    .dtype = hello->geometry.dtype,
-                                    .rope_state = hello->geometry.rope_state,
-                                    .layout_tag = hello->geometry.layout_tag,
-                                    .n_layers = hello->geometry.n_layers,
-                                    .n_heads = hello->geometry.n_heads,
-                                    .dim_k = hello->geometry.dim_k,
-                                    .dim_v = hello->geometry.dim_v,
-                                    .chunk_tokens = hello->geometry.chunk_tokens,
-                                    .sink_tokens = hello->geometry.sink_tokens};
-    bool opaque = geometry.kind == KVF_KIND_BYTES;
-    const char *profile = hello->profile;
-    int status = kvf_codec_plan_init(&session->plan, opaque ? NULL : &geometry, profile);
-
-    if (status == KVF_OK && !session->plan.lossless &&
-        !(config->allow_uncalibrated && (hello->flags & KVF_ATTACH_ALLOW_UNCALIBRATED) != 0)) {
-        (void)snprintf(text, bytes,
-                       "profile %s has not passed calibration for this model, \"exact\" is used; "
-                       "allow it by allow_uncalibrated: true and the attach flag",
-                       profile);
-        profile = "exact";
-        status = kvf_codec_plan_init(&session->plan, &geometry, profile);
-    }
-    if (status == KVF_ERR_TOO_LARGE) {
-        (void)snprintf(text, bytes,
-                       "a block of %u tokens can exceed 64 MiB; chunk_tokens of %u would fit",
-                       geometry.chunk_tokens, kvf_codec_fitting_tokens(&geometry, profile));
-    } else if (status != KVF_OK) {
-        (void)snprintf(text, bytes, "profile \"%s\" does not work for this geometry: %s", profile,
-                       kvf_status_text(status));
-    } else if (profile == hello->profile && session->plan.profile_fp != hello->profile_fp) {
-        (void)snprintf(text, bytes,
-                       "client and daemon disagree about profile \"%s\"; use the same release",
-                       profile);
-        status = KVF_ERR_MISMATCH;
-    }
-    if (status == KVF_OK && !opaque) {
-        session->plan.model_fp = kvf_proto_model_fp(hello);
-    }
-    (void)snprintf(session->profile, sizeof(session->profile), "%s", profile);
-    return status;
-}
-
 static uint32_t power_of_two(uint64_t value, uint32_t max)
 {
     uint32_t power = 64;
@@ -529,7 +480,7 @@ static void hello_received(struct kvf_session *session)
         status = KVF_ERR_BUSY;
     }
     if (status == KVF_OK) {
-        status = choose_profile(session, text, sizeof(text));
+        status = kvf_attach_profile(session, text, sizeof(text));
     }
     if (status == KVF_OK) {
         status = choose_sizes(session, text, sizeof(text));
@@ -547,11 +498,28 @@ static void hello_received(struct kvf_session *session)
         refuse(session, status, text[0] != '\0' ? text : kvf_status_text(status));
         return;
     }
+    (void)snprintf(session->profile_text, sizeof(session->profile_text), "%s", text);
     if (text[0] != '\0' && may_log(agent)) {
-        kvf_log(KVF_LOG_WARNING, "client %s: %s", session->name, text);
+        kvf_log(session->is_replaced ? KVF_LOG_WARNING : KVF_LOG_INFO, "client %s: %s",
+                session->name, text);
     }
     session->jobs++;
     session->state = KVF_SESSION_PREPARING;
+}
+
+/* A profile that the client cannot know precedes WELCOME. */
+static int send_profile(const struct kvf_session *session)
+{
+    const struct kvf_calibration *calibration = session->calibration;
+    struct kvf_wire_profile message = {0};
+
+    if (calibration == NULL) {
+        return KVF_OK;
+    }
+    kvf_proto_head_init(&message.head, KVF_WIRE_PROFILE);
+    message.bytes = calibration->blob_bytes;
+    message.profile_fp = session->plan.profile_fp;
+    return kvf_seqpacket_send(session->fd, &message, sizeof(message), &calibration->blob_fd, 1);
 }
 
 static int send_welcome(struct kvf_session *session)
@@ -574,11 +542,18 @@ static int send_welcome(struct kvf_session *session)
     welcome.profile_fp = session->plan.profile_fp;
     welcome.credits = session->credits;
     memcpy(welcome.profile, session->profile, sizeof(welcome.profile));
+    /* clients of before take any text for a warning */
+    if (session->is_replaced || session->version >= KVF_WIRE_VERSION_PROFILES) {
+        memcpy(welcome.text, session->profile_text, sizeof(welcome.text));
+    }
     for (uint32_t piece = kvf_dram_piece_next(agent->dram_store, session->tenant, 0); piece != 0;
          piece = kvf_dram_piece_next(agent->dram_store, session->tenant, piece)) {
         welcome.n_pieces++;
     }
-    status = kvf_seqpacket_send(session->fd, &welcome, sizeof(welcome), fds, 3);
+    status = send_profile(session);
+    if (status == KVF_OK) {
+        status = kvf_seqpacket_send(session->fd, &welcome, sizeof(welcome), fds, 3);
+    }
     for (uint32_t piece = kvf_dram_piece_next(agent->dram_store, session->tenant, 0);
          status == KVF_OK && piece != 0;
          piece = kvf_dram_piece_next(agent->dram_store, session->tenant, piece)) {

@@ -115,10 +115,13 @@ static bool options_ok(const struct kvf_options *options)
             options->geometry->struct_bytes == sizeof(*options->geometry));
 }
 
+/* The plan of the profile asked for; of "exact" where that may be one of a file, which comes when
+ * the daemon is there. */
 static int plan_init(struct kvf_client *client, const char *profile)
 {
     const struct kvf_geometry *geometry = client->has_geometry ? &client->geometry : NULL;
-    int status = kvf_codec_plan_init(&client->plan, geometry, profile);
+    bool is_of_file = geometry != NULL && kvf_profile_find(profile) == NULL;
+    int status = kvf_codec_plan_init(&client->plan, geometry, is_of_file ? "exact" : profile);
 
     if (status == KVF_ERR_TOO_LARGE) {
         kvf_client_log(client, 0,
@@ -153,7 +156,8 @@ static void formats_fill(struct kvf_wire_hello *hello, const struct kvf_codec_pl
     }
 }
 
-static int hello_fill(struct kvf_client *client, const struct kvf_options *options)
+static int hello_fill(struct kvf_client *client, const struct kvf_options *options,
+                      const char *profile)
 {
     struct kvf_wire_hello *hello = &client->hello;
     const char *label = options->namespace_label != NULL ? options->namespace_label : "";
@@ -167,7 +171,7 @@ static int hello_fill(struct kvf_client *client, const struct kvf_options *optio
     hello->shard_count = options->shard_count != 0 ? options->shard_count : 1;
     hello->ring_entries = options->ring_entries != 0 ? options->ring_entries : DEFAULT_RING_ENTRIES;
     hello->staging_bytes = options->staging_bytes;
-    hello->profile_fp = client->plan.profile_fp;
+    hello->profile_fp = kvf_profile_find(profile) != NULL ? client->plan.profile_fp : 0;
     memcpy(hello->weights_digest, options->weights_digest, sizeof(hello->weights_digest));
     memcpy(hello->adapter_digest, options->adapter_digest, sizeof(hello->adapter_digest));
     if (client->has_geometry) {
@@ -192,7 +196,7 @@ static int hello_fill(struct kvf_client *client, const struct kvf_options *optio
         return KVF_ERR_INVALID;
     }
     return text_fill(hello->label, sizeof(hello->label), label) &&
-                   text_fill(hello->profile, sizeof(hello->profile), client->plan.profile->name)
+                   text_fill(hello->profile, sizeof(hello->profile), profile)
                ? KVF_OK
                : KVF_ERR_INVALID;
 }
@@ -238,8 +242,8 @@ static int client_init(struct kvf_client *client, const struct kvf_options *opti
     }
     status = plan_init(client, profile);
     if (status == KVF_OK) {
-        client->is_lossless_asked = client->plan.lossless;
-        status = hello_fill(client, options);
+        client->is_lossless_asked = client->plan.lossless && kvf_profile_find(profile) != NULL;
+        status = hello_fill(client, options, profile);
         client->plan.model_fp = kvf_proto_model_fp(&client->hello);
     }
     if (status != KVF_OK) {
@@ -310,6 +314,7 @@ struct kvf_client *kvf_close(struct kvf_client *client)
     free(client->groups);
     free(client->pending);
     free(client->workspace);
+    kvf_profiles_free(client);
     free(client);
     return NULL;
 }
@@ -327,11 +332,14 @@ int kvf_fd(const struct kvf_client *client)
 int kvf_client_info(struct kvf_client *client, struct kvf_info *info_out)
 {
     const struct kvf_wire_welcome *facts;
-    struct kvf_info info = {.struct_bytes = sizeof(info)};
+    struct kvf_info info = {0};
 
-    if (client == NULL || info_out == NULL || info_out->struct_bytes != sizeof(info)) {
+    if (client == NULL || info_out == NULL ||
+        (info_out->struct_bytes != sizeof(info) &&
+         info_out->struct_bytes != offsetof(struct kvf_info, profile_text))) {
         return KVF_ERR_INVALID;
     }
+    info.struct_bytes = info_out->struct_bytes;
     kvf_client_enter(client);
     kvf_session_tend(client, false);
     facts = &client->facts;
@@ -349,7 +357,9 @@ int kvf_client_info(struct kvf_client *client, struct kvf_info *info_out)
     info.record_bytes_max = client->has_geometry ? client->plan.record_bytes_max
                             : facts->staging_bytes < KVF_PROTO_RECORD_MAX ? facts->staging_bytes
                                                                           : KVF_PROTO_RECORD_MAX;
-    *info_out = info;
+    static_assert(sizeof(info.profile_text) == sizeof(facts->text), "one is a copy of the other");
+    memcpy(info.profile_text, facts->text, sizeof(info.profile_text));
+    memcpy(info_out, &info, info.struct_bytes);
     kvf_session_arm(client);
     kvf_client_leave(client);
     return KVF_OK;

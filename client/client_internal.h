@@ -104,9 +104,10 @@ struct kvf_session {
     enum kvf_session_state state;
     uint16_t epoch; /* not 0 */
     int socket_fd;
-    int wake_fd;    /* eventfd: wakes the daemon */
-    int ring_fd;    /* only until both are sealed */
-    int staging_fd; /* likewise */
+    int wake_fd;                        /* eventfd: wakes the daemon */
+    int ring_fd;                        /* only until both are sealed */
+    int staging_fd;                     /* likewise */
+    struct kvf_client_profile *profile; /* that came before WELCOME; NULL: none */
     struct kvf_wire_welcome welcome;
     void *ring_base;
     struct kvf_ring_client ring;
@@ -183,7 +184,6 @@ struct kvf_client {
     /* what the caller asked for */
     uint32_t flags;
     char *socket_path;
-    char profile[KVF_PROFILE_NAME_BYTES];
     struct kvf_wire_hello hello;
     struct kvf_geometry geometry;
     bool has_geometry;
@@ -194,6 +194,7 @@ struct kvf_client {
 
     /* the codec, for the profile in force */
     struct kvf_codec_plan plan;
+    struct kvf_client_profile *profiles; /* that daemons have sent */
     void *workspace;
     size_t workspace_bytes;
 
@@ -280,6 +281,22 @@ void kvf_session_close_all(struct kvf_client *client);
 
 /* Wake the daemon after a publish that said so. */
 void kvf_session_wake_daemon(struct kvf_session *session);
+
+/* --- client_profile.c ------------------------------------------------------------------------- */
+
+/* A profile of a file has come; fd is the caller's to close. KVF_OK; KVF_ERR_PROTOCOL, _NO_MEMORY:
+ * text says why. */
+int kvf_profile_receive(struct kvf_client *client, struct kvf_session *session,
+                        const struct kvf_wire_profile *message, int fd, char *text,
+                        size_t text_bytes);
+
+/* Make the plan for the profile in force, and its workspace. KVF_OK; KVF_ERR_MISMATCH, _PROTOCOL,
+ * _NO_MEMORY: text says why. */
+int kvf_profile_follow(struct kvf_client *client, const struct kvf_session *session,
+                       const struct kvf_wire_welcome *welcome, char *text, size_t text_bytes);
+
+/* Nothing refers to them any more. */
+void kvf_profiles_free(struct kvf_client *client);
 
 /* --- client_lease.c --------------------------------------------------------------------------- */
 

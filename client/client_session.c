@@ -2,7 +2,7 @@
  *
  * client_session.c: attach, notice death, attach again.
  *
- *            connect          WELCOME          last PIECE         READY
+ *            connect     (PROFILE) WELCOME     last PIECE         READY
  *   CONNECT ---------> HELLO ---------> PIECES ----------> MAPPED ------> LIVE ---> LOST
  *      |                 |                 |                  |             hang-up, BYE, broken
  *      +-----------------+-----------------+------------------+             protocol, heart stopped
@@ -290,50 +290,6 @@ void kvf_session_break(struct kvf_client *client, int severity, const char *why)
  * Attach
  */
 
-/* The plan for the profile in force, and its workspace. */
-static int plan_follow(struct kvf_client *client, const struct kvf_wire_welcome *welcome,
-                       char *text, size_t text_bytes)
-{
-    uint64_t model_fp = client->plan.model_fp;
-    int status;
-
-    if (strcmp(client->plan.profile->name, welcome->profile) != 0) {
-        status = kvf_codec_plan_init(&client->plan, client->has_geometry ? &client->geometry : NULL,
-                                     welcome->profile);
-        if (status != KVF_OK) {
-            snprintf(text, text_bytes, "profile \"%s\", which the daemon chose, does not work here",
-                     welcome->profile);
-            return KVF_ERR_MISMATCH;
-        }
-        client->plan.model_fp = model_fp;
-    }
-    if (client->plan.profile_fp != welcome->profile_fp ||
-        client->plan.lossless != (welcome->lossless != 0)) {
-        snprintf(text, text_bytes,
-                 "profile \"%s\" is not the same here and in the daemon: use builds of one version",
-                 welcome->profile);
-        return KVF_ERR_MISMATCH;
-    }
-    if (client->is_lossless_asked && !client->plan.lossless) {
-        snprintf(text, text_bytes, "the daemon chose the lossy profile \"%s\" for a lossless one",
-                 welcome->profile);
-        return KVF_ERR_PROTOCOL;
-    }
-    if (client->plan.workspace_bytes > client->workspace_bytes) {
-        size_t bytes = (client->plan.workspace_bytes + KVF_CODEC_WORKSPACE_ALIGN - 1) /
-                       KVF_CODEC_WORKSPACE_ALIGN * KVF_CODEC_WORKSPACE_ALIGN;
-        void *workspace = aligned_alloc(KVF_CODEC_WORKSPACE_ALIGN, bytes);
-
-        if (workspace == NULL) {
-            return KVF_ERR_NO_MEMORY;
-        }
-        free(client->workspace);
-        client->workspace = workspace;
-        client->workspace_bytes = bytes;
-    }
-    return KVF_OK;
-}
-
 /* All pieces that WELCOME announced are mapped: say so. */
 static int say_mapped(struct kvf_session *session)
 {
@@ -365,7 +321,7 @@ static int on_welcome(struct kvf_client *client, struct kvf_session *session,
     session->staging_fd = fds[1];
     session->wake_fd = fds[2];
     fds[0] = fds[1] = fds[2] = -1;
-    status = plan_follow(client, welcome, text, text_bytes);
+    status = kvf_profile_follow(client, session, welcome, text, text_bytes);
     if (status != KVF_OK) {
         return status;
     }
@@ -450,7 +406,9 @@ static int on_ready(struct kvf_client *client, struct kvf_session *session,
     session->heartbeat_ns = kvf_now_ns();
     session->state = KVF_SESSION_LIVE;
     if (welcome->text[0] != 0) {
-        kvf_client_log(client, LOG_WARNING, "%s", welcome->text);
+        bool is_as_asked = strcmp(welcome->profile, client->hello.profile) == 0;
+
+        kvf_client_log(client, is_as_asked ? LOG_INFO : LOG_WARNING, "%s", welcome->text);
     }
     client->facts = *welcome;
     client->credits = welcome->credits;
@@ -489,6 +447,8 @@ static int on_message(struct kvf_client *client, struct kvf_session *session,
     switch (message->head.type) {
     case KVF_WIRE_WELCOME:
         return on_welcome(client, session, &message->welcome, fds, text, text_bytes);
+    case KVF_WIRE_PROFILE:
+        return kvf_profile_receive(client, session, &message->profile, fds[0], text, text_bytes);
     case KVF_WIRE_PIECE:
         return on_piece(session, &message->piece, fds[0], text, text_bytes);
     case KVF_WIRE_PIECE_DROP:

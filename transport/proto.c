@@ -56,6 +56,8 @@ size_t kvf_proto_type_bytes(unsigned type)
         return sizeof(struct kvf_wire_hello);
     case KVF_WIRE_WELCOME:
         return sizeof(struct kvf_wire_welcome);
+    case KVF_WIRE_PROFILE:
+        return sizeof(struct kvf_wire_profile);
     case KVF_WIRE_PIECE:
     case KVF_WIRE_PIECE_DROP:
         return sizeof(struct kvf_wire_piece);
@@ -232,6 +234,15 @@ static int welcome_check(const struct kvf_wire_welcome *welcome, const char **wh
     return KVF_OK;
 }
 
+static int profile_check(const struct kvf_wire_profile *profile, const char **why_out)
+{
+    if (profile->bytes == 0 || profile->bytes > KVF_PROTO_PROFILE_MAX ||
+        profile->bytes % KVF_PROTO_PAGE_BYTES != 0) {
+        return kvf_proto_bad(why_out, "profile: bytes is out of range");
+    }
+    return profile->profile_fp != 0 ? KVF_OK : kvf_proto_bad(why_out, "profile: profile_fp is 0");
+}
+
 static int piece_check(const struct kvf_wire_piece *piece, const char **why_out)
 {
     if (piece->piece > KVF_PROTO_PIECE_ID_MAX || piece->reserved != 0) {
@@ -266,6 +277,7 @@ static bool type_is_from(unsigned type, enum kvf_proto_side sender)
     case KVF_WIRE_MAPPED:
         return sender == KVF_PROTO_CLIENT;
     case KVF_WIRE_WELCOME:
+    case KVF_WIRE_PROFILE:
     case KVF_WIRE_PIECE:
     case KVF_WIRE_PIECE_DROP:
     case KVF_WIRE_READY:
@@ -280,7 +292,7 @@ static uint32_t fds_of(const union kvf_proto_message *message)
     if (message->head.type == KVF_WIRE_WELCOME) {
         return message->welcome.status == KVF_OK ? 3 : 0;
     }
-    return message->head.type == KVF_WIRE_PIECE ? 1 : 0;
+    return message->head.type == KVF_WIRE_PIECE || message->head.type == KVF_WIRE_PROFILE ? 1 : 0;
 }
 
 static int body_check(const union kvf_proto_message *message, const char **why_out)
@@ -290,6 +302,8 @@ static int body_check(const union kvf_proto_message *message, const char **why_o
         return hello_check(&message->hello, why_out);
     case KVF_WIRE_WELCOME:
         return welcome_check(&message->welcome, why_out);
+    case KVF_WIRE_PROFILE:
+        return profile_check(&message->profile, why_out);
     case KVF_WIRE_PIECE:
     case KVF_WIRE_PIECE_DROP:
         return piece_check(&message->piece, why_out);

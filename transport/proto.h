@@ -25,7 +25,8 @@
 #define KVF_PROTO_PIECE_MAX    (UINT64_C(1) << 30) /* bytes of one arena piece */
 #define KVF_PROTO_PIECES_MAX   16384               /* arena pieces of one tenant; a power of two */
 #define KVF_PROTO_PIECE_ID_MAX 0x7fffffffu /* numbers of pieces: each names one memfd for good */
-#define KVF_PROTO_STAGING_MAX  (UINT64_C(1) << 36) /* bytes of one connection's staging */
+#define KVF_PROTO_PROFILE_MAX  (UINT64_C(32) << 20) /* bytes of a profile's memory */
+#define KVF_PROTO_STAGING_MAX  (UINT64_C(1) << 36)  /* bytes of one connection's staging */
 
 #define KVF_SHM_RING_ENTRIES_MAX  32768 /* of the submission ring; completions twice as many */
 #define KVF_SHM_KEY_ENTRIES_MIN   4096  /* the largest request (below) always fits */
@@ -45,6 +46,7 @@ union kvf_proto_message {
     struct kvf_wire_head head;
     struct kvf_wire_hello hello;
     struct kvf_wire_welcome welcome;
+    struct kvf_wire_profile profile;
     struct kvf_wire_piece piece; /* PIECE, PIECE_DROP */
     struct kvf_wire_note note;   /* MAPPED, READY, BYE */
 };

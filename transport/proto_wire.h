@@ -6,6 +6,7 @@
  *
  *   client                                  daemon
  *   HELLO  versions, geometry, profile  ->
+ *                                       <-  PROFILE  + 1 fd, if the profile is one of a file
  *                                       <-  WELCOME  + 3 fds: ring segment, staging, eventfd
  *                                           (or a status and a text, and the end)
  *                                       <-  PIECE    + 1 fd, for each arena piece of the tenant
@@ -28,9 +29,10 @@
 
 #define KVF_WIRE_MAGIC       0x3157564bU /* "KVW1" */
 #define KVF_WIRE_VERSION_MIN 1
-#define KVF_WIRE_VERSION_MAX 2
+#define KVF_WIRE_VERSION_MAX 3
 
 #define KVF_WIRE_VERSION_UNSUMMED 2 /* the first with KVF_SQE_UNSUMMED; layouts are those of 1 */
+#define KVF_WIRE_VERSION_PROFILES 3 /* the first with PROFILE; the other layouts are those of 1 */
 
 #define KVF_WIRE_NAME_BYTES        64  /* zero-terminated, rest zero */
 #define KVF_WIRE_TEXT_BYTES        256 /* zero-terminated, rest zero */
@@ -45,6 +47,7 @@ enum kvf_wire_type {
     KVF_WIRE_MAPPED = 5,
     KVF_WIRE_READY = 6,
     KVF_WIRE_BYE = 7,
+    KVF_WIRE_PROFILE = 8,
 };
 
 struct kvf_wire_head {
@@ -107,9 +110,9 @@ struct kvf_wire_welcome {
     uint64_t arena_bytes;
     uint64_t profile_fp;
     uint32_t credits;
-    uint32_t n_pieces; /* PIECE messages that follow before MAPPED is expected */
-    char profile[16];  /* in force */
-    char text[KVF_WIRE_TEXT_BYTES];
+    uint32_t n_pieces;              /* PIECE messages that follow before MAPPED is expected */
+    char profile[16];               /* in force */
+    char text[KVF_WIRE_TEXT_BYTES]; /* of a refusal: why; else where the profile comes from */
 };
 static_assert(sizeof(struct kvf_wire_welcome) == 360, "no hidden padding");
 
@@ -120,6 +123,13 @@ struct kvf_wire_piece { /* PIECE (with one fd) and PIECE_DROP */
     uint64_t bytes;
 };
 static_assert(sizeof(struct kvf_wire_piece) == 32, "no hidden padding");
+
+struct kvf_wire_profile { /* with one fd: sealed memory of codec/profile_blob.h */
+    struct kvf_wire_head head;
+    uint64_t bytes; /* of the memory: whole pages */
+    uint64_t profile_fp;
+};
+static_assert(sizeof(struct kvf_wire_profile) == 32, "no hidden padding");
 
 struct kvf_wire_note { /* MAPPED, READY, BYE */
     struct kvf_wire_head head;

@@ -124,6 +124,7 @@ enum kvf_limits {
     KVF_SHARD_NONE = 0xffff, /* a scheduler's handle: looks up, leases, prefetches, evicts */
     KVF_DIGEST_BYTES = 32,
     KVF_PROFILE_NAME_BYTES = 16,
+    KVF_PROFILE_TEXT_BYTES = 256,
 };
 
 /* A key: 16..64 opaque bytes chosen by the engine (the hash of a chunk's last block, which covers
@@ -220,8 +221,9 @@ struct kvf_options {
     uint32_t flags;          /* enum kvf_attach_flags */
     const char *socket_path; /* NULL: $KVFERRY_SOCKET, else /run/kvferry/kvferryd.sock */
     const char *client_name; /* for lists and logs, at most 63 bytes; NULL: process name */
-    const char *profile;     /* "bytes", "raw", "exact", "safe", "balanced", "saw4-paper", ...;
-                                               NULL: "exact", or "bytes" if geometry is NULL */
+    const char *profile;     /* "bytes", "raw", "exact", "safe", "balanced", "saw4-paper", ..., or
+                                one of a file that the daemon has; NULL: "exact", or "bytes" if
+                                geometry is NULL */
     const struct kvf_geometry *geometry;      /* NULL: opaque bytes (profile "bytes") */
     uint8_t weights_digest[KVF_DIGEST_BYTES]; /* of safetensors headers and sampled tensor bytes */
     uint8_t adapter_digest[KVF_DIGEST_BYTES]; /* of the LoRA adapter; zeroes: none */
@@ -255,7 +257,8 @@ KVF_API struct kvf_client *kvf_close(struct kvf_client *client);
  * to be given to poll/epoll. It stays the same over reconnects. */
 KVF_API int kvf_fd(const struct kvf_client *client);
 
-/* Facts about the connection. The caller sets struct_bytes; so for struct kvf_stat. */
+/* Facts about the connection. The caller sets struct_bytes; so for struct kvf_stat. A caller that
+ * knows only the fields up to record_bytes_max says 80, and gets those. */
 struct kvf_info {
     uint32_t struct_bytes;
     uint16_t protocol_version;
@@ -271,6 +274,9 @@ struct kvf_info {
     uint32_t credits; /* completions that may be in flight */
     uint32_t reconnects;
     uint64_t record_bytes_max; /* of a full chunk: record page and largest payload */
+    /* Where the profile comes from: the file by which it has passed calibration and the workload of
+     * its samples, or why another one was refused. "": nothing to say. */
+    char profile_text[KVF_PROFILE_TEXT_BYTES];
 };
 
 /* KVF_OK; KVF_ERR_INVALID. */

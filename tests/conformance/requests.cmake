@@ -13,4 +13,8 @@ if(TARGET kvf_test_daemon)
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_unsummed.c
                 ${PROJECT_SOURCE_DIR}/tests/fault/raw_client.c
         LIBS kvf_test_daemon)
+    kvf_add_test(NAME profiles LABEL conformance TIMEOUT 300
+        SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_profiles.c
+                ${PROJECT_SOURCE_DIR}/tests/fault/raw_client.c
+        LIBS kvf_test_daemon kvf_profile_file)
 endif()

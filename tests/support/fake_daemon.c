@@ -5,6 +5,7 @@
 #include "tests/support/fake_daemon.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -17,6 +18,7 @@
 #include "base/fd.h"
 #include "base/limits.h"
 #include "codec/codec.h"
+#include "codec/profile_blob.h"
 #include "transport/segment.h"
 #include "transport/seqpacket.h"
 #include "transport/shm_lease.h"
@@ -468,12 +470,57 @@ static void profile_choose(struct kvf_fake_daemon *d, const struct kvf_wire_hell
     };
     static struct kvf_codec_plan plan;
 
-    if (kvf_codec_plan_init(&plan, g->kind == KVF_KIND_BYTES ? NULL : &geometry, name) != KVF_OK) {
+    int status = d->script.table != NULL
+                     ? kvf_codec_plan_init_table(&plan, &geometry, d->script.table, 0)
+                     : kvf_codec_plan_init(&plan, g->kind == KVF_KIND_BYTES ? NULL : &geometry,
+                                           name);
+
+    if (d->script.table != NULL) {
+        name = d->script.table->name;
+    }
+    if (status != KVF_OK && d->script.table == NULL) {
         die("a profile that does not fit the client's geometry");
     }
     snprintf(welcome->profile, sizeof(welcome->profile), "%s", name);
-    welcome->profile_fp = plan.profile_fp + (d->script.fault == KVF_FAKE_WELCOME_PRINT);
+    if (d->script.profile_fault == KVF_FAKE_PROFILE_OTHER) {
+        welcome->profile[0] = 'x';
+    }
+    welcome->profile_fp = plan.profile_fp + (d->script.fault == KVF_FAKE_WELCOME_PRINT) +
+                          (d->script.profile_fault == KVF_FAKE_PROFILE_PRINT);
     welcome->lossless = plan.lossless;
+}
+
+/* PROFILE, with the blob as the script wants it. */
+static void profile_send(struct kvf_fake_daemon *d)
+{
+    enum kvf_fake_profile_fault fault = d->script.profile_fault;
+    struct kvf_wire_profile message = {.profile_fp = 1};
+    struct shared_memory memory;
+    struct kvf_profile_blob *header;
+    int pipes[2];
+
+    message.bytes = (kvf_profile_blob_bytes(d->script.table) + 4095) / 4096 * 4096;
+    kvf_proto_head_init(&message.head, KVF_WIRE_PROFILE);
+    memory_create(&memory, "fake-profile", message.bytes);
+    kvf_profile_blob_write(d->script.table, memory.base);
+    header = (struct kvf_profile_blob *)(void *)memory.base;
+    header->crc32c ^= fault == KVF_FAKE_PROFILE_CORRUPT;
+    header->total_bytes += fault == KVF_FAKE_PROFILE_LONG ? 1u << 20 : 0;
+    if (fault != KVF_FAKE_PROFILE_UNSEALED &&
+        kvf_memfd_seal(memory.fd, KVF_SEGMENT_SEALS) != KVF_OK) {
+        die("cannot seal");
+    }
+    if (pipe2(pipes, O_CLOEXEC) != 0) {
+        die("no pipe");
+    }
+    kvf_seqpacket_send(d->socket_fd, &message, sizeof(message),
+                       fault == KVF_FAKE_PROFILE_PIPE ? &pipes[0] : &memory.fd, 1);
+    if (fault == KVF_FAKE_PROFILE_TWICE) {
+        kvf_seqpacket_send(d->socket_fd, &message, sizeof(message), &memory.fd, 1);
+    }
+    kvf_fd_close(&pipes[0]);
+    kvf_fd_close(&pipes[1]);
+    memory_destroy(&memory);
 }
 
 static void welcome_send(struct kvf_fake_daemon *d, const struct kvf_wire_hello *hello)
@@ -503,6 +550,13 @@ static void welcome_send(struct kvf_fake_daemon *d, const struct kvf_wire_hello 
     }
     rings_create(d, hello);
     profile_choose(d, hello, &welcome);
+    if (d->script.welcome_text != NULL) {
+        snprintf(welcome.text, sizeof(welcome.text), "%s", d->script.welcome_text);
+    }
+    if (d->script.table != NULL && d->script.profile_fault != KVF_FAKE_PROFILE_LATE &&
+        d->script.profile_fault != KVF_FAKE_PROFILE_MISSING) {
+        profile_send(d);
+    }
     welcome.incarnation = d->header.incarnation;
     welcome.connection_id = d->header.connection_id;
     welcome.credits = d->header.cq_entries;
@@ -514,6 +568,9 @@ static void welcome_send(struct kvf_fake_daemon *d, const struct kvf_wire_hello 
     fds[1] = d->staging.fd;
     fds[2] = fds[3] = d->wake_fd;
     kvf_seqpacket_send(d->socket_fd, &welcome, bytes, fds, n_fds);
+    if (d->script.profile_fault == KVF_FAKE_PROFILE_LATE) {
+        profile_send(d);
+    }
     if (fault == KVF_FAKE_WELCOME_TWICE) {
         kvf_seqpacket_send(d->socket_fd, &welcome, bytes, fds, n_fds);
     }

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "codec/profile_table.h"
 #include "transport/proto.h"
 
 /* What goes wrong while a client attaches. */
@@ -41,16 +42,34 @@ enum kvf_fake_fault {
     KVF_FAKE_FAULTS,
 };
 
+/* What goes wrong with a profile of a file. */
+enum kvf_fake_profile_fault {
+    KVF_FAKE_PROFILE_GOOD = 0,
+    KVF_FAKE_PROFILE_UNSEALED, /* its memory could be changed under its reader */
+    KVF_FAKE_PROFILE_PIPE,     /* it is no memory */
+    KVF_FAKE_PROFILE_CORRUPT,  /* a bit is wrong */
+    KVF_FAKE_PROFILE_LONG,     /* it says to be longer than its memory */
+    KVF_FAKE_PROFILE_TWICE,    /* it comes twice */
+    KVF_FAKE_PROFILE_LATE,     /* it comes after WELCOME */
+    KVF_FAKE_PROFILE_OTHER,    /* WELCOME names another one */
+    KVF_FAKE_PROFILE_PRINT,    /* WELCOME has another fingerprint */
+    KVF_FAKE_PROFILE_MISSING,  /* it does not come */
+    KVF_FAKE_PROFILE_FAULTS,
+};
+
 struct kvf_fake_script {
     const char *socket_path;
     enum kvf_fake_fault fault;
-    int refuse_status;       /* below 0: WELCOME says this and nothing else */
-    const char *refuse_text; /* with it */
-    const char *profile;     /* in force; NULL: the one asked for */
-    uint64_t incarnation;    /* 0: 1 */
-    uint32_t sq_entries;     /* 0: as asked, as a power of two */
-    uint64_t staging_bytes;  /* 0: as asked, or 1 MiB */
-    bool is_heartless;       /* the heartbeat never moves */
+    int refuse_status;                     /* below 0: WELCOME says this and nothing else */
+    const char *refuse_text;               /* with it */
+    const char *profile;                   /* in force; NULL: the one asked for */
+    const struct kvf_profile_table *table; /* not NULL: this one is in force, and sent */
+    enum kvf_fake_profile_fault profile_fault;
+    const char *welcome_text; /* NULL: "" */
+    uint64_t incarnation;     /* 0: 1 */
+    uint32_t sq_entries;      /* 0: as asked, as a power of two */
+    uint64_t staging_bytes;   /* 0: as asked, or 1 MiB */
+    bool is_heartless;        /* the heartbeat never moves */
     /* May change each completion before it is written. Called on the daemon's thread. */
     void (*on_complete)(void *arg, struct kvf_shm_cqe *cqe);
     void *arg;

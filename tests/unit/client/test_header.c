@@ -22,7 +22,7 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_tensor_view), 32);
     assert_int_equal(sizeof(struct kvf_kv_view), 80);
     assert_int_equal(sizeof(struct kvf_options), 152);
-    assert_int_equal(sizeof(struct kvf_info), 80);
+    assert_int_equal(sizeof(struct kvf_info), 336);
     assert_int_equal(sizeof(struct kvf_put_item), 80);
     assert_int_equal(sizeof(struct kvf_put_options), 40);
     assert_int_equal(sizeof(struct kvf_lookup_options), 16);
@@ -46,6 +46,7 @@ static void sizes_come_first(void **state)
     assert_int_equal(offsetof(struct kvf_kv_view, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_options, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_info, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_info, profile_text), 80); /* all of it before 0.2 */
     assert_int_equal(offsetof(struct kvf_put_item, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_put_options, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_lookup_options, struct_bytes), 0);

@@ -155,6 +155,27 @@ static void short_files_have_defaults(void **state)
     kvf_profile_table_destroy(table);
 }
 
+/* The example of docs/profile-file.md is one. */
+static void the_example_is_right(void **state)
+{
+    (void)state;
+    struct kvf_profile_table *table = NULL;
+    char why[KVF_PROFILE_FILE_WHY_BYTES] = "";
+    char *page = kvf_test_file_read(KVF_PROFILE_PAGE, NULL);
+    assert_non_null(page);
+    char *text = strstr(page, "```json\n");
+    assert_non_null(text);
+    text += strlen("```json\n");
+    char *end = strstr(text, "```");
+    assert_non_null(end);
+    int status = kvf_profile_file_parse("page", text, (size_t)(end - text), &table, why);
+    assert_string_equal(why, "");
+    assert_int_equal(status, KVF_OK);
+    assert_string_equal(table->name, "smol-chat");
+    kvf_profile_table_destroy(table);
+    free(page);
+}
+
 /* What is changed in a file, and what is said about it. */
 struct wrong {
     const char *from;
@@ -368,7 +389,7 @@ int main(void)
         cmocka_unit_test(files_read_back),           cmocka_unit_test(missing_files_are_named),
         cmocka_unit_test(short_files_have_defaults), cmocka_unit_test(wrong_files_are_refused),
         cmocka_unit_test(blobs_read_back),           cmocka_unit_test(sealed_blobs_are_validated),
-        cmocka_unit_test(tables_are_validated),
+        cmocka_unit_test(tables_are_validated),      cmocka_unit_test(the_example_is_right),
     };
     kvf_random_seeded_init(&random_bits, kvf_test_seed());
     return cmocka_run_group_tests(tests, NULL, NULL);

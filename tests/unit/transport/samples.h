@@ -68,6 +68,14 @@ static inline struct kvf_wire_welcome sample_welcome(void)
     return welcome;
 }
 
+static inline struct kvf_wire_profile sample_profile(void)
+{
+    struct kvf_wire_profile profile = {.bytes = 8192, .profile_fp = 0x1122334455667788};
+
+    kvf_proto_head_init(&profile.head, KVF_WIRE_PROFILE);
+    return profile;
+}
+
 static inline struct kvf_wire_piece sample_piece(enum kvf_wire_type type)
 {
     struct kvf_wire_piece piece = {

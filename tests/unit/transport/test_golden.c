@@ -25,6 +25,7 @@ struct golden {
     union {
         struct kvf_wire_hello hello;
         struct kvf_wire_welcome welcome;
+        struct kvf_wire_profile profile;
         struct kvf_wire_piece piece;
         struct kvf_wire_note note;
         struct kvf_shm_sqe sqe;
@@ -35,7 +36,7 @@ struct golden {
 };
 
 enum {
-    GOLDENS = 14
+    GOLDENS = 15
 };
 
 static void goldens_fill(struct golden goldens[GOLDENS])
@@ -46,6 +47,8 @@ static void goldens_fill(struct golden goldens[GOLDENS])
     *g = (struct golden){"hello", sizeof(g->u.hello), {.hello = sample_hello()}};
     g++;
     *g = (struct golden){"welcome", sizeof(g->u.welcome), {.welcome = sample_welcome()}};
+    g++;
+    *g = (struct golden){"profile", sizeof(g->u.profile), {.profile = sample_profile()}};
     g++;
     *g = (struct golden){"piece", sizeof(g->u.piece), {.piece = sample_piece(KVF_WIRE_PIECE)}};
     g++;

@@ -217,6 +217,23 @@ static void pieces_are_checked(void **state)
     assert_int_equal(decode(KVF_PROTO_CLIENT, &piece, sizeof(piece), 1), KVF_ERR_PROTOCOL);
 }
 
+static void profiles_are_checked(void **state)
+{
+    static const struct change changes[] = {
+        CHANGE(kvf_wire_profile, bytes, 0),
+        CHANGE(kvf_wire_profile, bytes, 4097),
+        CHANGE(kvf_wire_profile, bytes, KVF_PROTO_PROFILE_MAX + 4096),
+        CHANGE(kvf_wire_profile, profile_fp, 0),
+    };
+    struct kvf_wire_profile profile = sample_profile();
+
+    (void)state;
+    REFUSE_ALL(KVF_PROTO_DAEMON, profile, 1, changes);
+    assert_int_equal(decode(KVF_PROTO_DAEMON, &profile, sizeof(profile), 0), KVF_ERR_PROTOCOL);
+    assert_int_equal(decode(KVF_PROTO_DAEMON, &profile, sizeof(profile), 2), KVF_ERR_PROTOCOL);
+    assert_int_equal(decode(KVF_PROTO_CLIENT, &profile, sizeof(profile), 1), KVF_ERR_PROTOCOL);
+}
+
 static void versions_are_chosen(void **state)
 {
     uint16_t version = 0;
@@ -537,6 +554,7 @@ int main(void)
         cmocka_unit_test(hello_is_checked),
         cmocka_unit_test(welcome_is_checked),
         cmocka_unit_test(pieces_are_checked),
+        cmocka_unit_test(profiles_are_checked),
         cmocka_unit_test(versions_are_chosen),
         cmocka_unit_test(submissions_are_checked),
         cmocka_unit_test(unsummed_puts_are_of_version_2),
