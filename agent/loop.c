@@ -6,19 +6,18 @@
 
 #include <errno.h>
 #include <grp.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "agent/calibration.h"
 #include "base/failpoint.h"
 #include "base/fd.h"
 #include "base/hash.h"
+#include "base/thread.h"
 
 #define EVENTS_MAX 64
 /* Looking again is cheaper than a sleep and a wake-up if the next submission is near: after each
@@ -37,7 +36,6 @@
 #define POLL_NS        (50 * KVF_NS_PER_US)  /* descriptors need no more while rings are busy */
 #define SLEEP_NS_MAX   (KVF_SHM_LOOK_MS * KVF_NS_PER_MS) /* timers need no more than this */
 #define DRAIN_GRACE_NS (200 * KVF_NS_PER_MS)
-#define SLICE_NS       (100 * KVF_NS_PER_US) /* the shortest that Linux gives */
 
 /* ----------------------------------------------------------------------------------------------
  * Waking and watching
@@ -392,29 +390,6 @@ static uint64_t spin_ns(struct kvf_agent *agent, struct rivals *rivals)
     return 2 * agent->gap_ns > SPIN_NS_MIN ? 2 * agent->gap_ns : SPIN_NS_MIN;
 }
 
-/* struct sched_attr as the kernel has had it first; the C library does not know it yet. */
-struct slice_attr {
-    uint32_t bytes, policy;
-    uint64_t flags;
-    int32_t nice;
-    uint32_t priority;
-    uint64_t runtime_ns, deadline_ns, period_ns;
-};
-
-/* Ask for short slices. The reactor gets no more of a CPU by that, but gets it earlier: where
- * others keep all CPUs busy it would wait for the end of their slices, for some milliseconds.
- * Kernels before 6.12 do not listen. */
-static void shorten_slices(void)
-{
-    struct slice_attr attr = {0};
-
-    if (syscall(SYS_sched_getattr, 0, &attr, sizeof(attr), 0) == 0 && attr.policy == SCHED_OTHER) {
-        attr.bytes = sizeof(attr);
-        attr.runtime_ns = SLICE_NS;
-        (void)syscall(SYS_sched_setattr, 0, &attr, 0);
-    }
-}
-
 int kvf_agent_run(struct kvf_agent *agent)
 {
     struct rivals rivals = {0};
@@ -423,7 +398,7 @@ int kvf_agent_run(struct kvf_agent *agent)
     int status;
 
     kvf_owner_bind(&agent->owner);
-    shorten_slices();
+    kvf_thread_run_soon();
     agent->now_ns = kvf_env_now_ns(&agent->env);
     atomic_store(&agent->is_ready, true);
     do {

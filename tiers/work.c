@@ -10,13 +10,10 @@
 
 #include <assert.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
-#define BACKGROUND_NICE 10 /* of background threads: a tenth of the weight of others */
+#include "base/thread.h"
 
 struct work_list {
     struct kvf_work *first;
@@ -64,22 +61,12 @@ static struct kvf_work *list_take_first(struct work_list *list)
     return work;
 }
 
-/* Let the calling thread have what others leave, and preempt nobody when it is woken. Without that
- * the work is done all the same. */
-static void step_back(void)
-{
-    struct sched_param none = {0};
-
-    (void)setpriority(PRIO_PROCESS, (id_t)gettid(), BACKGROUND_NICE); /* of this thread, on Linux */
-    (void)sched_setscheduler(gettid(), SCHED_BATCH, &none);
-}
-
 static void *worker_main(void *arg)
 {
     struct work_pool *pool = arg;
 
     if (pool->is_background) {
-        step_back();
+        kvf_thread_step_back();
     }
     pthread_mutex_lock(&pool->lock);
     for (;;) {
