@@ -13,6 +13,7 @@
 
 #include "client/gpu_internal.h"
 #include "codec/codec_gpu_image.h"
+#include "codec/codec_layout.h"
 
 #define POLL_PAUSE_NS (20 * KVF_NS_PER_US) /* while the GPU is at work: some 1 MiB of the link */
 
@@ -334,6 +335,8 @@ static void memory_free(struct kvf_gpu *gpu)
     kvf_gpu_put_sleep(gpu);
     kvf_gpu_get_sleep(gpu);
     kvf_gpu_pins_drop(gpu);
+    (void)gpu->device->driver.cuMemFree(gpu->given_address);
+    gpu->given_address = 0;
     gpu->is_awake = false;
 }
 
@@ -378,6 +381,82 @@ static int find_kernels(const struct kvf_gpu *gpu)
     return KVF_OK;
 }
 
+/* ----------------------------------------------------------------------------------------------
+ * What a profile has measured
+ */
+enum {
+    GIVEN_ARRAYS = 4, /* means of K, V, lists of K, V */
+};
+
+static const struct kvf_plan_array *given_array(const struct kvf_gpu *gpu, uint32_t i)
+{
+    return i < 2 ? &gpu->plan.means[i] : &gpu->plan.splits[i - 2];
+}
+
+/* Of one layer of an array. */
+static uint64_t given_bytes(const struct kvf_gpu *gpu, uint32_t i)
+{
+    const struct kvf_geometry *geometry = &gpu->plan.geometry;
+    uint64_t dim = i % 2 != 0 ? geometry->dim_v : geometry->dim_k;
+
+    return geometry->n_heads * (i < 2 ? dim * sizeof(uint16_t) : (dim + 7) / 8);
+}
+
+void kvf_gpu_part_given(const struct kvf_gpu *gpu, struct kvf_gpu_part *part)
+{
+    for (uint32_t i = part->is_v; i < GIVEN_ARRAYS; i += 2) {
+        uint64_t *to = i < 2 ? &part->mean : &part->split;
+
+        if (gpu->given_layer_bytes[i] != 0) {
+            *to = gpu->given_address + gpu->given_offsets[i] +
+                  part->layer * gpu->given_layer_bytes[i];
+        }
+    }
+}
+
+/* Copies that are waited for: the engine's streams know nothing of them. */
+static int given_copy(struct kvf_gpu *gpu)
+{
+    int result = 0;
+
+    for (uint32_t i = 0; i < GIVEN_ARRAYS; i++) {
+        for (uint32_t layer = 0;
+             gpu->given_layer_bytes[i] != 0 && layer < gpu->plan.geometry.n_layers && result == 0;
+             layer++) {
+            result = gpu->device->driver.cuMemcpyHtoDAsync(
+                gpu->given_address + gpu->given_offsets[i] + layer * gpu->given_layer_bytes[i],
+                kvf_plan_array_at(given_array(gpu, i), layer), given_bytes(gpu, i),
+                gpu->put_stream);
+        }
+    }
+    if (result == 0) {
+        result = gpu->device->driver.cuStreamSynchronize(gpu->put_stream);
+    }
+    return kvf_gpu_device_result(gpu->device, result, "copies of a profile");
+}
+
+/* The profile's arrays to the device. */
+static int given_take(struct kvf_gpu *gpu)
+{
+    uint64_t bytes = 0;
+    int status;
+
+    for (uint32_t i = 0; i < GIVEN_ARRAYS; i++) {
+        bool is_given = given_array(gpu, i)->first != NULL;
+
+        gpu->given_offsets[i] = bytes;
+        gpu->given_layer_bytes[i] = is_given ? kvf_gpu_align(given_bytes(gpu, i)) : 0;
+        bytes += gpu->plan.geometry.n_layers * gpu->given_layer_bytes[i];
+    }
+    if (bytes == 0) {
+        return KVF_OK;
+    }
+    status = kvf_gpu_device_result(gpu->device,
+                                   gpu->device->driver.cuMemAlloc(&gpu->given_address, bytes),
+                                   "cuMemAlloc for a profile");
+    return status == KVF_OK ? given_copy(gpu) : status;
+}
+
 /* Memory and facts for the plan in force. */
 static int memory_take(struct kvf_gpu *gpu)
 {
@@ -397,6 +476,9 @@ static int memory_take(struct kvf_gpu *gpu)
     status = kvf_gpu_put_wake(gpu);
     if (status == KVF_OK) {
         status = kvf_gpu_get_wake(gpu);
+    }
+    if (status == KVF_OK) {
+        status = given_take(gpu);
     }
     gpu->is_awake = true;
     if (status != KVF_OK) {

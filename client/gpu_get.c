@@ -386,6 +386,7 @@ static void group_add(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
         .is_v = is_v,
     };
     part->block = group->n_items - 1;
+    kvf_gpu_part_given(gpu, part);
     if (cut->is_section) {
         part->n_vectors = cut->section.count;
     } else {

@@ -226,6 +226,10 @@ struct kvf_gpu {
         plan; /* as of the last idle moment: the client's changes at a reconnect */
     struct kvf_gpu_kinds kinds;
     struct kvf_gpu_kinds raw_kinds;
+    uint64_t given_address; /* what a profile has measured: means of K, V, lists of K, V; 0: nothing
+                             */
+    uint64_t given_offsets[4];
+    uint64_t given_layer_bytes[4]; /* 0: there is none */
     bool is_fixed;
     bool is_awake;
     bool is_broken;
@@ -347,6 +351,9 @@ int kvf_gpu_launch_all(struct kvf_gpu *gpu, const struct kvf_gpu_work *work,
 /* Before a call that begins something: awake, whole, of the profile in force; resources of what has
  * ended are free. KVF_OK; KVF_ERR_BUSY, _IO, _DISCONNECTED, _NO_DAEMON, _NO_MEMORY. */
 int kvf_gpu_begin(struct kvf_gpu *gpu);
+
+/* What the profile has for K or V of a layer. */
+void kvf_gpu_part_given(const struct kvf_gpu *gpu, struct kvf_gpu_part *part);
 
 /* --- gpu_pin.c -------------------------------------------------------------------------------- */
 

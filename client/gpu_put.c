@@ -382,6 +382,7 @@ static void lists_fill(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
                 .is_v = (uint8_t)is_v,
             };
             kvf_gpu_part_fill(kvf_plan_tensor(&gpu->plan, part->layer, is_v != 0), part);
+            kvf_gpu_part_given(gpu, part);
             stored += part->fixed_bytes;
             part++;
         }

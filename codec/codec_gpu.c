@@ -163,20 +163,6 @@ void kvf_gpu_tensor_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_t
     memcpy(out->order, tensor->order, sizeof(out->order));
 }
 
-/* Kernels have no way to means and lists of channels that a profile has: such tensors are of no
- * codec. */
-static void fill_unless_given(const struct kvf_codec_plan *plan,
-                              const struct kvf_codec_tensor *tensor, bool is_v,
-                              struct kvf_gpu_tensor *out)
-{
-    uint8_t flags = tensor->descriptor.flags;
-    kvf_gpu_tensor_fill(tensor, out);
-    if ((flags & KVF_TENSOR_CENTER_PROFILE) != 0 ||
-        ((flags & KVF_TENSOR_SPLIT) != 0 && plan->splits[is_v].first != NULL)) {
-        out->codec = KVF_CODEC_NONE;
-    }
-}
-
 void kvf_gpu_kinds_fill(const struct kvf_codec_plan *plan, struct kvf_gpu_kinds *out)
 {
     uint8_t kind_of[KVF_CODEC_KINDS_MAX]; /* of a plan's kind, plus 1; 0: without layers so far */
@@ -186,8 +172,8 @@ void kvf_gpu_kinds_fill(const struct kvf_codec_plan *plan, struct kvf_gpu_kinds 
         const struct kvf_codec_kind *kind = &plan->kinds[plan->layer_kinds[layer]];
         uint8_t *number = &kind_of[plan->layer_kinds[layer]];
         if (*number == 0) {
-            fill_unless_given(plan, &kind->k, false, &out->tensors[out->n][0]);
-            fill_unless_given(plan, &kind->v, true, &out->tensors[out->n][1]);
+            kvf_gpu_tensor_fill(&kind->k, &out->tensors[out->n][0]);
+            kvf_gpu_tensor_fill(&kind->v, &out->tensors[out->n][1]);
             *number = (uint8_t)++out->n;
         }
         out->layer_kinds[layer] = (uint8_t)(*number - 1);

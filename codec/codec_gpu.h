@@ -72,6 +72,8 @@ struct kvf_gpu_pages {
 struct kvf_gpu_part {
     uint64_t base;       /* the layer's first page, any alignment of the element */
     uint64_t stored;     /* in the payload: the part's first byte, on 128 bytes */
+    uint64_t mean;       /* KVF_TENSOR_CENTER_PROFILE: fp16[heads][dim] */
+    uint64_t split;      /* encode: the profile's lists of channels; 0: it has none */
     uint32_t first_page; /* index in page_ids of the page that holds view token 0 */
     uint32_t block;      /* index of the block's result */
     union {
@@ -133,7 +135,7 @@ struct kvf_gpu_work {
 };
 
 #ifndef __CUDACC__
-_Static_assert(sizeof(struct kvf_gpu_part) == 48, "an entry of the list has 48 bytes");
+_Static_assert(sizeof(struct kvf_gpu_part) == 64, "an entry of the list has 64 bytes");
 _Static_assert(sizeof(struct kvf_gpu_work) <= 4000, "parameters of a kernel");
 #endif
 

@@ -37,6 +37,12 @@ static __device__ __forceinline__ uint32_t saw_tile_step(uint32_t n_tokens)
     return ceil_div(n_tiles, KVF_SAW_PARTIAL_SUMS);
 }
 
+/* Is the mean the profile's? Then strips have none. */
+static __device__ __forceinline__ bool has_profile_mean(const struct kvf_gpu_tensor &tensor)
+{
+    return (tensor.flags & KVF_TENSOR_CENTER_PROFILE) != 0;
+}
+
 /* Bytes of a vector in the meta part. */
 static __device__ __forceinline__ uint32_t saw_meta_bytes(const struct kvf_gpu_tensor &tensor)
 {
@@ -45,8 +51,9 @@ static __device__ __forceinline__ uint32_t saw_meta_bytes(const struct kvf_gpu_t
 
 /* Parts of one tensor of one layer; those of tq that is not split are alike. */
 struct saw_parts {
-    uint8_t *mean;  /* NULL: not centred */
-    uint32_t *meta; /* of saw a word a vector */
+    uint8_t *mean;       /* stored or the profile's; NULL: not centred */
+    uint32_t mean_bytes; /* stored */
+    uint32_t *meta;      /* of saw a word a vector */
     uint8_t *codes;
     uint32_t n_vectors;
 
@@ -54,13 +61,16 @@ struct saw_parts {
                                          const struct kvf_gpu_part &part)
         : saw_parts(tensor, part.stored, part.n_tokens)
     {
+        if (has_profile_mean(tensor)) {
+            mean = at_address<uint8_t>(part.mean);
+        }
     }
 
     __device__ __forceinline__ saw_parts(const struct kvf_gpu_tensor &tensor, uint64_t stored,
                                          uint32_t n_tokens)
     {
         uint8_t *at = reinterpret_cast<uint8_t *>(stored);
-        uint32_t mean_bytes = saw_mean_bytes(tensor, n_tokens);
+        mean_bytes = saw_mean_bytes(tensor, n_tokens);
         n_vectors = tensor.n_rows * n_tokens;
         mean = mean_bytes != 0 ? at : nullptr;
         meta = reinterpret_cast<uint32_t *>(at + mean_bytes);
@@ -74,8 +84,8 @@ static __device__ __forceinline__ void zero_gaps(const struct kvf_gpu_tensor &te
                                                  uint32_t n_threads)
 {
     uint32_t mean_bytes = 2u * tensor.n_heads * tensor.dim;
-    if (parts.mean != nullptr) {
-        zero_bytes(parts.mean + mean_bytes, part_bytes(mean_bytes) - mean_bytes, thread, n_threads);
+    if (parts.mean_bytes != 0) {
+        zero_bytes(parts.mean + mean_bytes, parts.mean_bytes - mean_bytes, thread, n_threads);
     }
     uint32_t meta_bytes = parts.n_vectors * saw_meta_bytes(tensor);
     uint8_t *meta = reinterpret_cast<uint8_t *>(parts.meta);

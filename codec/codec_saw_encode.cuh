@@ -178,11 +178,11 @@ template <int per, int bit> static __device__ __forceinline__ void rotate_bit(fl
     }
 }
 
-/* By one warp: the mean to `stored`, and rotated to shared memory. */
+/* By one warp: the mean to `stored`, and rotated to shared memory. given: it is there already. */
 template <int dim>
 static __device__ __forceinline__ void
 finish_mean(const encode_team &team, const encode_shared<dim> *shared, const uint32_t *signs,
-            uint16_t *stored, float *rotated)
+            uint16_t *stored, bool given, float *rotated)
 {
     constexpr int per = dim / 32;
     float y[per];
@@ -200,7 +200,11 @@ finish_mean(const encode_team &team, const encode_shared<dim> *shared, const uin
         float sum26 = p[2][element] + p[6][element];
         float sum37 = p[3][element] + p[7][element];
         uint32_t half = mean_half_bits((sum04 + sum26) + (sum15 + sum37), count);
-        stored[element] = (uint16_t)half;
+        if (given) {
+            half = stored[element];
+        } else {
+            stored[element] = (uint16_t)half;
+        }
         uint32_t sign = signs[element / 2] << (element % 2 != 0 ? 0 : 16) & 0x80000000;
         y[r] = __uint_as_float(__float_as_uint(f32_of_half_bits(half)) ^ sign);
     }
@@ -705,9 +709,10 @@ struct encode_warp {
         }
         await(ENCODE_SUMS);
         uint64_t stored = row.meta - row.row * row.n_tokens * coder::meta_bytes -
-                          saw_mean_bytes(work.tensors[row.is_v], row.n_tokens);
+                          saw_mean_bytes(work.tensors[row.is_v], row.n_tokens) + row.row * dim * 2;
         finish_mean<dim>(team, shared, signs + row.signs,
-                         at_address<uint16_t>(stored) + row.row * dim, shared->mean[turn]);
+                         at_address<uint16_t>(row.mean != 0 ? row.mean : stored), row.mean != 0,
+                         shared->mean[turn]);
         __syncwarp();
         if (mean_barrier() == ENCODE_MEAN) { /* numbers that vary would reserve all barriers */
             arrive(ENCODE_MEAN);

@@ -70,7 +70,7 @@ struct __align__(16) encode_row
     uint32_t row;
     uint32_t signs; /* first word of the row's */
     uint32_t block;
-    uint32_t reserved;
+    uint64_t mean; /* the row's, of a profile; 0: a mean is made, and stored, if it is centred */
 
     __device__ __forceinline__ void fill(const struct kvf_gpu_work &work, const encode_team &team,
                                          const struct kvf_gpu_part &part, uint32_t row_)
@@ -94,6 +94,7 @@ struct __align__(16) encode_row
         n_tiles = ceil_div(n_tokens, KVF_SAW_TILE_TOKENS);
         seat_tiles = (n_tiles + team.row_warps - 1) / team.row_warps;
         is_centred = parts.mean != nullptr;
+        mean = has_profile_mean(tensor) ? part.mean + row_ * tensor.group * 2 : 0;
         is_simple = work.tokens_a_page % KVF_SAW_TILE_TOKENS == 0 &&
                     ((from | pages.page_stride_bytes | pages.token_stride_bytes) & 15) == 0;
     }

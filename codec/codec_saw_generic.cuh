@@ -315,9 +315,11 @@ static __device__ void encode_row_generic(const struct kvf_gpu_work &work, uint3
     if (row == 0) {
         zero_gaps(tensor, at.parts, threadIdx.x, blockDim.x);
     }
-    if (at.parts.mean != nullptr) {
+    if (at.parts.mean_bytes != 0) {
         find_samples(at);
         make_mean(at);
+    }
+    if (at.parts.mean != nullptr) {
         rotate_mean(at);
     }
     generic_range range;

@@ -82,7 +82,8 @@ static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
     const char *fast = fast_encode_of(tensor);
-    if (fast == NULL || !has_room(work, saw_encode_shared_bytes(work, tensor->group))) {
+    if (fast == NULL || !has_room(work, saw_encode_shared_bytes(work, tensor->group)) ||
+        !saw_encode_takes_mean(work, tensor)) {
         return (struct kvf_gpu_launch){
             .kernel = "kvf_saw_encode",
             .n_blocks = work->n_parts * saw_rows_max(work, tensors),

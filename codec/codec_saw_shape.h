@@ -9,6 +9,8 @@
 #include "codec/block_format.h"
 #include "codec/codec_gpu.h"
 
+#include <stdbool.h>
+
 #ifdef __CUDACC__
 #define KVF_SAW_SHAPE static constexpr __host__ __device__ inline
 #else
@@ -39,6 +41,14 @@ KVF_SAW_SHAPE uint32_t saw_encode_units(const struct kvf_gpu_work *work, uint32_
 {
     uint32_t a_unit = SAW_ENCODE_THREADS / 32 / saw_encode_row_warps(work);
     return (saw_encode_rows(work, tensors) + a_unit - 1) / a_unit;
+}
+
+/* Is the mean made by the block, if there is one, or do all eight warps share it? Where they have
+ * rows of their own there is room for no mean. */
+KVF_SAW_SHAPE bool saw_encode_takes_mean(const struct kvf_gpu_work *work,
+                                         const struct kvf_gpu_tensor *tensor)
+{
+    return (tensor->flags & KVF_TENSOR_CENTER_PROFILE) == 0 || saw_encode_row_warps(work) == 8;
 }
 
 /* Thread blocks that a multiprocessor has room for. */

@@ -95,14 +95,14 @@ struct tq_parts {
     uint8_t *meta;
     uint32_t meta_bytes; /* of a vector */
 
-    __device__ __forceinline__ tq_parts(const struct kvf_gpu_tensor &tensor, uint64_t stored,
-                                        uint32_t n_tokens)
-        : saw(tensor, stored, n_tokens), meta_bytes(tensor.n_scales * (uint32_t)KVF_TQ_SCALE_BYTES)
+    __device__ __forceinline__ tq_parts(const struct kvf_gpu_tensor &tensor,
+                                        const struct kvf_gpu_part &part)
+        : saw(tensor, part), meta_bytes(tensor.n_scales * (uint32_t)KVF_TQ_SCALE_BYTES)
     {
-        uint8_t *at = at_address<uint8_t>(stored);
-        uint32_t means_bytes = saw.mean != nullptr ? 2u * tensor.n_heads * tensor.dim : 0;
+        uint8_t *at = at_address<uint8_t>(part.stored);
+        uint32_t means_bytes = saw.mean_bytes != 0 ? 2u * tensor.n_heads * tensor.dim : 0;
         lists = (tensor.flags & KVF_TENSOR_SPLIT) != 0 ? at + means_bytes : nullptr;
-        meta = at + tq_mean_bytes(tensor, n_tokens);
+        meta = at + tq_mean_bytes(tensor, part.n_tokens);
         saw.codes = meta + part_bytes(saw.n_vectors * meta_bytes);
     }
 };
@@ -113,7 +113,7 @@ static __device__ __forceinline__ void tq_zero_gaps(const struct kvf_gpu_tensor 
                                                     uint32_t thread, uint32_t n_threads)
 {
     uint8_t *at = at_address<uint8_t>(stored);
-    uint32_t means_bytes = parts.saw.mean != nullptr ? 2u * tensor.n_heads * tensor.dim : 0;
+    uint32_t means_bytes = parts.saw.mean_bytes != 0 ? 2u * tensor.n_heads * tensor.dim : 0;
     uint32_t bytes = means_bytes + tensor.n_rows * tq_list_bytes(tensor);
     zero_bytes(at + bytes, part_bytes(bytes) - bytes, thread, n_threads);
     bytes = parts.saw.n_vectors * parts.meta_bytes;

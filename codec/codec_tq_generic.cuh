@@ -79,6 +79,17 @@ static __device__ void read_channels(const tq_row &at)
     __syncthreads();
 }
 
+/* The profile's to the row's list. */
+static __device__ void copy_channels(const tq_row &at)
+{
+    uint32_t first = at.saw.row * tq_list_bytes(at.tensor());
+    const uint8_t *given = at_address<const uint8_t>(at.saw.part.split) + first;
+    for (uint32_t i = threadIdx.x; i < tq_list_bytes(at.tensor()); i += SAW_GENERIC_THREADS) {
+        at.parts.lists[first + i] = given[i];
+    }
+    __syncthreads();
+}
+
 /* Those with the largest magnitudes to the row's list. */
 static __device__ void write_channels(const tq_row &at)
 {
@@ -293,7 +304,7 @@ static __device__ __forceinline__ tq_row tq_row_of(const struct kvf_gpu_work &wo
                                                    tq_shared *shared)
 {
     const struct kvf_gpu_tensor &tensor = work.tensors[part.is_v];
-    const tq_parts parts(tensor, part.stored, part.n_tokens);
+    const tq_parts parts(tensor, part);
     return {{tensor, part, parts.saw, row_pages(work, part, tensor, row), row, &shared->saw},
             parts,
             shared};
@@ -312,13 +323,16 @@ static __device__ void tq_encode_row_generic(const struct kvf_gpu_work &work, ui
     if (row == 0) {
         tq_zero_gaps(at.tensor(), at.parts, part.stored, threadIdx.x, blockDim.x);
     }
-    if (at.saw.parts.mean != nullptr || at.is_split()) {
+    bool is_given = part.split != 0;
+    if (at.saw.parts.mean_bytes != 0 || (at.is_split() && !is_given)) {
         find_samples(at.saw);
     }
-    if (at.saw.parts.mean != nullptr) {
+    if (at.saw.parts.mean_bytes != 0) {
         make_mean(at.saw);
     }
-    if (at.is_split()) {
+    if (at.is_split() && is_given) {
+        copy_channels(at);
+    } else if (at.is_split()) {
         write_channels(at);
     }
     read_channels(at);

@@ -10,7 +10,7 @@
 
 #include "kvferry.h"
 
-#include <stddef.h>
+#include <string.h>
 
 enum {
     FAST_DIM = 128,
@@ -31,11 +31,6 @@ static uint32_t fast_bits(const struct kvf_gpu_tensor *tensor)
     return is_fast ? tensor->bits : 0;
 }
 
-static uint32_t first_bits(const struct kvf_gpu_work *work, uint32_t tensors)
-{
-    return fast_bits(&work->tensors[tensors == 2 ? 1 : 0]);
-}
-
 static struct kvf_gpu_launch generic_launch(const struct kvf_gpu_work *work, const char *kernel,
                                             uint32_t tensors)
 {
@@ -49,10 +44,11 @@ static struct kvf_gpu_launch generic_launch(const struct kvf_gpu_work *work, con
 
 static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
-    uint32_t bits = first_bits(work, tensors);
+    const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
+    uint32_t bits = fast_bits(tensor);
     uint32_t shared_bytes = tq_encode_shared_bytes(work, FAST_DIM);
     bool has_room = work->shared_bytes_max == 0 || shared_bytes <= work->shared_bytes_max;
-    if (bits == 0 || !has_room) {
+    if (bits == 0 || !has_room || !saw_encode_takes_mean(work, tensor)) {
         return generic_launch(work, "kvf_tq_encode", tensors);
     }
     return (struct kvf_gpu_launch){
@@ -67,7 +63,7 @@ static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint
 
 static struct kvf_gpu_launch decode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
-    uint32_t bits = first_bits(work, tensors);
+    uint32_t bits = fast_bits(&work->tensors[tensors == 2 ? 1 : 0]);
     struct kvf_gpu_launch launch = generic_launch(work, "kvf_tq_decode", tensors);
     if (bits != 0) {
         launch.kernel = fast_decode[bits];
@@ -85,15 +81,15 @@ static uint32_t plan_launches(const struct kvf_gpu_work *work,
     bool has_k = work->tensors[0].codec == KVF_CODEC_TQ;
     bool has_v = work->has_v != 0 && work->tensors[1].codec == KVF_CODEC_TQ;
     uint32_t n = 0;
-    if (has_k && has_v && fast_bits(&work->tensors[0]) == fast_bits(&work->tensors[1])) {
-        launches_out[n++] = launch(work, 3);
-        return n;
-    }
     if (has_k) {
         launches_out[n++] = launch(work, 1);
     }
     if (has_v) {
         launches_out[n++] = launch(work, 2);
+    }
+    if (n == 2 && strcmp(launches_out[0].kernel, launches_out[1].kernel) == 0) {
+        launches_out[0] = launch(work, 3);
+        n = 1;
     }
     return n;
 }

@@ -25,6 +25,7 @@ enum {
     FAR_PAGES = 1500,
     FAR_STRIDE = 3 << 20,
     BLOCKS_MAX = 8,
+    GIVEN_ARRAYS = 4, /* means of K, V, lists of K, V */
 };
 
 /* The engine's pages, here and on the device. */
@@ -58,6 +59,7 @@ struct run {
     uint32_t n_parts;
     struct kvf_gpu_kinds kinds;
     struct kvf_gpu_work work;
+    uint64_t given[GIVEN_ARRAYS]; /* on the device: the profile's means and lists, layer by layer */
 };
 
 /* -------------------------------------------------------------------------------------------------
@@ -474,6 +476,35 @@ static uint32_t block_start(const struct codec_case *c, uint32_t block)
     return block == 0 ? c->token_start : c->token_start + block * 4096;
 }
 
+/* Bytes of one layer of what a profile has. */
+static size_t given_bytes(const struct run *run, uint32_t i)
+{
+    size_t dim = i % 2 != 0 ? run->c->dim_v : run->c->dim_k;
+    return run->c->n_heads * (i < 2 ? dim * sizeof(uint16_t) : (dim + 7) / 8);
+}
+
+/* Lies on an odd multiple of the element, as a shard's may. */
+static uint64_t given_at(const struct run *run, uint32_t i, uint32_t layer)
+{
+    return run->given[i] != 0 ? run->given[i] + (i < 2 ? 2 : 1) + layer * given_bytes(run, i) : 0;
+}
+
+static void upload_given(struct run *run)
+{
+    for (uint32_t i = 0; i < GIVEN_ARRAYS; i++) {
+        const struct kvf_plan_array *array = i < 2 ? &run->codec.plan.means[i]
+                                                   : &run->codec.plan.splits[i - 2];
+        size_t bytes = given_bytes(run, i);
+        if (array->first == NULL) {
+            continue;
+        }
+        run->given[i] = codec_device_alloc(run->c->n_layers * bytes + 2);
+        for (uint32_t layer = 0; layer < run->c->n_layers; layer++) {
+            codec_device_write(given_at(run, i, layer), kvf_plan_array_at(array, layer), bytes);
+        }
+    }
+}
+
 static void run_init(struct run *run, const struct codec_case *c, struct kvf_random_seeded *random)
 {
     assert_true(c->n_blocks <= BLOCKS_MAX);
@@ -482,7 +513,12 @@ static void run_init(struct run *run, const struct codec_case *c, struct kvf_ran
                                                     c->dim_v, c->n_tokens);
     geometry.sink_tokens = (uint16_t)c->sink_tokens;
     geometry.kind = c->is_mla ? KVF_KIND_MLA : KVF_KIND_KV;
-    fixture_codec_init(&run->codec, &geometry, c->profile);
+    if (c->table != NULL) {
+        fixture_codec_init_table(&run->codec, &geometry, c->table, c->head_first);
+    } else {
+        fixture_codec_init(&run->codec, &geometry, c->profile);
+    }
+    upload_given(run);
     pool_init(&run->pool, c, random);
     pool_each(run, poison_range);
     for (uint32_t i = 0; i < c->n_blocks; i++) {
@@ -518,6 +554,11 @@ static void run_fini(struct run *run)
         fixture_kv_fini(&run->kv[i]);
         free(run->records[i]);
     }
+    for (uint32_t i = 0; i < GIVEN_ARRAYS; i++) {
+        if (run->given[i] != 0) {
+            codec_device_free(run->given[i]);
+        }
+    }
     codec_device_free(run->payloads);
     pool_fini(&run->pool);
     fixture_codec_fini(&run->codec);
@@ -528,6 +569,8 @@ static struct kvf_gpu_part *add_part(struct run *run, uint32_t block, uint32_t l
 {
     struct kvf_gpu_part *part = &run->parts[run->n_parts++];
     *part = (struct kvf_gpu_part){
+        .mean = given_at(run, (uint32_t)is_v, layer),
+        .split = given_at(run, 2 + (uint32_t)is_v, layer),
         .base = run->pool.address + run->pool.first_byte + layer * run->pool.layer_bytes +
                 (is_v ? run->pool.v_offset : 0),
         .first_page = block * run->pool.pages_a_block,
@@ -792,9 +835,9 @@ static void print_case(const struct codec_case *c)
     printf("%s, dtype %d, %u x %u heads of %u and %u, %u x %u tokens (%u in odd ones) from %u, %u "
            "sinks, "
            "layout %d, fill %d\n",
-           c->profile, c->dtype, c->n_layers, c->n_heads, c->dim_k, c->dim_v, c->n_blocks,
-           c->n_tokens, block_tokens(c, 1), c->token_start, c->sink_tokens, (int)c->layout,
-           (int)c->fill);
+           c->table != NULL ? c->table->name : c->profile, c->dtype, c->n_layers, c->n_heads,
+           c->dim_k, c->dim_v, c->n_blocks, c->n_tokens, block_tokens(c, 1), c->token_start,
+           c->sink_tokens, (int)c->layout, (int)c->fill);
 }
 
 bool codec_case_run(const struct codec_case *c, struct kvf_random_seeded *random)

@@ -5,6 +5,7 @@
 #ifndef KVF_TESTS_GPU_CODEC_CASE_H
 #define KVF_TESTS_GPU_CODEC_CASE_H
 
+#include "codec/profile_table.h"
 #include "tests/unit/codec/codec_fixture.h"
 
 #include <stdbool.h>
@@ -53,7 +54,10 @@ struct codec_case {
     enum case_layout layout;
     enum case_fill fill;
     bool is_mla;
-    bool is_wrong; /* the encoder is, on purpose: is it seen? */
+    /* a profile of a model's own, instead of one by name; geometry is the table's */
+    const struct kvf_profile_table *table;
+    uint32_t head_first; /* of the model's heads */
+    bool is_wrong;       /* the encoder is, on purpose: is it seen? */
 };
 
 enum {

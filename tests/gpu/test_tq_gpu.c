@@ -5,6 +5,7 @@
  */
 #include "tests/gpu/codec_case.h"
 #include "tests/gpu/codec_device.h"
+#include "tests/unit/codec/profile_fixture.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -179,6 +180,85 @@ static void unlike_layers(void **state)
     run_case(&c);
 }
 
+/* As profile_fixture_rich makes one; but no kernel of exact is emulated. */
+static struct kvf_profile_table *table_without_exact(void)
+{
+    static const uint8_t layers[6] = {2, 0, 1, 2, 3, 0};
+    struct kvf_profile_table *table = profile_fixture_create(6, 2, 128, 64);
+    char why[KVF_PROFILE_WHY_BYTES];
+    table->sink_tokens = 2;
+    profile_fixture_add(table, profile_fixture_saw(4, KVF_TENSOR_CENTER),
+                        profile_fixture_saw(3, KVF_TENSOR_CENTER_PROFILE));
+    profile_fixture_add(table, profile_fixture_saw(8, KVF_TENSOR_CENTER_PROFILE),
+                        profile_fixture_tq(2, KVF_TENSOR_SPLIT | KVF_TENSOR_SCALE_LEAST_SQUARES));
+    profile_fixture_add(table, profile_fixture_tq(3, KVF_TENSOR_SPLIT | KVF_TENSOR_CENTER_PROFILE),
+                        profile_fixture_tq(4, KVF_TENSOR_CENTER));
+    profile_fixture_add(table, profile_fixture_kivi(4, false),
+                        (struct kvf_profile_tensor){.codec = KVF_CODEC_RAW});
+    memcpy(table->layer_kinds, layers, sizeof(layers));
+    profile_fixture_fill(table, &random_bits);
+    assert_int_equal(kvf_profile_table_validate(table, why), KVF_OK);
+    return table;
+}
+
+/* By a table: kinds of all codecs in any order, means and lists that the table has, in blocks with
+ * room for a mean of their own and without. */
+static void own_profiles(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = {150, 40, 256, 127};
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        struct kvf_profile_table *table = IS_EMULATED ? table_without_exact()
+                                                      : profile_fixture_rich(&random_bits);
+        struct codec_case c = tq_case("own", 128, lengths[i]);
+        c.table = table;
+        c.n_layers = 6;
+        c.n_heads = i % 2 ? 1 : 2;
+        c.head_first = i == 1;
+        c.dim_v = 64;
+        c.n_blocks = 2;
+        c.n_tokens_odd = i == 2 ? 33 : 0;
+        c.token_start = i == 3 ? 4096 : 0;
+        c.fill = i % 2 ? CASE_NORMAL : CASE_HARD;
+        run_case(&c);
+        c.fill = CASE_BROKEN;
+        (void)codec_case_run(&c, &random_bits);
+        kvf_profile_table_destroy(table);
+    }
+}
+
+/* One kind, K and V by the fast kernels, about means of the profile. */
+static void given_means(void **state)
+{
+    (void)state;
+    static const uint8_t bits[] = {4, 3, 2, 8};
+    for (size_t i = 0; i < 2 * sizeof(bits); i++) {
+        struct kvf_profile_table *table = profile_fixture_create(2, 2, 128, 128);
+        char why[KVF_PROFILE_WHY_BYTES];
+        uint8_t b = bits[i / 2];
+        uint8_t v_flags = i % 2 ? 0 : KVF_TENSOR_CENTER_PROFILE;
+        if (b == 8) {
+            profile_fixture_add(table, profile_fixture_saw(b, KVF_TENSOR_CENTER_PROFILE),
+                                profile_fixture_saw(b, v_flags));
+        } else {
+            profile_fixture_add(table,
+                                profile_fixture_tq(b, KVF_TENSOR_CENTER_PROFILE | KVF_TENSOR_SIGNS),
+                                profile_fixture_tq(b, v_flags | KVF_TENSOR_SCALE_UNBIASED));
+        }
+        profile_fixture_fill(table, &random_bits);
+        assert_int_equal(kvf_profile_table_validate(table, why), KVF_OK);
+        struct codec_case c = tq_case("own", 128, i % 2 ? 200 : 60);
+        c.table = table;
+        c.n_layers = 2;
+        c.n_heads = 2;
+        c.n_tokens_odd = i % 4 == 3 ? 9 : 0;
+        c.n_blocks = 2;
+        c.fill = CASE_NORMAL;
+        run_case(&c);
+        kvf_profile_table_destroy(table);
+    }
+}
+
 /* Too many escapes, in layers of one kind and of several. */
 static void host_has_to(void **state)
 {
@@ -222,7 +302,8 @@ int main(void)
         cmocka_unit_test(every_profile),   cmocka_unit_test(every_layout),
         cmocka_unit_test(every_length),    cmocka_unit_test(every_sink),
         cmocka_unit_test(every_type),      cmocka_unit_test(unlike_tensors),
-        cmocka_unit_test(unlike_layers),   cmocka_unit_test(host_has_to),
+        cmocka_unit_test(unlike_layers),   cmocka_unit_test(own_profiles),
+        cmocka_unit_test(given_means),     cmocka_unit_test(host_has_to),
         cmocka_unit_test(hostile_records), cmocka_unit_test(order_of_additions),
     };
     if (!codec_case_begin(&random_bits)) {

@@ -118,6 +118,8 @@ static void pages_of(const struct kvf_gpu_work *work, const struct kvf_gpu_part 
         .n_tokens = part->n_tokens,
         .token_first = part->token_first,
         .n_wanted = part->n_wanted,
+        .mean = (const uint8_t *)(uintptr_t)part->mean,
+        .split = (const uint8_t *)(uintptr_t)part->split,
     };
 }
 
