@@ -253,9 +253,16 @@ static int check_tensor(const struct place *place)
     return KVF_OK;
 }
 
+/* All zero, whatever its padding is. */
+static bool is_none(const struct kvf_profile_tensor *settings)
+{
+    return settings->codec == 0 && settings->bits == 0 && settings->flags == 0 &&
+           settings->rotate == 0 && settings->clip == 0 && settings->rot_seed == 0 &&
+           settings->group_size == 0 && settings->group_axis == 0;
+}
+
 static int check_kinds(const struct kvf_profile_table *table, char why_out[KVF_PROFILE_WHY_BYTES])
 {
-    static const struct kvf_profile_tensor none;
     if (table->n_kinds < 1 || table->n_kinds > KVF_CODEC_KINDS_MAX) {
         return fail(why_out, "kinds: there are %u, and 1 to %d may be", table->n_kinds,
                     KVF_CODEC_KINDS_MAX);
@@ -268,7 +275,7 @@ static int check_kinds(const struct kvf_profile_table *table, char why_out[KVF_P
         place.is_v = true;
         if (status == KVF_OK && table->dim_v != 0) {
             status = check_tensor(&place);
-        } else if (status == KVF_OK && memcmp(&kind->v, &none, sizeof(none)) != 0) {
+        } else if (status == KVF_OK && !is_none(&kind->v)) {
             status = fail_at(&place, ": is there although geometry.dim_v is 0");
         }
         if (status != KVF_OK) {

@@ -23,7 +23,7 @@
 enum {
     LAYERS = 6,
     HEADS = 2,
-    TOKENS = 256,
+    TOKENS = 128, /* the fewest that have a mean of their own */
 };
 
 static struct kvf_random_seeded random_bits;
@@ -64,7 +64,7 @@ static void pages_init(struct fixture_kv *kv, const struct kvf_profile_table *ta
                                                 i / 2 % table->n_heads, token);
             for (uint32_t e = 0; e < dim; e++) {
                 fixture_store(KVF_DTYPE_BF16, vector, e,
-                              bias[e] + fixture_normal_like(&random_bits));
+                              bias[e] + 3.4641f * (fixture_uniform(&random_bits) - 0.5f));
             }
         }
     }
@@ -111,7 +111,7 @@ static void layers_are_stored_as_their_kinds_say(void **state)
     struct fixture_kv back;
     codec_init(&codec, table, HEADS, 0);
     pages_init(&kv, table, TOKENS);
-    pages_init(&back, table, TOKENS);
+    fixture_kv_init(&back, &kv.geometry, TOKENS);
     fixture_encode(&codec, &kv, 0);
     assert_int_equal(codec.page->header.block_flags, KVF_BLOCK_KINDS);
     fixture_decode(&codec, &back);
@@ -122,7 +122,7 @@ static void layers_are_stored_as_their_kinds_say(void **state)
         struct fixture_codec want;
         struct fixture_kv want_back;
         fixture_codec_init(&want, &kv.geometry, is_v ? same[kind].v : same[kind].k);
-        pages_init(&want_back, table, TOKENS);
+        fixture_kv_init(&want_back, &kv.geometry, TOKENS);
         fixture_encode(&want, &kv, 0);
         fixture_decode(&want, &want_back);
         struct kvf_block_part a = part_of(&codec, i / 2, is_v);
@@ -485,7 +485,7 @@ static void fingerprints_differ(void **state)
 static void rich_profiles_go_both_ways(void **state)
 {
     (void)state;
-    static const uint32_t lengths[] = {1, 16, 127, 128, 200, 256};
+    static const uint32_t lengths[] = {1, 16, 60, 127, 128};
     struct kvf_profile_table *table = profile_fixture_rich(&random_bits);
     struct fixture_codec codec;
     codec_init(&codec, table, HEADS, 0);
