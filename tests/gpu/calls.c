@@ -292,6 +292,7 @@ void calls_client_open(struct calls *calls, const char *profile, uint64_t seed)
     options.profile = profile;
     options.flags = KVF_ATTACH_ALLOW_UNCALIBRATED;
     options.staging_bytes = calls->staging_bytes != 0 ? calls->staging_bytes : 4 << 20;
+    memset(options.weights_digest, calls->model, sizeof(options.weights_digest));
     options.log = on_log;
     options.log_arg = calls;
     assert_int_equal(kvf_open(&options, &calls->client), KVF_OK);

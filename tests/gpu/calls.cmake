@@ -30,6 +30,12 @@ if(TARGET kvf_test_daemon)
 
     kvf_add_calls_test(NAME end_to_end CLIENT kvf_client_gpu SOURCES test_end_to_end.c)
 
+    kvf_add_calls_test(NAME own_profile CLIENT kvf_client_gpu SOURCES test_own_profile.c)
+    foreach(target test_gpu_own_profile test_fake_gpu_own_profile)
+        target_sources(${target} PRIVATE ${kvf_calls_folder}/../unit/codec/profile_fixture.c)
+        target_link_libraries(${target} PRIVATE kvf_profile_file)
+    endforeach()
+
     # A second build of the library, whose waits can be taken out.
     get_target_property(sources kvf_client_gpu SOURCES)
     list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/client/)

@@ -64,6 +64,7 @@ struct calls {
     struct kvf_gpu *gpu;
     struct kvf_gpu_options options;
     const char *profile;
+    uint8_t model; /* all bytes of the client's weights_digest */
     uint64_t staging_bytes;
     struct calls_pages pages;
     struct kvf_random_seeded random;
