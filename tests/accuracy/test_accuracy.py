@@ -68,10 +68,10 @@ class Codec(unittest.TestCase):
         stride = self.n_tokens * self.SHAPE.dim * codec.ITEM_BYTES
         return codec.Tensor((data.buffer_info()[0],), stride, self.SHAPE.dim)
 
-    def through(self, profile, layer):
+    def through(self, profile, layer, library=None, weights_digest=None):
         """(what comes back of K, bits a value of a whole block)."""
         target = array.array("H", bytes(len(self.source) * codec.ITEM_BYTES))
-        through = codec.LayerCodec(self.library, profile, self.SHAPE, 2)
+        through = codec.LayerCodec(library or self.library, profile, self.SHAPE, 2, weights_digest)
         try:
             source = self.tensor(self.source)
             other = array.array("H", target)
@@ -123,6 +123,40 @@ class Codec(unittest.TestCase):
     def test_a_name_that_is_no_profile_is_refused(self):
         with self.assertRaises(codec.CodecError):
             codec.LayerCodec(self.library, "saw4-never", self.SHAPE, 1)
+
+    def write_profile(self, folder):
+        """8 bits in the first layer and the last one, 4 between."""
+        def kind(bits):
+            return {"k": {"codec": "saw", "bits": bits}, "v": {"codec": "saw", "bits": bits}}
+
+        path = os.path.join(folder, "mine.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump({"kvferry_profile": 1, "name": "mine", "weights_digest": "ab" * 32,
+                       "workload": ["other"],
+                       "geometry": {"n_layers": self.SHAPE.n_layers,
+                                    "n_heads": self.SHAPE.n_heads, "dim_k": self.SHAPE.dim,
+                                    "dim_v": self.SHAPE.dim, "rope_state": "post"},
+                       "kinds": [kind(8), kind(4)],
+                       "layers": [0] + [1] * (self.SHAPE.n_layers - 2) + [0]}, file)
+        return command.ProfileFile.read(path)
+
+    def test_a_profile_of_a_file_has_its_own_layers(self):
+        with tempfile.TemporaryDirectory(prefix="kvferry-accuracy-") as folder:
+            made = self.write_profile(folder)
+            options = types.SimpleNamespace(build=BUILD, profile_files=[made])
+            daemon, socket = BENCH.start_daemon(options, folder, 8 * BENCH.MIB, *SETTINGS,
+                                                *command.daemon_settings(options, folder))
+            try:
+                library = codec.Library(BUILD, socket)
+                errors = [self.error(self.through(made.name, layer, library,
+                                                  made.weights_digest)[0])
+                          for layer in (0, 1, 5, 6)]
+                with self.assertRaises(codec.CodecError):
+                    codec.LayerCodec(library, made.name, self.SHAPE, 1, bytes(32))
+            finally:
+                BENCH.CHILDREN.stop(daemon)
+        self.assertLess(max(errors[0], errors[3]), 1e-4, errors)
+        self.assertTrue(0.004 < min(errors[1:3]) and max(errors[1:3]) < 0.012, errors)
 
     def test_every_listed_profile_opens(self):
         for profile in command.all_profiles(BUILD):
