@@ -563,6 +563,51 @@ static void answer_blocks(struct kvf_admin_api *api, const struct kvf_admin_requ
     question_free(question);
 }
 
+static json_t *digest_json(const uint8_t digest[KVF_DIGEST_BYTES])
+{
+    char text[2 * KVF_DIGEST_BYTES + 1];
+
+    for (unsigned i = 0; i < KVF_DIGEST_BYTES; i++) {
+        snprintf(text + 2 * i, 3, "%02x", digest[i]);
+    }
+    return json_string(text);
+}
+
+static json_t *calibration_json(const struct kvf_calibration *calibration)
+{
+    const struct kvf_profile_table *table = calibration->table;
+    json_t *workloads = json_array();
+
+    for (uint32_t i = 0; kvf_profile_workloads[i] != NULL; i++) {
+        if ((table->workloads >> i & 1) != 0) {
+            json_array_append_new(workloads, json_string(kvf_profile_workloads[i]));
+        }
+    }
+    return json_pack("{s:o, s:s, s:o, s:o, s:o, s:i, s:i}", "file", text_json(calibration->file),
+                     "profile", table->name, "weights_digest", digest_json(table->weights_digest),
+                     "adapter_digest", digest_json(table->adapter_digest), "workload", workloads,
+                     "kinds", (int)table->n_kinds, "layers", (int)table->n_layers);
+}
+
+/* What has passed for which model. Read at start and the same since: the reactor is not asked. */
+static void answer_profiles(struct kvf_admin_api *api, const struct kvf_admin_request *request,
+                            struct kvf_admin_reply *reply)
+{
+    const struct kvf_calibrations *calibrations = kvf_agent_calibrations(api->agent);
+    json_t *rows = json_array();
+    int failed = 0;
+
+    (void)request;
+    for (uint32_t i = 0; calibrations != NULL && i < calibrations->n; i++) {
+        failed |= json_array_append_new(rows, calibration_json(&calibrations->list[i]));
+    }
+    if (failed) {
+        json_decref(rows);
+        rows = NULL;
+    }
+    reply_json(reply, HTTP_OK, rows != NULL ? json_pack("{s:o}", "calibrated", rows) : NULL);
+}
+
 /* --- commands --------------------------------------------------------------------------------- */
 
 static void answer_verify(struct kvf_admin_api *api, const struct kvf_admin_request *request,
@@ -672,6 +717,7 @@ const struct kvf_admin_route kvf_admin_routes[] = {
     {"GET", "/v1/clients", false, answer_clients},
     {"GET", "/v1/blocks", false, answer_blocks},
     {"GET", "/v1/namespaces", false, answer_namespaces},
+    {"GET", "/v1/profiles", false, answer_profiles},
     {"POST", "/v1/verify", false, answer_verify},
     {"POST", "/v1/evict", false, answer_evict},
     {"POST", "/v1/purge", false, answer_purge},

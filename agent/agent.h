@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "agent/calibration.h"
 #include "agent/config.h"
 #include "agent/control.h"
 #include "base/env.h"
@@ -54,6 +55,9 @@ int kvf_agent_run(struct kvf_agent *agent);
 /* Begin to drain: no new clients or puts, write what is queued, then run returns. Any thread,
  * signal handlers included. */
 void kvf_agent_stop(struct kvf_agent *agent);
+
+/* What calibration.dir had at start; NULL: it is not set. Any thread: nobody changes it. */
+const struct kvf_calibrations *kvf_agent_calibrations(const struct kvf_agent *agent);
 
 /* True while requests are served. Any thread. */
 bool kvf_agent_is_ready(const struct kvf_agent *agent);

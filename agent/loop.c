@@ -608,6 +608,11 @@ int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_o
     return kvf_agent_create_ported(config, &ports, agent_out);
 }
 
+const struct kvf_calibrations *kvf_agent_calibrations(const struct kvf_agent *agent)
+{
+    return agent->calibrations;
+}
+
 int kvf_agent_adopt(struct kvf_agent *agent, uint32_t socket_index, int fd)
 {
     assert(socket_index < agent->config->n_sockets);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cli_profiles.c: the profiles that this release has, and what they take. Asks no daemon.
+ * cli_profiles.c: the profiles that this release has, and what they take; and what has passed
+ * calibration by the files of a daemon, if one is there.
  */
 #include <stdio.h>
+#include <unistd.h>
 
 #include "client/cli.h"
 #include "codec/codec.h"
@@ -51,9 +53,51 @@ static json_t *profile_json(const struct kvf_profile *profile, double bits, bool
     return row;
 }
 
+/* The daemon's list, or NULL: there is none to ask. */
+static json_t *ask_calibrated(const struct cli *cli)
+{
+    json_t *answer;
+    json_t *rows;
+
+    if (access(cli->admin_socket, F_OK) != 0 ||
+        cli_http(cli, "GET", "/v1/profiles", &answer) != CLI_OK) {
+        return NULL;
+    }
+    rows = json_incref(json_object_get(answer, "calibrated"));
+    json_decref(answer);
+    return rows;
+}
+
+static void print_calibrated(const json_t *rows)
+{
+    const json_t *row;
+    size_t i;
+
+    if (json_array_size(rows) == 0) {
+        return;
+    }
+    printf("\n%-14s %-24s %-18s %s\n", "calibrated", "file", "weights", "workload");
+    json_array_foreach(rows, i, row)
+    {
+        const json_t *workloads = json_object_get(row, "workload");
+        const json_t *workload;
+        size_t n;
+
+        printf("%-14s %-24s %.16s..", json_string_value(json_object_get(row, "profile")),
+               json_string_value(json_object_get(row, "file")),
+               json_string_value(json_object_get(row, "weights_digest")));
+        json_array_foreach(workloads, n, workload)
+        {
+            printf("%s %s", n != 0 ? "," : "", json_string_value(workload));
+        }
+        printf("\n");
+    }
+}
+
 int cli_profiles(const struct cli *cli)
 {
     json_t *rows = json_array();
+    json_t *calibrated = ask_calibrated(cli);
 
     if (!cli->is_json) {
         printf("%-14s %-8s %8s %7s  %s\n", "profile", "", "bits", "ratio", "use");
@@ -73,8 +117,10 @@ int cli_profiles(const struct cli *cli)
         }
     }
     if (cli->is_json) {
-        cli_print_json(json_pack("{s:o}", "profiles", rows));
+        cli_print_json(json_pack("{s:o, s:o*}", "profiles", rows, "calibrated", calibrated));
     } else {
+        print_calibrated(calibrated);
+        json_decref(calibrated);
         json_decref(rows);
     }
     return CLI_OK;

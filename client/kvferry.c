@@ -109,7 +109,7 @@ static const struct command commands[] = {
     {"profiles", "", "", 0, false, cli_profiles,
      "list the profiles of this release and their sizes",
      "Bits a value of K and V and the ratio to bf16, in a model of 32 layers of 8 heads of 128 and "
-     "blocks\nof 256 tokens. Asks no daemon."},
+     "blocks\nof 256 tokens. If a daemon is there, also what has passed calibration by its files."},
     {"inspect", "CAPTURE...", "PSmqij", CLI_FOLDERS_MAX, true, cli_inspect,
      "tell what is hard about captured K and V",
      "For each layer and head: kurtosis before and after rotation, norms, what a profile "

@@ -271,6 +271,29 @@ class DaemonLife(Case):
         daemon = self.start("allow_uncalibrated=true")
         self.assertIn("lossy profiles: allowed without a calibration", daemon.log_text())
 
+    def test_what_has_passed_is_listed(self):
+        folder = self.path("calibrated")
+        os.mkdir(folder)
+        with open(os.path.join(folder, "passed.json"), "w", encoding="utf-8") as file:
+            json.dump({"kvferry_profile": 1, "name": "balanced", "weights_digest": "ab" * 32,
+                       "workload": ["chat", "code"],
+                       "geometry": {"n_layers": 2, "n_heads": 1, "dim_k": 64, "dim_v": 64,
+                                    "rope_state": "post"}}, file)
+        with open(os.path.join(folder, "wrong.json"), "w", encoding="utf-8") as file:
+            file.write("{}")
+        daemon = self.start(f"calibration.dir={folder}")
+        log = daemon.log_text()
+        self.assertIn("passed.json: profile balanced has passed for weights abababab", log)
+        self.assertIn("wrong.json: kvferry_profile: is missing", log)
+        code, out, _ = run(KVFERRY, "profiles", "-o", "json", "--socket", daemon.socket)
+        self.assertEqual(code, 0)
+        self.assertEqual(json.loads(out)["calibrated"],
+                         [{"file": "passed.json", "profile": "balanced",
+                           "weights_digest": "ab" * 32, "adapter_digest": "00" * 32,
+                           "workload": ["chat", "code"], "kinds": 0, "layers": 2}])
+        text = run(KVFERRY, "profiles", "--socket", daemon.socket)[1].decode()
+        self.assertRegex(text, r"(?m)^balanced +passed.json +abababababababab\.\. chat, code$")
+
     def test_notify(self):
         for name in (self.path("notify"), "\0kvf-test-" + os.path.basename(self.folder)):
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -591,7 +614,7 @@ class Command(Case):
     def test_help_and_man_page_agree(self):
         text = self.ok("--help").decode()
         commands = re.findall(r"^    ([a-z]+) +\S", text.split("Options of all")[0], re.MULTILINE)
-        self.assertEqual(len(commands), 11)
+        self.assertEqual(len(commands), 13)
         with open(os.path.join(ROOT, "docs", "man", "kvferry.1"), encoding="utf-8") as file:
             page = file.read().replace("\\-", "-")
         for command in commands:
