@@ -44,7 +44,9 @@
  *      0 for tiles that do not exist, added as (0+4, 1+5, 2+6, 3+7), (0+2, 1+3), (0+1), divided by
  *      the number of vectors, rounded to fp16; 0 if there is none or if it overflows. (All tokens
  *      instead would lower the squared error by about 1 % on real K and make an encoder read a row
- *      before it can begin.)
+ *      before it can begin.) A tensor that is centred by its profile's mean
+ *      (KVF_TENSOR_CENTER_PROFILE) takes that as mu, also here below, however few tokens there
+ *      are, and has no mean part.
  *   3. bf16 input: elements below 2^(E-12) become +0, E the exponent of the largest |x| of the
  *      vector (no element is dropped if E <= -115, where 2^(E-12) is not normal).
  *   4. y = H (g x), by rotate.h; if centred, y = y - H (g mu).

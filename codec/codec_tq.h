@@ -53,7 +53,7 @@
  *
  * Which channels are split off: those with the largest e_i, the lower channel if equal. e_i = sum
  * of |x_i - mu_i| (mu 0 if not centred) over the vectors and partial sums of a mean. The list is
- * part of the strip, so whoever has a better one, such as a calibration, may store it instead.
+ * part of the strip, so a profile that has a better one stores it instead.
  *
  * B: n x n signs. Minus where bit i % 64 of word(4 j + i / 64) is set; word(w) = number w of
  * splitmix64 from rot_seed (w = 0: the first).
