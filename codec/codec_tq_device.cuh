@@ -35,19 +35,20 @@ static __device__ __forceinline__ uint32_t tq_code(uint32_t bits, uint32_t m)
     return m >= 128 ? half + above : half - 1 - above;
 }
 
-/* (6) m, as the lower bits of a float: 1.5 2^23 and it. What is rounded is the exact product. With
- * f and middle 0 it is 0, whose code is 0; else middle is a half. */
-static __device__ __forceinline__ uint32_t tq_step_bits(float y, float f, float middle)
+/* (6) m: the bits of a subnormal number, in which the exact product is rounded once. With f and
+ * middle 0 it is 0, whose code is 0; else middle is a half. */
+static __device__ __forceinline__ uint32_t tq_step(float y, float f, float middle)
 {
-    constexpr float magic = 12582912.0f;
-    return __float_as_uint(__fmaf_rn(fma_saturated(y, f, middle), (float)KVF_TQ_GRID, magic));
+    constexpr float grid = (float)KVF_TQ_GRID * 0x1p-149f;
+    return __float_as_uint(__fmul_rn(fma_saturated(y, f, middle), grid));
 }
 
-/* (6) */
+/* (6) root: of S. */
 static __device__ __forceinline__ float tq_quantizer(const struct kvf_gpu_rotation &rotation,
-                                                     float square)
+                                                     float root)
 {
-    return square != 0.0f ? rotation.quantize * __frcp_rn(__fsqrt_rn(square)) : 0.0f;
+    float f = rotation.quantize * __frcp_rn(root);
+    return root != 0.0f ? f : 0.0f;
 }
 
 static __device__ __forceinline__ uint32_t tq_scale_bits(float scale)
@@ -56,12 +57,24 @@ static __device__ __forceinline__ uint32_t tq_scale_bits(float scale)
     return __half_as_ushort(__float2half_rn(limited));
 }
 
-/* (5) The root of the mean square of a rotation; false: that makes the vector an escape. */
-static __device__ __forceinline__ bool tq_fits(const struct kvf_gpu_rotation &rotation,
-                                               float square)
+/* (5) False: the root of the mean square makes the vector an escape. */
+static __device__ __forceinline__ bool tq_fits(const struct kvf_gpu_rotation &rotation, float root)
 {
-    float mean = __fsqrt_rn(square) * rotation.root_mean_square;
-    return square == 0.0f || (mean >= KVF_TQ_RMS_MIN && mean < KVF_TQ_RMS_MAX);
+    float mean = root * rotation.root_mean_square;
+    return (root == 0.0f) | ((mean >= KVF_TQ_RMS_MIN) & (mean < KVF_TQ_RMS_MAX));
+}
+
+/* (7) Do scales depend on P, or on Q? */
+static __device__ __forceinline__ bool tq_takes_product(const struct kvf_gpu_tensor &tensor)
+{
+    uint32_t choice = tensor.flags & KVF_TENSOR_SCALE_MASK;
+    return choice == KVF_TENSOR_SCALE_LEAST_SQUARES || choice == KVF_TENSOR_SCALE_UNBIASED;
+}
+
+static __device__ __forceinline__ bool tq_takes_power(const struct kvf_gpu_tensor &tensor)
+{
+    uint32_t choice = tensor.flags & KVF_TENSOR_SCALE_MASK;
+    return choice == KVF_TENSOR_SCALE_LEAST_SQUARES || choice == KVF_TENSOR_SCALE_MATCHED;
 }
 
 /* (7) square: S, product: P, power: Q. */

@@ -61,13 +61,36 @@ template <int dim, int bits> struct tq_coder {
         }
     }
 
+    /* (7) P and Q of the vector. */
+    static __device__ __forceinline__ float sum_products(float y[dim / 32][2][4],
+                                                         const float levels[dim / 4])
+    {
+        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (uint32_t i = 0; i < dim / 4; i++) {
+            sums[i / run] = __fmaf_rn(element_at<dim>(y, i), levels[i], sums[i / run]);
+        }
+        return add_lane_sums(sums);
+    }
+
+    static __device__ __forceinline__ float sum_powers(const float levels[dim / 4])
+    {
+        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+        for (uint32_t i = 0; i < dim / 4; i++) {
+            sums[i / run] = __fmaf_rn(levels[i], levels[i], sums[i / run]);
+        }
+        float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]); /* exact in any order */
+        sum += __shfl_xor_sync(all_lanes, sum, 1);
+        return sum + __shfl_xor_sync(all_lanes, sum, 2);
+    }
+
     /* As saw's. */
     static __device__ __forceinline__ bool encode_tile(encode_target &at,
                                                        const encode_ring<dim> &ring, uint32_t k,
                                                        bool is_there, const hadamard_pair &h16,
                                                        uint32_t *peak)
     {
-        constexpr uint32_t step_magic = 0x4b400000; /* see tq_step_bits */
         const struct kvf_gpu_rotation &rotation = at.tensor->rotations[0];
         uint32_t x[dim / 32][4];
         ring.load(k, x);
@@ -86,25 +109,26 @@ template <int dim, int bits> struct tq_coder {
             squares[i / run] = __fmaf_rn(value, value, squares[i / run]);
         }
         float square = add_lane_sums(squares);
+        float root = __fsqrt_rn(square);
         *peak = find_peak(lane_peak);
-        /* codes of escapes are 0, as that of -1/2 f is */
-        bool is_escape = threshold == escape_threshold || !tq_fits(rotation, square);
-        float f = is_escape ? 0.0f : tq_quantizer(rotation, square);
+        bool is_escape = (threshold == escape_threshold) | !tq_fits(rotation, root);
+        float f = tq_quantizer(rotation, root);
+        f = is_escape ? 0.0f : f; /* then codes are 0 */
         float middle = is_escape ? 0.0f : 0.5f;
         uint32_t entries[dim / 4];
-        float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        float powers[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (uint32_t i = 0; i < dim / 4; i++) {
-            float value = element_at<dim>(y, i);
-            entries[i] = at.table[tq_step_bits(value, f, middle) - step_magic];
-            float level = __uint_as_float(entries[i] & 0xffff0000);
-            products[i / run] = __fmaf_rn(value, level, products[i / run]);
-            powers[i / run] = __fmaf_rn(level, level, powers[i / run]);
+            entries[i] = at.table[tq_step(element_at<dim>(y, i), f, middle)];
         }
         store_entries(at, entries, is_there);
-        uint32_t scale = tq_choose_scale(*at.tensor, rotation, square, add_lane_sums(products),
-                                         add_lane_sums(powers));
+        float levels[dim / 4];
+#pragma unroll
+        for (uint32_t i = 0; i < dim / 4; i++) {
+            levels[i] = __uint_as_float(entries[i] & 0xffff0000);
+        }
+        float product = tq_takes_product(*at.tensor) ? sum_products(y, levels) : 0.0f;
+        float power = tq_takes_power(*at.tensor) ? sum_powers(levels) : 0.0f;
+        uint32_t scale = tq_choose_scale(*at.tensor, rotation, square, product, power);
         bool is_first = is_there && at.t == 0;
         if (is_first) {
             *reinterpret_cast<uint16_t *>(at.meta) = is_escape ? (uint16_t)KVF_SAW_ESCAPE_SCALE

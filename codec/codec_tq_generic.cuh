@@ -241,9 +241,10 @@ static __device__ uint32_t encode_rotation(const tq_row &at, uint32_t r, uint8_t
     __syncwarp();
     float square = sum_positions(order, rotation.n,
                                  [&](uint32_t i, float sum) { return __fmaf_rn(y[i], y[i], sum); });
-    float f = tq_quantizer(rotation, square);
+    float root = __fsqrt_rn(square);
+    float f = tq_quantizer(rotation, root);
     for (uint32_t i = lane_id(); i < rotation.n; i += warp_lanes) {
-        codes[i] = (uint8_t)tq_code(rotation.bits, tq_step_bits(y[i], f, 0.5f) & KVF_TQ_GRID);
+        codes[i] = (uint8_t)tq_code(rotation.bits, tq_step(y[i], f, 0.5f));
     }
     __syncwarp();
     float product = sum_positions(order, rotation.n, [&](uint32_t i, float sum) {
@@ -255,7 +256,7 @@ static __device__ uint32_t encode_rotation(const tq_row &at, uint32_t r, uint8_t
     });
     pack_codes(codes, order, rotation.n, rotation.bits, to);
     __syncwarp();
-    *fits_out = tq_fits(rotation, square);
+    *fits_out = tq_fits(rotation, root);
     return tq_choose_scale(at.tensor(), rotation, square, product, power);
 }
 
