@@ -431,8 +431,9 @@ class Comparator:
 
 
 def settings_of(subject: Subject, library, options) -> list:
-    """What to measure, in order."""
-    found: list = []
+    """What to measure, in order: first what a calibration made for the model."""
+    found: list = [Profile(subject, library, options, file.name, file.weights_digest)
+                   for file in options.profile_files if file.weights_digest.hex() == subject.digest]
     for name in options.profiles:
         if name == PAGES:
             found.append(Pages(subject))
@@ -440,9 +441,6 @@ def settings_of(subject: Subject, library, options) -> list:
             found.append(Comparator(subject, options, name))
         else:
             found.append(Profile(subject, library, options, name))
-    for file in options.profile_files:
-        if file.weights_digest.hex() == subject.digest:
-            found.append(Profile(subject, library, options, file.name, file.weights_digest))
     return found
 
 
