@@ -483,12 +483,16 @@ static __device__ __forceinline__ void decode_row_of(const struct kvf_gpu_work &
         ring.ask(at, warp, k);
     }
     uint32_t token = (warp + threadIdx.x % warp_lanes * ring.n_warps) * 8;
+    uint32_t page_id = 0;
     if (token < part.n_wanted) {
-        ring.tiles_at[threadIdx.x % warp_lanes] = reinterpret_cast<uint64_t>(
-            at.pages.vector(token));
+        page_id = at.pages.page_ids[at.pages.page_of(token)];
     }
     fill_row<dim>(at);
     __syncthreads();
+    /* behind the barrier: only this warp waits for its pages' numbers */
+    ring.tiles_at[threadIdx.x % warp_lanes] = reinterpret_cast<uint64_t>(
+        at.pages.vector(token, page_id));
+    __syncwarp();
     const hadamard_pair h16(0x3c00, tensors >> 2);
     if (at.parts.mean != nullptr) {
         decode_tiles<dim, bits, codec, true>(at, warp, ring, h16, table);
