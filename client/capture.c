@@ -441,7 +441,8 @@ bool kvf_capture_is_alike(const struct kvf_capture *a, const struct kvf_capture 
         const struct kvf_capture_tensor *x = &a->tensors[kind];
         const struct kvf_capture_tensor *y = &b->tensors[kind];
 
-        if (kind != KVF_CAPTURE_K_PRE && (x->n_heads != y->n_heads || x->dim != y->dim)) {
+        if (kind != KVF_CAPTURE_K_PRE &&
+            (x->n_heads != y->n_heads || x->dim != y->dim || x->dtype != y->dtype)) {
             return false;
         }
     }

@@ -80,7 +80,7 @@ int kvf_capture_set_add(struct kvf_capture_set *set, const char *folder,
 /* Accepts a zeroed set. */
 void kvf_capture_set_close(struct kvf_capture_set *set);
 
-/* Do two captures have layers, heads and dims in common? */
+/* Do two captures have layers, heads, dims and dtypes in common? */
 bool kvf_capture_is_alike(const struct kvf_capture *a, const struct kvf_capture *b);
 
 /* Is the tensor there for every layer? */

@@ -155,7 +155,8 @@ class Calibrate(unittest.TestCase):
 
     def made(self, *arguments):
         code, out, err = self.calibrate("--capture", self.captures, "--write", self.file,
-                                        "--output-error", "0.1", "--top1", "0.5", *arguments)
+                                        "--output-error", "0.1", "--top1", "0.5", "--codecs",
+                                        "saw", *arguments)
         self.assertEqual((code, err), (0, ""), out)
         with open(self.file, encoding="utf-8") as file:
             return json.load(file), out
@@ -189,14 +190,15 @@ class Calibrate(unittest.TestCase):
         self.assertEqual(first, second)
 
     def test_a_budget_is_divided(self):
-        profile, _ = self.made("--target-bits", "6.5", "--output-error", "0.2")
+        profile, _ = self.made("--target-bits", "6.5", "--output-error", "0.2",
+                               "--sigma-median", "1", "--sigma-p99", "2")
         self.assertEqual(profile["evidence"]["mode"], "target-bits")
         self.assertLessEqual(profile["evidence"]["bits_a_value"], 6.5)
         self.assertGreater(profile["evidence"]["bits_a_value"], 5)
 
     def test_nothing_is_written_unless_it_passes(self):
         code, out, err = self.calibrate("--capture", self.captures, "--write", self.file,
-                                        "--target-bits", "3.5")
+                                        "--target-bits", "3.7", "--codecs", "saw")
         self.assertEqual(code, 1)
         self.assertIn("FAILS: ", out)
         self.assertIn("nothing was written", err)

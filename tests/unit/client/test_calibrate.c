@@ -402,19 +402,19 @@ static void looser_thresholds_take_fewer_bits(void **fixture_in)
 {
     static const double limits[] = {1e-6, 0.03, 0.1, 0.3, 2};
     struct fixture *fixture = *fixture_in;
+    struct kvf_calibrate_options opts = options();
+    struct kvf_calibration c;
     double before = 64;
 
+    opts.codecs = KVF_FORMS_SAW;
+    assert_int_equal(kvf_calibration_init(&c, &opts, &fixture->captures, &fixture->heldout),
+                     KVF_OK);
+    assert_int_equal(kvf_calibration_measure(&c), KVF_OK);
     for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
-        struct kvf_calibrate_options opts = options();
-        struct kvf_calibration c;
         double bits = 0;
 
-        opts.thresholds = (struct kvf_thresholds){limits[i], 2 * limits[i], limits[i],
-                                                  fmax(1 - limits[i], 0)};
-        opts.codecs = KVF_FORMS_SAW;
-        assert_int_equal(kvf_calibration_init(&c, &opts, &fixture->captures, &fixture->heldout),
-                         KVF_OK);
-        assert_int_equal(kvf_calibration_measure(&c), KVF_OK);
+        c.options.thresholds = (struct kvf_thresholds){limits[i], 2 * limits[i], limits[i],
+                                                       fmax(1 - limits[i], 0)};
         assert_int_equal(kvf_calibration_choose(&c), KVF_OK);
         assert_int_equal(kvf_calibration_settle(&c), KVF_OK);
         for (uint32_t layer = 0; layer < LAYERS; layer++) {
@@ -424,9 +424,9 @@ static void looser_thresholds_take_fewer_bits(void **fixture_in)
         assert_true(bits <= before);
         before = bits;
         check_chosen(fixture, &c);
-        kvf_calibration_fini(&c);
     }
     assert_true(before == LAYERS * 2 * 3);
+    kvf_calibration_fini(&c);
 }
 
 static void a_budget_is_kept(void **fixture_in)
