@@ -94,12 +94,28 @@ static void calibration_add(struct kvf_calibrations *calibrations, const char *f
     calibration_log(calibration);
 }
 
+/* Names go to logs and to clients, which take no control characters. */
+static bool is_name(const char *file)
+{
+    for (const char *at = file; *at != '\0'; at++) {
+        if ((unsigned char)*at < 0x20 || *at == 0x7f) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static void file_read(struct kvf_calibrations *calibrations, const char *dir, const char *file)
 {
     char path[PATH_BYTES];
     char why[KVF_PROFILE_FILE_WHY_BYTES];
     struct kvf_profile_table *table;
 
+    if (!is_name(file)) {
+        kvf_log(KVF_LOG_WARNING, "calibration.dir: a file with control characters in its name is "
+                                 "left out; rename it");
+        return;
+    }
     if (calibrations->n == KVF_CALIBRATIONS_MAX) {
         kvf_log(KVF_LOG_WARNING, "%s: left out: calibration.dir may have %d files", file,
                 KVF_CALIBRATIONS_MAX);

@@ -386,6 +386,7 @@ static void test_wrong_files(void **state)
     assert_int_equal(mkdir(path, 0755), 0);
     table_write("own.json", own);
     table_write("second.json", own);
+    table_write("0\t.json", own);
     start();
     kvf_close(expect("balanced", 1, "balanced", "passed.json"));
     kvf_close(expect("own", 1, "own", "own.json"));
@@ -393,6 +394,7 @@ static void test_wrong_files(void **state)
     assert_true(kvf_test_daemon_log_has(&the_daemon, "b-empty.json: line"));
     assert_true(kvf_test_daemon_log_has(&the_daemon, "d-folder.json: is not a regular file"));
     assert_true(kvf_test_daemon_log_has(&the_daemon, "second.json: has the profile own for the"));
+    assert_true(kvf_test_daemon_log_has(&the_daemon, "a file with control characters in its name"));
     assert_false(kvf_test_daemon_log_has(&the_daemon, "c-old"));
     assert_int_equal(rmdir(path), 0);
     kvf_profile_table_destroy(own);

@@ -32,6 +32,7 @@ enum mood {
 };
 
 struct kvf_agent {
+    const struct kvf_calibrations *calibrations;
     pthread_mutex_t lock; /* protects all of it: the admin thread and the test meet here */
     enum mood mood;
     int32_t status;
@@ -108,6 +109,11 @@ int kvf_agent_post(struct kvf_agent *agent, struct kvf_control *control)
     assert_int_equal(pthread_create(&thread, NULL, answer_thread, job), 0);
     assert_int_equal(pthread_detach(thread), 0);
     return KVF_OK;
+}
+
+const struct kvf_calibrations *kvf_agent_calibrations(const struct kvf_agent *agent)
+{
+    return agent->calibrations;
 }
 
 bool kvf_agent_is_ready(const struct kvf_agent *agent)
@@ -376,6 +382,36 @@ static void test_large_numbers(void **state)
     json_decref(json);
 }
 
+/* Profiles are known without the reactor; a file's name is what somebody made it. */
+static void test_profiles_ask_nobody(void **state)
+{
+    static struct kvf_profile_table table = {
+        .name = "own", .workloads = KVF_WORKLOAD_CHAT | KVF_WORKLOAD_CODE, .n_kinds = 3};
+    static struct kvf_calibrations calibrations = {
+        .list = {{.file = "caf\xe9.json", .table = &table, .blob_fd = -1}}, .n = 1};
+    struct bed *bed = *state;
+    const json_t *row;
+    json_t *json;
+
+    set_mood(&bed->agent, MOOD_KEEP);
+    assert_int_equal(ask(bed, "GET", "/v1/profiles", &json), 200);
+    assert_int_equal(json_array_size(json_object_get(json, "calibrated")), 0);
+    json_decref(json);
+    bed->agent.calibrations = &calibrations;
+    memset(table.weights_digest, 0xfe, sizeof(table.weights_digest));
+    assert_int_equal(ask(bed, "GET", "/v1/profiles", &json), 200);
+    row = json_array_get(json_object_get(json, "calibrated"), 0);
+    assert_string_equal(json_string_value(json_object_get(row, "profile")), "own");
+    assert_string_equal(json_string_value(json_object_get(row, "file")), "caf?.json");
+    assert_string_equal(json_string_value(json_object_get(row, "weights_digest")),
+                        "fefefefefefefefefefefefefefefefefefefefefefefefefefefefefefefefe");
+    assert_string_equal(json_string_value(json_array_get(json_object_get(row, "workload"), 1)),
+                        "code");
+    assert_int_equal(json_integer_value(json_object_get(row, "kinds")), 3);
+    json_decref(json);
+    assert_null(take_kept(&bed->agent));
+}
+
 static void test_evict_by_name(void **state)
 {
     struct bed *bed = *state;
@@ -401,6 +437,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_stop_with_a_question_open, setup, teardown),
         cmocka_unit_test_setup_teardown(test_text_that_is_not_utf8, setup, teardown),
         cmocka_unit_test_setup_teardown(test_large_numbers, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_profiles_ask_nobody, setup, teardown),
         cmocka_unit_test_setup_teardown(test_evict_by_name, setup, teardown),
     };
 
