@@ -180,27 +180,6 @@ static void unlike_layers(void **state)
     run_case(&c);
 }
 
-/* As profile_fixture_rich makes one; but no kernel of exact is emulated. */
-static struct kvf_profile_table *table_without_exact(void)
-{
-    static const uint8_t layers[6] = {2, 0, 1, 2, 3, 0};
-    struct kvf_profile_table *table = profile_fixture_create(6, 2, 128, 64);
-    char why[KVF_PROFILE_WHY_BYTES];
-    table->sink_tokens = 2;
-    profile_fixture_add(table, profile_fixture_saw(4, KVF_TENSOR_CENTER),
-                        profile_fixture_saw(3, KVF_TENSOR_CENTER_PROFILE));
-    profile_fixture_add(table, profile_fixture_saw(8, KVF_TENSOR_CENTER_PROFILE),
-                        profile_fixture_tq(2, KVF_TENSOR_SPLIT | KVF_TENSOR_SCALE_LEAST_SQUARES));
-    profile_fixture_add(table, profile_fixture_tq(3, KVF_TENSOR_SPLIT | KVF_TENSOR_CENTER_PROFILE),
-                        profile_fixture_tq(4, KVF_TENSOR_CENTER));
-    profile_fixture_add(table, profile_fixture_kivi(4, false),
-                        (struct kvf_profile_tensor){.codec = KVF_CODEC_RAW});
-    memcpy(table->layer_kinds, layers, sizeof(layers));
-    profile_fixture_fill(table, &random_bits);
-    assert_int_equal(kvf_profile_table_validate(table, why), KVF_OK);
-    return table;
-}
-
 /* By a table: kinds of all codecs in any order, means and lists that the table has, in blocks with
  * room for a mean of their own and without. */
 static void own_profiles(void **state)
@@ -208,8 +187,7 @@ static void own_profiles(void **state)
     (void)state;
     static const uint32_t lengths[] = {150, 40, 256, 127};
     for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
-        struct kvf_profile_table *table = IS_EMULATED ? table_without_exact()
-                                                      : profile_fixture_rich(&random_bits);
+        struct kvf_profile_table *table = profile_fixture_rich(&random_bits);
         struct codec_case c = tq_case("own", 128, lengths[i]);
         c.table = table;
         c.n_layers = 6;

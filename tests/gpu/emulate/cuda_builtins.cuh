@@ -51,6 +51,11 @@ static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
     return {x, y, z, w};
 }
 
+static inline uint2 make_uint2(uint32_t x, uint32_t y)
+{
+    return {x, y};
+}
+
 static inline float4 make_float4(float x, float y, float z, float w)
 {
     return {x, y, z, w};
@@ -117,6 +122,20 @@ static inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector)
     return result;
 }
 
+/* Products of unsigned bytes, added. */
+static inline uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t sum)
+{
+    for (uint32_t shift = 0; shift < 32; shift += 8) {
+        sum += (a >> shift & 0xff) * (b >> shift & 0xff);
+    }
+    return sum;
+}
+
+static inline uint32_t __vmaxu2(uint32_t a, uint32_t b)
+{
+    return max(a & 0xffff, b & 0xffff) | max(a >> 16, b >> 16) << 16;
+}
+
 static inline int32_t __vimax3_s32(int32_t a, int32_t b, int32_t c)
 {
     return max(a, max(b, c));
@@ -171,6 +190,18 @@ template <typename T> static inline T __shfl_xor_sync(uint32_t mask, T value, ui
     return __shfl_sync(mask, value, threadIdx.x ^ by);
 }
 
+template <typename T> static inline T __shfl_up_sync(uint32_t mask, T value, uint32_t by)
+{
+    uint32_t lane = threadIdx.x % 32;
+    return __shfl_sync(mask, value, lane < by ? lane : lane - by);
+}
+
+template <typename T> static inline T __shfl_down_sync(uint32_t mask, T value, uint32_t by)
+{
+    uint32_t lane = threadIdx.x % 32;
+    return __shfl_sync(mask, value, lane + by > 31 ? lane : lane + by);
+}
+
 static inline uint32_t __ballot_sync(uint32_t, bool vote)
 {
     const emulate::lane_words *all = emulate::exchange({{vote}});
@@ -189,6 +220,16 @@ static inline uint32_t __reduce_max_sync(uint32_t, uint32_t value)
         largest = max(largest, all[lane].word[0]);
     }
     return largest;
+}
+
+static inline uint32_t __reduce_add_sync(uint32_t, uint32_t value)
+{
+    const emulate::lane_words *all = emulate::exchange({{value}});
+    uint32_t sum = 0;
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        sum += all[lane].word[0];
+    }
+    return sum;
 }
 
 static inline bool __any_sync(uint32_t mask, bool vote)
@@ -218,6 +259,11 @@ static inline uint32_t atomicOr(uint32_t *to, uint32_t bits)
     uint32_t before = *to;
     *to |= bits;
     return before;
+}
+
+template <typename T> static inline T __ldg(const T *from)
+{
+    return *from;
 }
 
 /* A store that the caches need not keep. */

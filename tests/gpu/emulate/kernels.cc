@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels.cc: see kernels.h. The kernels are those of codec_kivi.cu, codec_raw.cu, codec_tq.cu and,
- * in some of their widths, codec_saw.cu; beside them encoders that are wrong on purpose.
+ * kernels.cc: see kernels.h. The kernels are those of codec_exact.cu, codec_kivi.cu, codec_raw.cu,
+ * codec_tq.cu and, in some of their widths, codec_saw.cu; beside them encoders that are wrong on
+ * purpose.
  */
 #include "tests/gpu/emulate/cuda_builtins.cuh"
 
+#include "codec/codec_exact.cu"
 #include "codec/codec_kivi_fast.cuh"
 #include "codec/codec_kivi_generic.cuh"
 #include "codec/codec_raw.cu"
@@ -48,6 +50,7 @@ static const struct {
     SAW(128, 2),
     SAW(128, 3),
     SAW(128, 4),
+    SAW(128, 5),
     SAW(128, 6),
     SAW(128, 8),
     SAW(256, 4),
@@ -68,6 +71,16 @@ static const struct {
     TQ(128, 4),
     {"kvf_tq_encode", kvf::tq_encode_row_generic},
     {"kvf_tq_decode", kvf::tq_decode_row_generic},
+    {"kvf_exact_count_bf16", by_value<kvf_exact_count_bf16>},
+    {"kvf_exact_encode_bf16", by_value<kvf_exact_encode_bf16>},
+    {"kvf_exact_decode_bf16", by_value<kvf_exact_decode_bf16>},
+    {"kvf_exact_count_f32", by_value<kvf_exact_count_f32>},
+    {"kvf_exact_encode_f32", by_value<kvf_exact_encode_f32>},
+    {"kvf_exact_decode_f32", by_value<kvf_exact_decode_f32>},
+    {"kvf_exact_choose_short", by_value<kvf_exact_choose_short>},
+    {"kvf_exact_choose", by_value<kvf_exact_choose>},
+    {"kvf_exact_place", by_value<kvf_exact_place>},
+    {"kvf_escapes_write", by_value<kvf_escapes_write>},
     {"kvf_raw_encode", by_value<kvf_raw_encode>},
     {"kvf_raw_decode", by_value<kvf_raw_decode>},
     {"kvf_escapes_count", by_value<kvf_escapes_count>},
