@@ -365,8 +365,27 @@ static int verify_layer(void *arg, uint32_t layer)
     return status;
 }
 
+/* Bits a value of all full chunks that were coded. */
+static double trips_bits(const struct verify *verify, const struct kvf_codec_plan *plan)
+{
+    const struct kvf_capture_set *set = verify->calibration->heldout;
+    const struct kvf_geometry *geometry = &plan->geometry;
+    double values = 0;
+    double bytes = 0;
+
+    for (uint32_t i = 0; i < set->n; i++) {
+        uint32_t chunks = set->items[i]->n_tokens / geometry->chunk_tokens;
+
+        values += (double)chunks * geometry->chunk_tokens * geometry->n_layers * geometry->n_heads *
+                  (geometry->dim_k + geometry->dim_v);
+        bytes += (double)verify->trips[2 * i].payload_bytes;
+    }
+    return values > 0 ? 8 * bytes / values : 0;
+}
+
 int kvf_calibration_verify(const struct kvf_calibration *calibration,
-                           const struct kvf_codec_plan *plan, struct kvf_layer_verdict *verdicts)
+                           const struct kvf_codec_plan *plan, struct kvf_layer_verdict *verdicts,
+                           double *bits_out)
 {
     const struct kvf_calibration *c = calibration;
     uint32_t n = c->heldout->n;
@@ -389,6 +408,7 @@ int kvf_calibration_verify(const struct kvf_calibration *calibration,
     }
     if (status == KVF_OK) {
         status = kvf_run_parallel(c->n_layers, c->options.n_threads, verify_layer, &verify);
+        *bits_out = trips_bits(&verify, plan);
     }
     for (uint32_t i = 0; trips != NULL && i < 2 * n; i++) {
         kvf_roundtrip_fini(&trips[i]);

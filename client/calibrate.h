@@ -96,8 +96,10 @@ int kvf_calibration_table(struct kvf_calibration *calibration,
                           struct kvf_profile_table **table_out);
 
 /* Does the plan of a whole profile pass on the held-out captures? verdicts has n_layers entries.
- * KVF_OK: verdicts say; KVF_ERR_NO_MEMORY; a codec's. */
+ * *bits_out: what a value took in full chunks, sinks and escapes counted, record pages not; 0 if no
+ * capture has a full chunk. KVF_OK: verdicts say; KVF_ERR_NO_MEMORY; a codec's. */
 int kvf_calibration_verify(const struct kvf_calibration *calibration,
-                           const struct kvf_codec_plan *plan, struct kvf_layer_verdict *verdicts);
+                           const struct kvf_codec_plan *plan, struct kvf_layer_verdict *verdicts,
+                           double *bits_out);
 
 #endif /* KVF_CLIENT_CALIBRATE_H */

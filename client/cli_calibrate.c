@@ -32,6 +32,7 @@ struct run {
     uint32_t workloads;
     struct kvf_codec_plan plan;
     struct kvf_layer_verdict verdicts[KVF_LAYERS_MAX];
+    double bits; /* of held-out captures, a value */
 };
 
 /* --- arguments -------------------------------------------------------------------------------- */
@@ -342,21 +343,12 @@ static int verify(struct run *run)
                                     &run->plan);
 
     if (status == KVF_OK) {
-        status = kvf_calibration_verify(&run->calibration, &run->plan, run->verdicts);
+        status = kvf_calibration_verify(&run->calibration, &run->plan, run->verdicts, &run->bits);
     }
     return status == KVF_OK ? CLI_OK : fail_work("calibrate", status);
 }
 
 /* --- what is said ----------------------------------------------------------------------------- */
-
-static double bits_of(const struct kvf_codec_plan *plan)
-{
-    const struct kvf_geometry *geometry = &plan->geometry;
-    double values = (double)geometry->n_layers * geometry->n_heads * geometry->chunk_tokens *
-                    (geometry->dim_k + geometry->dim_v);
-
-    return 8.0 * (double)kvf_codec_plan_payload_bytes(plan, geometry->chunk_tokens) / values;
-}
 
 static void print_report(const struct cli_verdict *verdict)
 {
@@ -398,7 +390,7 @@ static int finish(struct run *run)
         .profile = cli->profile,
         .plan = &run->plan,
         .layers = run->verdicts,
-        .bits = bits_of(&run->plan),
+        .bits = run->bits,
     };
     char workload[64];
     json_t *evidence;

@@ -22,6 +22,13 @@ int cli_open_captures(const struct cli_folders *folders, const char *what,
             return cli_fail(CLI_FAILED, "%s", error);
         }
     }
+    for (uint32_t i = 0; i < set->n; i++) {
+        if (set->items[i]->n_tokens < KVF_CHUNK_TOKENS_MAX) {
+            /* nothing of it would be coded, and nothing coded has no error */
+            return cli_fail(CLI_FAILED, "%s: %u tokens; a block has %d", set->items[i]->folder,
+                            set->items[i]->n_tokens, KVF_CHUNK_TOKENS_MAX);
+        }
+    }
     return CLI_OK;
 }
 

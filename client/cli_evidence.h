@@ -16,7 +16,7 @@ struct cli_verdict {
     const char *workload;
     const struct kvf_codec_plan *plan;
     const struct kvf_layer_verdict *layers;
-    double bits; /* a value, metadata counted, sinks and record page not */
+    double bits; /* a value, metadata, sinks and escapes counted, record pages not */
     uint32_t n_failing;
 };
 

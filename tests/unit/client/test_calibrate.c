@@ -359,13 +359,15 @@ static void check_chosen(const struct fixture *fixture, struct kvf_calibration *
     struct kvf_profile_table *table;
     struct kvf_codec_plan plan;
     char why[KVF_PROFILE_WHY_BYTES];
+    double bits;
 
     assert_int_equal(kvf_calibration_table(c, &table), KVF_OK);
     assert_int_equal(kvf_profile_table_validate(table, why), KVF_OK);
     assert_int_equal(
         kvf_roundtrip_plan(fixture->heldout.items[0], KVF_CAPTURE_K_POST, table, NULL, 0, &plan),
         KVF_OK);
-    assert_int_equal(kvf_calibration_verify(c, &plan, verdicts), KVF_OK);
+    assert_int_equal(kvf_calibration_verify(c, &plan, verdicts, &bits), KVF_OK);
+    assert_true(bits > 3 && bits <= 16.5);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         assert_int_equal(verdicts[layer].failing, 0);
         assert_true(verdicts[layer].measure.both.n_rows == Q_HEADS * Q_ROWS);
@@ -459,18 +461,20 @@ static void builtin_profiles_are_judged(void **fixture_in)
     struct kvf_layer_verdict verdicts[LAYERS];
     struct kvf_calibration c;
     struct kvf_codec_plan plan;
+    double bits;
 
     assert_int_equal(kvf_calibration_init(&c, &opts, &fixture->heldout, &fixture->heldout), KVF_OK);
     assert_int_equal(kvf_roundtrip_plan(fixture->heldout.items[0], KVF_CAPTURE_K_POST, NULL,
                                         "saw4-paper", 0, &plan),
                      KVF_OK);
-    assert_int_equal(kvf_calibration_verify(&c, &plan, verdicts), KVF_OK);
+    assert_int_equal(kvf_calibration_verify(&c, &plan, verdicts, &bits), KVF_OK);
     assert_true((verdicts[1].failing & KVF_FAILS_SIGMA) != 0);
     assert_true((verdicts[0].failing & KVF_FAILS_SIGMA) == 0);
+    assert_true(fabs(bits - 4.5) < 1e-9); /* 4 bits, and a word for each vector of 64 */
     assert_int_equal(
         kvf_roundtrip_plan(fixture->heldout.items[0], KVF_CAPTURE_K_POST, NULL, "exact", 0, &plan),
         KVF_OK);
-    assert_int_equal(kvf_calibration_verify(&c, &plan, verdicts), KVF_OK);
+    assert_int_equal(kvf_calibration_verify(&c, &plan, verdicts, &bits), KVF_OK);
     assert_int_equal(verdicts[0].failing | verdicts[1].failing, 0);
     assert_true(verdicts[1].measure.both.error2 == 0);
     kvf_calibration_fini(&c);
