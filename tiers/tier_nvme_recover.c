@@ -203,6 +203,8 @@ static int adopt(struct recovery *recovery, uint32_t segment_index, uint8_t *ind
                                       .namespace_epoch = entry->namespace_epoch,
                                       .shard = entry->shard,
                                       .shard_count = entry->shard_count};
+        bool is_packed = entry->plain_bytes != 0 && !KVF_MUTANT(plain_size_forgotten);
+        uint64_t plain_bytes = is_packed ? entry->plain_bytes : entry->record_bytes;
         kvf_cookie cookie;
 
         segment->record_pages += pages;
@@ -216,9 +218,8 @@ static int adopt(struct recovery *recovery, uint32_t segment_index, uint8_t *ind
             continue;
         }
         memcpy(name.key_id, entry->key_id, sizeof(name.key_id));
-        cookie = tier->base.host.recovered(
-            tier->base.host.ctx, &name, location,
-            entry->plain_bytes != 0 ? entry->plain_bytes : entry->record_bytes, entry->sequence);
+        cookie = tier->base.host.recovered(tier->base.host.ctx, &name, location, plain_bytes,
+                                           entry->sequence);
         if (cookie == KVF_COOKIE_NONE) {
             continue;
         }
