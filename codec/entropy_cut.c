@@ -13,9 +13,11 @@
 #include "codec/codec_saw.h"
 #include "codec/entropy_rans.h"
 
+#include <assert.h>
+
 #define OPAQUE_SAMPLE_BYTES (64u << 10)
 #define STREAM_ROOM_MIN     (KVF_ENTROPY_STREAM_BYTES / 16) /* less is left empty */
-#define GUESSES_MAX         4
+#define GUESSES_MAX         10
 
 /* The rows that bytes are cut into. */
 struct shape {
@@ -130,64 +132,93 @@ static struct shape whole(struct kvf_entropy_role role)
  * Strips
  */
 
-/* A tensor that the descriptor may speak of, for its sizes. */
-static bool tensor_init(struct kvf_codec_tensor *tensor, const struct kvf_block_header *header,
-                        uint16_t dim, uint8_t codec, uint8_t bits, uint8_t flags,
-                        const struct kvf_block_tensor *descriptor)
-{
-    struct kvf_profile_tensor settings = {
-        .codec = codec,
-        .bits = bits,
-        .flags = flags,
-        .rotate = descriptor->rot_kind != KVF_ROT_NONE,
-        .rot_seed = descriptor->rot_seed,
-        .group_size = descriptor->group_size,
-        .group_axis = descriptor->group_axis,
-    };
-
-    *tensor = (struct kvf_codec_tensor){
-        .ops = kvf_codec_find(codec),
-        .n_heads = header->n_heads,
-        .dim = dim,
-        .dtype = header->src_dtype,
-        .element_bytes = (uint8_t)kvf_dtype_bytes(header->src_dtype)};
-    return tensor->ops != NULL && tensor->ops->resolve(tensor, &settings) == KVF_OK;
-}
-
 struct guess {
     struct kvf_codec_tensor tensor;
     struct kvf_codec_sizes sizes;
 };
 
-/* How K or V of a layer may be stored. Where the descriptor is not what this layer has (edges,
- * blocks of several kinds), it may be saw, with or without means. */
-static uint32_t guesses_make(struct guess guesses[GUESSES_MAX],
-                             const struct kvf_block_header *header, uint32_t bits, bool is_v)
+struct guesses {
+    struct guess at[GUESSES_MAX];
+    uint32_t n;
+};
+
+/* One more, if the codec has such a form. */
+static void guess_add(struct guesses *guesses, const struct kvf_block_header *header, uint16_t dim,
+                      const struct kvf_profile_tensor *settings)
+{
+    struct kvf_codec_tensor *tensor = &guesses->at[guesses->n].tensor;
+
+    assert(guesses->n < GUESSES_MAX);
+    *tensor = (struct kvf_codec_tensor){
+        .ops = kvf_codec_find(settings->codec),
+        .n_heads = header->n_heads,
+        .dim = dim,
+        .dtype = header->src_dtype,
+        .element_bytes = (uint8_t)kvf_dtype_bytes(header->src_dtype),
+    };
+    guesses->n += tensor->ops != NULL && tensor->ops->resolve(tensor, settings) == KVF_OK;
+}
+
+/* What a layer of a block of several kinds may have, whose page says a width and no more. */
+static void guess_kinds(struct guesses *guesses, const struct kvf_block_header *header,
+                        uint16_t dim, uint8_t bits, bool is_v)
+{
+    static const uint8_t tq_flags[] = {0, KVF_TENSOR_CENTER, KVF_TENSOR_SPLIT,
+                                       KVF_TENSOR_CENTER | KVF_TENSOR_SPLIT};
+    struct kvf_profile_tensor settings = {.codec = KVF_CODEC_EXACT, .bits = bits};
+
+    if (bits == KVF_BITS_EXACT) {
+        guess_add(guesses, header, dim, &settings);
+        return;
+    }
+    for (uint32_t i = 0; i < sizeof(tq_flags); i++) {
+        settings.codec = KVF_CODEC_TQ;
+        settings.flags = tq_flags[i];
+        guess_add(guesses, header, dim, &settings);
+    }
+    for (uint16_t group = 32; group <= 128; group *= 2) {
+        settings = (struct kvf_profile_tensor){.codec = KVF_CODEC_KIVI,
+                                               .bits = bits,
+                                               .group_size = group,
+                                               .group_axis = is_v ? KVF_AXIS_TOKEN
+                                                                  : KVF_AXIS_CHANNEL};
+        guess_add(guesses, header, dim, &settings);
+    }
+}
+
+/* How K or V of a layer may be stored: as the descriptor says, or, where layers differ, by saw with
+ * or without means, or in any way. */
+static void guesses_make(struct guesses *guesses, const struct kvf_block_header *header,
+                         uint32_t bits, bool is_v)
 {
     const struct kvf_block_tensor *descriptor = is_v ? &header->v : &header->k;
     uint16_t dim = is_v ? header->d_v : header->d_k;
-    uint8_t width = (uint8_t)bits;
-    uint8_t other = descriptor->flags ^ KVF_TENSOR_CENTER;
-    uint32_t n = 0;
+    struct kvf_profile_tensor settings = {
+        .codec = bits == KVF_BITS_RAW ? (uint8_t)KVF_CODEC_RAW : descriptor->codec,
+        .bits = (uint8_t)bits,
+        .flags = descriptor->flags,
+        .rotate = descriptor->rot_kind != KVF_ROT_NONE,
+        .group_size = descriptor->group_size,
+        .group_axis = descriptor->group_axis,
+    };
 
+    guesses->n = 0;
     if (dim == 0) {
-        guesses[0] = (struct guess){0};
-        return 1;
+        guesses->at[guesses->n++] = (struct guess){0};
+        return;
     }
+    guess_add(guesses, header, dim, &settings);
     if (bits == KVF_BITS_RAW) {
-        return tensor_init(&guesses[0].tensor, header, dim, KVF_CODEC_RAW, 0, 0, descriptor);
+        return;
     }
-    n += tensor_init(&guesses[n].tensor, header, dim, descriptor->codec, width, descriptor->flags,
-                     descriptor);
-    n += tensor_init(&guesses[n].tensor, header, dim, descriptor->codec, width, other, descriptor);
-    if (descriptor->codec != KVF_CODEC_SAW) {
-        uint8_t flags = descriptor->flags & KVF_TENSOR_CENTER;
-
-        n += tensor_init(&guesses[n].tensor, header, dim, KVF_CODEC_SAW, width, flags, descriptor);
-        n += tensor_init(&guesses[n].tensor, header, dim, KVF_CODEC_SAW, width,
-                         flags ^ KVF_TENSOR_CENTER, descriptor);
+    settings.codec = KVF_CODEC_SAW;
+    settings.flags = KVF_TENSOR_CENTER;
+    guess_add(guesses, header, dim, &settings);
+    settings.flags = 0;
+    guess_add(guesses, header, dim, &settings);
+    if ((header->block_flags & KVF_BLOCK_KINDS) != 0) {
+        guess_kinds(guesses, header, dim, (uint8_t)bits, is_v);
     }
-    return n;
 }
 
 /* The sizes of what would be at strip. */
@@ -315,14 +346,13 @@ static void add_strip(struct kvf_entropy_cut *cut, const struct kvf_record_page 
     const uint8_t *strip = (const uint8_t *)(page + 1) + at;
     size_t payload_bytes = header->total_bytes - KVF_BLOCK_PAGE_BYTES;
     struct shape unknown = whole((struct kvf_entropy_role){.part = KVF_PART_OTHER});
-    struct guess k[GUESSES_MAX];
-    struct guess v[GUESSES_MAX];
-    uint32_t n_k = guesses_make(k, header, page->layer_bits[layer] & 15, false);
-    uint32_t n_v = guesses_make(v, header, page->layer_bits[layer] >> 4, true);
+    struct guesses k, v;
 
-    for (uint32_t i = 0; i < n_k * n_v; i++) {
-        struct guess *a = &k[i / n_v];
-        struct guess *b = &v[i % n_v];
+    guesses_make(&k, header, page->layer_bits[layer] & 15, false);
+    guesses_make(&v, header, page->layer_bits[layer] >> 4, true);
+    for (uint32_t i = 0; i < k.n * v.n; i++) {
+        struct guess *a = &k.at[i / v.n];
+        struct guess *b = &v.at[i % v.n];
         size_t k_bytes;
 
         if (!guess_measure(a, header->n_tokens, strip, bytes)) {

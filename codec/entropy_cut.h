@@ -20,7 +20,7 @@
 #include <string.h>
 
 enum kvf_entropy_cut_limits {
-    KVF_ENTROPY_ROLES = 64,
+    KVF_ENTROPY_ROLES = 192, /* of as many kinds of layers as a block can have, and more */
     KVF_ENTROPY_PIECES = 8192,
     KVF_ENTROPY_STREAMS = 2048,
     KVF_ENTROPY_CLASSES_MIN = 256 << 10, /* payload bytes from which on classes are worth tables */

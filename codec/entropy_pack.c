@@ -24,8 +24,9 @@
 struct role_state {
     uint32_t counter; /* its first one */
     uint32_t n_counters;
-    uint8_t mode;  /* enum kvf_entropy_mode */
-    uint8_t table; /* as of a column */
+    uint8_t mode;         /* enum kvf_entropy_mode */
+    uint8_t table;        /* as of a column */
+    uint64_t saved_bytes; /* by a table */
 };
 
 struct kvf_entropy_packer {
@@ -265,36 +266,62 @@ static void tables_give(struct kvf_entropy_packer *packer, struct role_state *ro
     }
 }
 
-/* How every role is stored. Returns the bytes that this saves, by what the tables say. */
-static int64_t roles_decide(struct kvf_entropy_packer *packer)
+/* What a table would save of a role, if it is worth one; a single value needs none. */
+static void role_measure(struct kvf_entropy_packer *packer, struct role_state *role)
 {
-    int64_t saved = 0;
+    uint64_t cost = 0;
+    uint64_t total = 0;
+    int only = -1;
+
+    for (uint32_t j = 0; j < role->n_counters; j++) {
+        uint64_t bytes;
+
+        cost += counter_cost(packer, role->counter + j, &bytes, &only);
+        total += bytes;
+    }
+    cost = cost / 8 / 256;
+    role->mode = KVF_COLUMN_RAW;
+    role->saved_bytes = cost + total / 64 < total ? total - cost : 0;
+    if (role->n_counters == 1 && only >= 0) {
+        role->mode = KVF_COLUMN_FILL;
+        role->table = (uint8_t)only;
+    }
+}
+
+/* The role that has most to gain from tables, of which so many are left, and has none. */
+static struct role_state *role_next(struct kvf_entropy_packer *packer)
+{
+    uint32_t tables_left = KVF_ENTROPY_TABLES - packer->n_tables;
+    struct role_state *best = NULL;
+
+    for (uint32_t i = 0; i < packer->cut.n_roles; i++) {
+        struct role_state *role = &packer->roles[i];
+
+        if (role->mode == KVF_COLUMN_RAW && role->saved_bytes != 0 &&
+            role->n_counters <= tables_left &&
+            (best == NULL || role->saved_bytes > best->saved_bytes)) {
+            best = role;
+        }
+    }
+    return best;
+}
+
+/* How every role is stored. Returns the bytes that this saves, by what the tables say. */
+static uint64_t roles_decide(struct kvf_entropy_packer *packer)
+{
+    struct role_state *role;
+    uint64_t saved = 0;
 
     packer->n_tables = 0;
     packer->tables_bytes = 0;
     for (uint32_t i = 0; i < packer->cut.n_roles; i++) {
-        struct role_state *role = &packer->roles[i];
-        uint64_t cost = 0;
-        uint64_t total = 0;
-        int only = -1;
-
-        for (uint32_t j = 0; j < role->n_counters; j++) {
-            uint64_t bytes;
-
-            cost += counter_cost(packer, role->counter + j, &bytes, &only);
-            total += bytes;
-        }
-        cost = cost / 8 / 256;
-        role->mode = KVF_COLUMN_RAW;
-        if (role->n_counters == 1 && only >= 0) {
-            role->mode = KVF_COLUMN_FILL;
-            role->table = (uint8_t)only;
-        } else if (cost + total / 64 < total &&
-                   packer->n_tables + role->n_counters <= KVF_ENTROPY_TABLES) {
-            role->mode = role->n_counters > 1 ? KVF_COLUMN_CLASSES : KVF_COLUMN_RANS;
-            tables_give(packer, role);
-        }
-        saved += role->mode == KVF_COLUMN_RAW ? 0 : (int64_t)total - (int64_t)cost;
+        role_measure(packer, &packer->roles[i]);
+        saved += packer->roles[i].mode == KVF_COLUMN_FILL ? packer->roles[i].saved_bytes : 0;
+    }
+    for (role = role_next(packer); role != NULL; role = role_next(packer)) {
+        role->mode = role->n_counters > 1 ? KVF_COLUMN_CLASSES : KVF_COLUMN_RANS;
+        tables_give(packer, role);
+        saved += role->saved_bytes;
     }
     return saved;
 }
@@ -566,9 +593,9 @@ static uint8_t *streams_encode(struct kvf_entropy_packer *packer, const uint8_t 
 }
 
 /* Can bytes be saved at all? What zstd would save is not known before. */
-static bool may_pay(struct kvf_entropy_packer *packer, int64_t wanted)
+static bool may_pay(struct kvf_entropy_packer *packer, uint64_t wanted)
 {
-    int64_t saved = roles_decide(packer);
+    uint64_t saved = roles_decide(packer);
     bool any = saved >= wanted;
 
     for (uint32_t i = 0; i < packer->cut.n_roles; i++) {
@@ -603,7 +630,7 @@ int kvf_entropy_pack(struct kvf_entropy_packer *packer, const void *record, void
         return KVF_ERR_NO_SPACE;
     }
     count_all(packer, payload);
-    if (!may_pay(packer, (int64_t)wanted)) {
+    if (!may_pay(packer, wanted)) {
         return KVF_ERR_NO_SPACE;
     }
     directory_max = directory_bytes_max(packer);
