@@ -30,8 +30,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PHASE_NS         (12 * KVF_NS_PER_MS)
-#define ON_NS            (4 * KVF_NS_PER_MS)
+#define PHASE_NS         (5300 * KVF_NS_PER_US) /* in no step with the kernel's ticks */
+#define ON_NS            (1800 * KVF_NS_PER_US)
 #define NAP_NS           (200 * KVF_NS_PER_US)
 #define GOOD_BYTES       (64u << 10)
 #define GOOD_KEYS        256

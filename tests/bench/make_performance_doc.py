@@ -59,14 +59,14 @@ How the two sides are kept alike:
   encode and decode run on the loop's stream. Its bar is for the upper end of the interval; the
   control is the same difference with nothing moved.
 - hostile: one client puts and gets blocks of 64 KiB, one request each 0.4 ms, timed from when it
-  was due, every byte compared. Its neighbour has two threads, which compute for the first 4 of
-  each 12 ms, and is either a well-behaved client or one that, in turn, scribbles over its rings,
-  keys and staging while it puts, submits wild entries, opens namespaces without end and sends
-  descriptors, punches holes into 96 MiB before MAPPED, fills a blocking eventfd, floods lookups,
-  and connects in storms. The well-behaved one looks for its answers without sleeping, and leaves
-  out as many phases as it takes to use no more of the CPUs (with two of them the slowest requests
-  are those that wait for one). Slices of half a second alternate, and all slices of a pair are
-  counted together.
+  was due, every byte compared. Its neighbour has two threads, which compute for the first 1.8 of
+  each 5.3 ms (in no step with the kernel's ticks), and is either a well-behaved client or one that,
+  in turn, scribbles over its rings, keys and staging while it puts, submits wild entries, opens
+  namespaces without end and sends descriptors, punches holes into 96 MiB before MAPPED, fills a
+  blocking eventfd, floods lookups, and connects in storms. The well-behaved one looks for its
+  answers without sleeping, and leaves out as many phases as it takes to use no more of the CPUs
+  (with two of them the slowest requests are those that wait for one). Slices of half a second
+  alternate, and all slices of a pair are counted together.
 - accuracy: of Gaussian vectors, the mean cosine with what comes back. Of models, windows of text,
   spread over all of it, run once with K and V as an engine caches them (bf16, K after RoPE) and
   once with K and V of all full chunks of 256 tokens encoded and decoded by the library as they are
