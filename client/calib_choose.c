@@ -30,15 +30,14 @@ static bool is_k_passing(const struct kvf_calibration *c, const struct kvf_grid_
     return kvf_calib_failing(c, &alone, &entry->tail) == 0;
 }
 
-/* Without Q: as if each query saw a single value. */
+/* V alone; what both do together is settled later. Without Q: as if each query saw one value. */
 static bool is_v_passing(const struct kvf_calibration *c, const struct kvf_grid_entry *entry)
 {
     const struct kvf_measure *measure = &entry->measure;
     double error = measure->v_only.n_rows != 0 ? kvf_attention_output_error(&measure->v_only)
                                                : sqrt(kvf_error_relative(&measure->v));
-    double limit = c->options.thresholds.output_error;
 
-    return error * error <= KVF_V_SHARE * limit * limit;
+    return error <= c->options.thresholds.output_error;
 }
 
 /* The passing form of a rung with the best score over all layers; where none passes, the best.

@@ -20,9 +20,6 @@ struct kvf_thresholds {
 #define KVF_DEFAULT_OUTPUT_ERROR 0.06
 #define KVF_DEFAULT_TOP1         0.90
 
-/* V may take this share of the square of output_error by itself; the rest is K's. */
-#define KVF_V_SHARE 0.5
-
 /* What a layer failed by: bits. */
 enum kvf_failing {
     KVF_FAILS_SIGMA = 1 << 0,  /* K */
