@@ -9,6 +9,7 @@
  * written.
  */
 #include "codec/codec.h"
+#include "codec/profile_table.h"
 #include "tests/fuzz/fuzz.h"
 
 #include <stdlib.h>
@@ -17,7 +18,7 @@
 enum {
     LAYERS = 2,
     TOKENS = 9,
-    N_PLANS = 18,
+    N_PLANS = 19,
     PACKED_BYTES = KVF_BLOCK_HEADER_BYTES + 5 * LAYERS
 };
 
@@ -33,7 +34,7 @@ struct target {
 };
 
 static const struct {
-    const char *profile;
+    const char *profile; /* NULL: that of own_create */
     uint8_t dtype;
     uint16_t dim_k;
     uint16_t dim_v;
@@ -48,7 +49,56 @@ static const struct {
     {"kivi4-g64", KVF_DTYPE_BF16, 80, 80, 130},   {"tq4", KVF_DTYPE_BF16, 64, 12, 130},
     {"tq3.5", KVF_DTYPE_BF16, 64, 16, TOKENS},    {"tq2", KVF_DTYPE_BF16, 128, 80, TOKENS},
     {"tq3-qjl", KVF_DTYPE_BF16, 16, 12, TOKENS},  {"max", KVF_DTYPE_BF16, 64, 64, TOKENS},
+    {NULL, KVF_DTYPE_BF16, 64, 64, TOKENS},
 };
+
+/* A profile of a model's own: two kinds of layers, four codecs, means that blocks do not have. */
+static struct kvf_profile_table *own_create(void)
+{
+    const struct kvf_profile_tensor saw = {.codec = KVF_CODEC_SAW,
+                                           .bits = 4,
+                                           .flags = KVF_TENSOR_SIGNS | KVF_TENSOR_CENTER_PROFILE,
+                                           .rotate = 1,
+                                           .rot_seed = KVF_PROFILE_ROTATION_SEED};
+    struct kvf_profile_table *table = kvf_profile_table_create();
+    char why[KVF_PROFILE_WHY_BYTES];
+    if (table == NULL) {
+        abort();
+    }
+    memcpy(table->name, "own", 4);
+    table->weights_digest[0] = 1;
+    table->workloads = KVF_WORKLOAD_OTHER;
+    table->n_layers = LAYERS;
+    table->n_heads = 1;
+    table->dim_k = table->dim_v = 64;
+    table->rope_state = KVF_ROPE_POST;
+    table->n_kinds = 2;
+    table->layer_kinds[1] = 1;
+    table->kinds[0].k = table->kinds[1].k = table->kinds[0].v = saw;
+    table->kinds[0].v.codec = table->kinds[1].k.codec = KVF_CODEC_TQ;
+    table->kinds[0].v.bits = 3;
+    table->kinds[0].v.flags = KVF_TENSOR_SIGNS | KVF_TENSOR_SPLIT;
+    table->kinds[1].v = (struct kvf_profile_tensor){
+        .codec = KVF_CODEC_KIVI, .bits = 2, .group_size = 32, .group_axis = KVF_AXIS_TOKEN};
+    if (kvf_profile_table_add_array(table, KVF_PROFILE_MEANS_K) != KVF_OK) {
+        abort();
+    }
+    memset(table->arrays[KVF_PROFILE_MEANS_K], 0x3c, LAYERS * 64 * sizeof(uint16_t));
+    if (kvf_profile_table_validate(table, why) != KVF_OK) {
+        abort();
+    }
+    return table;
+}
+
+static int plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *geometry, int which)
+{
+    static struct kvf_profile_table *own; /* as long as its plan */
+    if (plans[which].profile != NULL) {
+        return kvf_codec_plan_init(plan, geometry, plans[which].profile);
+    }
+    own = own_create();
+    return kvf_codec_plan_init_table(plan, geometry, own, 0);
+}
 
 static void target_init(struct target *target, int which)
 {
@@ -64,7 +114,7 @@ static void target_init(struct target *target, int which)
         .chunk_tokens = plans[which].n_tokens,
         .sink_tokens = 1,
     };
-    if (kvf_codec_plan_init(&target->plan, &geometry, plans[which].profile) != KVF_OK) {
+    if (plan_init(&target->plan, &geometry, which) != KVF_OK) {
         abort();
     }
     size_t k_bytes = kvf_dtype_bytes(geometry.dtype) * geometry.dim_k;
