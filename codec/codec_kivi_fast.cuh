@@ -61,6 +61,21 @@ static __device__ __forceinline__ float2 floats_of(uint32_t word)
     return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000));
 }
 
+/* The smaller one, and the larger one, of each half as bf16. */
+static __device__ __forceinline__ uint32_t min_halves(uint32_t a, uint32_t b)
+{
+    __nv_bfloat162 min = __hmin2(*reinterpret_cast<__nv_bfloat162 *>(&a),
+                                 *reinterpret_cast<__nv_bfloat162 *>(&b));
+    return *reinterpret_cast<uint32_t *>(&min);
+}
+
+static __device__ __forceinline__ uint32_t max_halves(uint32_t a, uint32_t b)
+{
+    __nv_bfloat162 max = __hmax2(*reinterpret_cast<__nv_bfloat162 *>(&a),
+                                 *reinterpret_cast<__nv_bfloat162 *>(&b));
+    return *reinterpret_cast<uint32_t *>(&max);
+}
+
 /* Eight elements from any address of one; the rare case. */
 static __device__ __noinline__ uint4 load_halves(const uint8_t *from)
 {
@@ -81,12 +96,40 @@ static __device__ __noinline__ void store_halves(uint8_t *to, uint4 value)
 /* -------------------------------------------------------------------------------------------------
  * Encode
  */
-template <int dim> struct fast_shared {
-    float min[n_warps][dim];
-    float max[n_warps][dim];
+constexpr uint32_t inf_halves = 0x7f807f80;
+constexpr uint32_t minus_inf_halves = 0xff80ff80;
+
+template <int dim> struct __align__(16) fast_shared
+{
+    uint32_t min[n_warps][dim / 2]; /* two channels each */
+    uint32_t max[n_warps][dim / 2];
     float lo[n_warps / 2][dim]; /* of groups of 32 tokens, the smallest there are */
     float factor[n_warps / 2][dim];
 };
+
+/* All of a lane's tokens; zeroes where there is none. */
+template <int dim>
+static __device__ __forceinline__ void load_vectors(const tile_lane<dim> &lane, bool is_aligned,
+                                                    uint4 x[tile_lane<dim>::n])
+{
+    const uint8_t *from[lane.n];
+#pragma unroll
+    for (uint32_t j = 0; j < lane.n; j++) {
+        from[j] = lane.bytes(j);
+        x[j] = make_uint4(0, 0, 0, 0);
+        if (from[j] != nullptr && is_aligned) {
+            x[j] = *reinterpret_cast<const uint4 *>(from[j]);
+        }
+    }
+    if (!is_aligned) {
+#pragma unroll
+        for (uint32_t j = 0; j < lane.n; j++) {
+            if (from[j] != nullptr) {
+                x[j] = load_halves(from[j]);
+            }
+        }
+    }
+}
 
 /* (1) The largest magnitude of a lane's elements, in both halves; 0x7fff if one is NaN. */
 static __device__ __forceinline__ uint32_t lane_peak_of(const uint4 &x)
@@ -138,20 +181,6 @@ static __device__ __forceinline__ void mark_warp(const struct kvf_gpu_work &work
     }
 }
 
-static __device__ __forceinline__ void widen(const uint4 &x, float min[lane_channels],
-                                             float max[lane_channels])
-{
-    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (uint32_t w = 0; w < 4; w++) {
-        const float2 pair = floats_of(words[w]);
-        min[2 * w] = fminf(min[2 * w], pair.x);
-        max[2 * w] = fmaxf(max[2 * w], pair.x);
-        min[2 * w + 1] = fminf(min[2 * w + 1], pair.y);
-        max[2 * w + 1] = fmaxf(max[2 * w + 1], pair.y);
-    }
-}
-
 /* (4) Eight codes, the first one in the lowest bits. */
 template <int bits>
 static __device__ __forceinline__ uint32_t eight_codes(const uint4 &x,
@@ -196,17 +225,37 @@ static __device__ __forceinline__ void choose_groups(const struct kvf_gpu_tensor
     for (uint32_t i = threadIdx.x; i < n_groups * dim; i += KIVI_THREADS) {
         uint32_t group = i / dim;
         uint32_t channel = i % dim;
-        float min = shared->min[group * group_warps][channel];
-        float max = shared->max[group * group_warps][channel];
-        for (uint32_t w = 1; w < group_warps; w++) {
-            min = fminf(min, shared->min[group * group_warps + w][channel]);
-            max = fmaxf(max, shared->max[group * group_warps + w][channel]);
+        uint32_t least = inf_halves;
+        uint32_t most = minus_inf_halves;
+        for (uint32_t w = group * group_warps; w < (group + 1) * group_warps; w++) {
+            least = min_halves(least, shared->min[w][channel / 2]);
+            most = max_halves(most, shared->max[w][channel / 2]);
         }
+        float min = channel % 2 == 0 ? floats_of(least).x : floats_of(least).y;
+        float max = channel % 2 == 0 ? floats_of(most).x : floats_of(most).y;
         group_scale scale = choose_scale(min, max, levels, 1.0f / levels);
         meta[i] = scale.meta;
         shared->lo[group][channel] = scale.lo;
         shared->factor[group][channel] = scale.factor;
     }
+}
+
+static __device__ __forceinline__ uint4 min_of(const uint4 &a, const uint4 &b)
+{
+    return make_uint4(min_halves(a.x, b.x), min_halves(a.y, b.y), min_halves(a.z, b.z),
+                      min_halves(a.w, b.w));
+}
+
+static __device__ __forceinline__ uint4 max_of(const uint4 &a, const uint4 &b)
+{
+    return make_uint4(max_halves(a.x, b.x), max_halves(a.y, b.y), max_halves(a.z, b.z),
+                      max_halves(a.w, b.w));
+}
+
+static __device__ __forceinline__ uint4 of_lane(const uint4 &a, uint32_t mask)
+{
+    return make_uint4(__shfl_xor_sync(all_lanes, a.x, mask), __shfl_xor_sync(all_lanes, a.y, mask),
+                      __shfl_xor_sync(all_lanes, a.z, mask), __shfl_xor_sync(all_lanes, a.w, mask));
 }
 
 /* By all threads. coded: of find_coded. */
@@ -216,49 +265,52 @@ encode_tile_channels(const struct kvf_gpu_tensor &tensor, const tile_row &at,
                      const row_place &place, const tile_lane<dim> &lane,
                      const uint4 x[tile_lane<dim>::n], uint32_t coded, fast_shared<dim> *shared)
 {
-    float min[lane_channels];
-    float max[lane_channels];
-#pragma unroll
-    for (uint32_t i = 0; i < lane_channels; i++) {
-        min[i] = __int_as_float(0x7f800000);
-        max[i] = __int_as_float(0xff800000);
-    }
+    uint4 min = make_uint4(inf_halves, inf_halves, inf_halves, inf_halves);
+    uint4 max = make_uint4(minus_inf_halves, minus_inf_halves, minus_inf_halves, minus_inf_halves);
 #pragma unroll
     for (uint32_t j = 0; j < lane.n; j++) {
         if ((coded >> j & 1) != 0) {
-            widen(x[j], min, max);
+            min = min_of(min, x[j]);
+            max = max_of(max, x[j]);
         }
     }
+    for (uint32_t mask = lane.vector_lanes; mask < warp_lanes; mask *= 2) {
+        min = min_of(min, of_lane(min, mask));
+        max = max_of(max, of_lane(max, mask));
+    }
     uint32_t warp = uniform_warp();
-#pragma unroll
-    for (uint32_t i = 0; i < lane_channels; i++) {
-        for (uint32_t mask = lane.vector_lanes; mask < warp_lanes; mask *= 2) {
-            min[i] = fminf(min[i], __shfl_xor_sync(all_lanes, min[i], mask));
-            max[i] = fmaxf(max[i], __shfl_xor_sync(all_lanes, max[i], mask));
-        }
-        if (lane_id() < lane.vector_lanes) {
-            shared->min[warp][lane.channel + i] = min[i];
-            shared->max[warp][lane.channel + i] = max[i];
-        }
+    if (lane_id() < lane.vector_lanes) {
+        *reinterpret_cast<uint4 *>(&shared->min[warp][lane.channel / 2]) = min;
+        *reinterpret_cast<uint4 *>(&shared->max[warp][lane.channel / 2]) = max;
     }
     __syncthreads();
     choose_groups<dim, bits>(tensor, at, place, shared);
     __syncthreads();
     uint32_t group = warp * warp_tokens / tensor.group_size;
+    float lo[lane_channels];
+    float factor[lane_channels];
 #pragma unroll
     for (uint32_t i = 0; i < lane_channels; i++) {
-        min[i] = shared->lo[group][lane.channel + i];
-        max[i] = shared->factor[group][lane.channel + i];
+        lo[i] = shared->lo[group][lane.channel + i];
+        factor[i] = shared->factor[group][lane.channel + i];
     }
 #pragma unroll
     for (uint32_t j = 0; j < lane.n; j++) {
         if (lane.token(j) < at.part.n_tokens) {
-            uint32_t codes = eight_codes<bits>(x[j], min, max);
+            uint32_t codes = eight_codes<bits>(x[j], lo, factor);
             store_eight_codes<bits>(place.codes + lane.token(j) * (dim * bits / 8) +
                                         lane.channel * bits / 8,
                                     (coded >> j & 1) != 0 ? codes : 0);
         }
     }
+}
+
+/* (2) Of a lane's elements: the least in the lower half, minus the greatest in the upper one. */
+static __device__ __forceinline__ uint32_t range_of(const uint4 &x)
+{
+    uint32_t min = min_halves(min_halves(x.x, x.y), min_halves(x.z, x.w));
+    uint32_t max = max_halves(max_halves(x.x, x.y), max_halves(x.z, x.w)) ^ 0x80008000;
+    return min_halves(permute_bytes(min, max, 0x5410), permute_bytes(min, max, 0x7632));
 }
 
 /* By each warp alone. */
@@ -275,36 +327,25 @@ encode_tile_tokens(const struct kvf_gpu_tensor &tensor, const tile_row &at, cons
 #pragma unroll
     for (uint32_t j = 0; j < lane.n; j++) {
         bool is_coded = (coded >> j & 1) != 0;
-        float min[lane_channels];
-        float max[lane_channels];
+        uint32_t range = range_of(x[j]);
 #pragma unroll
-        for (uint32_t i = 0; i < lane_channels; i++) {
-            min[i] = __int_as_float(0x7f800000);
-            max[i] = __int_as_float(0xff800000);
+        for (uint32_t mask = 1; mask < lane.vector_lanes; mask *= 2) {
+            uint32_t other = __shfl_xor_sync(all_lanes, range, mask);
+            range = mask < group_lanes ? min_halves(range, other) : range;
         }
-        widen(x[j], min, max);
-#pragma unroll
-        for (uint32_t step = lane_channels / 2; step > 0; step /= 2) {
-#pragma unroll
-            for (uint32_t i = 0; i < step; i++) {
-                min[i] = fminf(min[i], min[i + step]);
-                max[i] = fmaxf(max[i], max[i + step]);
-            }
-        }
-        float least = is_coded ? min[0] : __int_as_float(0x7f800000);
-        float most = is_coded ? max[0] : __int_as_float(0xff800000);
-        for (uint32_t mask = 1; mask < group_lanes; mask *= 2) {
-            least = fminf(least, __shfl_xor_sync(all_lanes, least, mask));
-            most = fmaxf(most, __shfl_xor_sync(all_lanes, most, mask));
-        }
+        const float2 both = floats_of(range);
+        float least = is_coded ? both.x : __int_as_float(0x7f800000);
+        float most = is_coded ? -both.y : __int_as_float(0xff800000);
         const group_scale scale = choose_scale(least, most, levels, 1.0f / levels);
+        float lo[lane_channels];
+        float factor[lane_channels];
 #pragma unroll
         for (uint32_t i = 0; i < lane_channels; i++) {
-            min[i] = scale.lo;
-            max[i] = scale.factor;
+            lo[i] = scale.lo;
+            factor[i] = scale.factor;
         }
         if (lane.token(j) < at.part.n_tokens) {
-            uint32_t codes = eight_codes<bits>(x[j], min, max);
+            uint32_t codes = eight_codes<bits>(x[j], lo, factor);
             store_eight_codes<bits>(place.codes + lane.token(j) * (dim * bits / 8) +
                                         lane.channel * bits / 8,
                                     is_coded ? codes : 0);
@@ -327,16 +368,8 @@ static __device__ __forceinline__ void encode_fast(const struct kvf_gpu_work &wo
     const struct kvf_gpu_tensor &tensor = work.tensors[at.part.is_v];
     const row_place place(work, at);
     const tile_lane<dim> lane(place.pages, at.tile, 0, at.part.n_tokens);
-    bool is_aligned = place.pages.is_aligned();
     uint4 x[lane.n];
-#pragma unroll
-    for (uint32_t j = 0; j < lane.n; j++) {
-        const uint8_t *from = lane.bytes(j);
-        x[j] = make_uint4(0, 0, 0, 0);
-        if (from != nullptr) {
-            x[j] = is_aligned ? *reinterpret_cast<const uint4 *>(from) : load_halves(from);
-        }
-    }
+    load_vectors(lane, place.pages.is_aligned(), x);
     if (at.row == 0 && at.tile == 0) {
         finish_part(work, at);
     }
@@ -379,6 +412,20 @@ static __device__ __forceinline__ uint4 eight_values(uint32_t codes, const float
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
+/* NULL: the token is not there. */
+static __device__ __forceinline__ void store_eight(uint8_t *to, const uint4 &values,
+                                                   bool is_aligned)
+{
+    if (to == nullptr) {
+        return;
+    }
+    if (is_aligned) {
+        *reinterpret_cast<uint4 *>(to) = values;
+    } else {
+        store_halves(to, values);
+    }
+}
+
 template <int dim, int bits>
 static __device__ __forceinline__ void decode_tile(const struct kvf_gpu_tensor &tensor,
                                                    const tile_row &at, const row_place &place,
@@ -407,8 +454,8 @@ static __device__ __forceinline__ void decode_tile(const struct kvf_gpu_tensor &
             }
         }
     }
-    float lo[lane_channels] = {0.0f};
-    float scale[lane_channels] = {0.0f};
+    float lo[lane_channels];
+    float scale[lane_channels];
     if (by_channel && lane.warp_first < part.n_tokens) {
         const uint32_t *from = place.meta + lane.warp_first / tensor.group_size * dim +
                                lane.channel;
@@ -417,25 +464,19 @@ static __device__ __forceinline__ void decode_tile(const struct kvf_gpu_tensor &
             lo[i] = f32_of_half_bits(from[i] & 0xffff);
             scale[i] = f32_of_half_bits(from[i] >> 16);
         }
-    }
 #pragma unroll
-    for (uint32_t j = 0; j < lane.n; j++) {
-        if (!by_channel) {
-            lo[0] = f32_of_half_bits(meta[j] & 0xffff);
-            scale[0] = f32_of_half_bits(meta[j] >> 16);
-#pragma unroll
-            for (uint32_t i = 1; i < lane_channels; i++) {
-                lo[i] = lo[0];
-                scale[i] = scale[0];
-            }
+        for (uint32_t j = 0; j < lane.n; j++) {
+            store_eight(to[j], eight_values<bits>(codes[j], lo, scale), is_aligned);
         }
-        if (to[j] != nullptr) {
-            const uint4 values = eight_values<bits>(codes[j], lo, scale);
-            if (is_aligned) {
-                *reinterpret_cast<uint4 *>(to[j]) = values;
-            } else {
-                store_halves(to[j], values);
+    } else if (!by_channel) {
+#pragma unroll
+        for (uint32_t j = 0; j < lane.n; j++) {
+#pragma unroll
+            for (uint32_t i = 0; i < lane_channels; i++) {
+                lo[i] = f32_of_half_bits(meta[j] & 0xffff);
+                scale[i] = f32_of_half_bits(meta[j] >> 16);
             }
+            store_eight(to[j], eight_values<bits>(codes[j], lo, scale), is_aligned);
         }
     }
 }

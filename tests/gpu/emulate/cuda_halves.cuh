@@ -86,4 +86,27 @@ static inline __nv_bfloat162 __floats2bfloat162_rn(float low, float high)
     return {emulate_bf16_bits(low) | emulate_bf16_bits(high) << 16};
 }
 
+/* The half of a, or of b, that is less, or else greater; not one that is NaN, if the other is not. */
+static inline __nv_bfloat162 emulate_choose_bf16(__nv_bfloat162 a, __nv_bfloat162 b, bool is_min)
+{
+    uint32_t bits = 0;
+    for (int shift = 0; shift < 32; shift += 16) {
+        float x = __uint_as_float(a.bits >> shift << 16);
+        float y = __uint_as_float(b.bits >> shift << 16);
+        bool is_a = isnan(y) || (is_min ? x < y : x > y);
+        bits |= (is_a ? a.bits : b.bits) & 0xffffu << shift;
+    }
+    return {bits};
+}
+
+static inline __nv_bfloat162 __hmin2(__nv_bfloat162 a, __nv_bfloat162 b)
+{
+    return emulate_choose_bf16(a, b, true);
+}
+
+static inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b)
+{
+    return emulate_choose_bf16(a, b, false);
+}
+
 #endif /* KVF_TESTS_GPU_EMULATE_CUDA_HALVES_CUH */
