@@ -86,7 +86,7 @@ static inline __nv_bfloat162 __floats2bfloat162_rn(float low, float high)
     return {emulate_bf16_bits(low) | emulate_bf16_bits(high) << 16};
 }
 
-/* The half of a, or of b, that is less, or else greater; not one that is NaN, if the other is not. */
+/* Of each half that which is less, or greater; not a NaN if the other is a number. */
 static inline __nv_bfloat162 emulate_choose_bf16(__nv_bfloat162 a, __nv_bfloat162 b, bool is_min)
 {
     uint32_t bits = 0;
