@@ -271,7 +271,6 @@ static const struct subject subjects[] = {
     {"dram in fault", open_dram, "reserve:error@1000000000", NULL, false},
     {"dram in delay", open_dram, NULL, "load:1ms", false},
     {"nvme", open_nvme, NULL, NULL, false},
-    {"nvme that packs", open_nvme_packing, NULL, NULL, true},
     {"nvme that packs in delay", open_nvme_packing, NULL, "load:200us+300us,seed=6", true},
     {"nvme in fault", open_nvme, "load:error@1000000000,store:busy@1000000000", NULL, false},
     {"nvme in delay", open_nvme, NULL, "load:200us+300us,store:100us+200us,seed=5", false},
