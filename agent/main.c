@@ -223,6 +223,16 @@ static int check_config(struct kvf_config *config, bool print, struct kvf_config
     return kvf_check_memory(config, &check, &memory, print, error);
 }
 
+/* What the files of calibration.dir would be taken for: the log says it. A wrong one is no reason
+ * not to start. */
+static void say_calibrations(const struct kvf_config *config)
+{
+    struct kvf_calibrations *calibrations;
+
+    (void)kvf_calibrations_read(config->calibration_dir, &calibrations);
+    kvf_calibrations_free(calibrations);
+}
+
 /* --- signals ---------------------------------------------------------------------------------- */
 
 /* What the handler needs. Set before the handler is; the agent once it exists. */
@@ -375,6 +385,7 @@ static int run(const struct arguments *arguments, struct kvf_config *config)
         return EXIT_CONFIG;
     }
     if (arguments->action == ACTION_CHECK) {
+        say_calibrations(config);
         printf("fits\n");
         return EXIT_DONE;
     }

@@ -281,6 +281,12 @@ class DaemonLife(Case):
                                     "rope_state": "post"}}, file)
         with open(os.path.join(folder, "wrong.json"), "w", encoding="utf-8") as file:
             file.write("{}")
+        sets = [argument for value in SMALL for argument in ("--set", value)]
+        code, out, error = run(KVFERRYD, "--dir", self.folder, *sets, "--set",
+                               f"calibration.dir={folder}", "--check")
+        self.assertEqual((code, out.decode()[-5:]), (0, "fits\n"))
+        self.assertIn("passed.json: profile balanced has passed", error)
+        self.assertIn("wrong.json: kvferry_profile: is missing", error)
         daemon = self.start(f"calibration.dir={folder}")
         log = daemon.log_text()
         self.assertIn("passed.json: profile balanced has passed for weights abababab", log)
