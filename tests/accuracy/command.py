@@ -21,6 +21,7 @@ TOKENS = 2048
 PAGES = "bf16-pages"  # not a profile: fp32 K and V rounded to what an engine's cache holds
 NOT_EVIDENCE = "not evidence for your model"
 SKETCH_WINDOWS = 100  # codecs' first sketch took the first ones of heldout.txt
+ALL, FIRST = "all of the text", "the first ones"  # orders of windows
 PROFILE, CALIBRATED, COMPARATOR = "profile", "calibrated", "comparator"
 
 # The figures with a name of their own: of which model and profile (None: the one made for it by
@@ -179,7 +180,7 @@ def note_of(row) -> str:
              f"KL {row.kl:.2g}", f"top-1 changed {row.flips:.2%}",
              f"{row.n_windows} windows of {row.n_tokens} tokens, {row.order}, "
              f"base {row.base_nll:.4f}"]
-    if row.n_windows > SKETCH_WINDOWS:
+    if row.n_windows > SKETCH_WINDOWS and row.order in (ALL, FIRST):
         first = sum(row.dnll_windows[:SKETCH_WINDOWS]) / SKETCH_WINDOWS
         parts.append(f"the first {SKETCH_WINDOWS} alone {first:.4f}")
     if row.n_parameters < 1_000_000_000:

@@ -27,7 +27,7 @@ import text as text_module
 from codec import (CHUNK_TOKENS, ITEM_BYTES, RECORD_PAGE_BYTES, CodecError, Handle, LayerCodec,
                    Tensor)
 from codec import Shape as BlockShape
-from command import CALIBRATED, COMPARATOR, PAGES, PROFILE
+from command import ALL, CALIBRATED, COMPARATOR, FIRST, PAGES, PROFILE
 
 KNOWN = json.loads((Path(__file__).parent / "known.json").read_text(encoding="utf-8"))
 PASSAGE = Path(text_module.CAPTURE) / "moby_dick_ch85.txt"  # what comparators are fitted to
@@ -184,7 +184,8 @@ class Subject:
         found = self.windows_of(options.tokens)
         if not found:
             raise Unusable(f"{text} has fewer than {options.tokens} tokens")
-        self.order = "the first ones" if options.first else "spread over the text"
+        self.order = (ALL if options.windows >= len(found) else
+                      FIRST if options.first else "spread over the text")
         self.windows = (found[: options.windows] if options.first
                         else text_module.spread(found, options.windows))
         shape = self.model.shape

@@ -42,13 +42,13 @@ def models_of(reports: list[dict]) -> dict[str, tuple[dict, list[dict]]]:
     rows."""
     found: dict[str, tuple[dict, list[dict]]] = {}
     for report in by_date(reports):
-        rows: dict[str, list[dict]] = {}
+        rows: dict[str, dict[str, dict]] = {}
         for result in report["results"]:
             if is_row(result) and "skipped" not in result:
-                rows.setdefault(result["model"], []).append(result)
+                rows.setdefault(result["model"], {})[result["profile"]] = result
         for model, of_model in rows.items():
             if model not in found or len(of_model) >= len(found[model][1]):
-                found[model] = (report, of_model)
+                found[model] = (report, list(of_model.values()))
     return dict(sorted(found.items()))
 
 
