@@ -5,12 +5,13 @@
     make_performance_doc.py [--check]
 
 Each file there has the JSON lines that tests/bench/run printed, unchanged. Of each bench the newest
-line of each machine is shown, of accuracy the newest results of each model. With --check nothing is
-written: exit code 1 says that the page or a plot is stale.
+line of each machine is shown, of gpu the newest of each program, of accuracy the newest results of
+each model. With --check nothing is written: exit code 1 says that the page or a plot is stale.
 """
 import glob
 import json
 import os
+import re
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -115,14 +116,25 @@ def machine_key(report):
                                                     "gpu"))
 
 
+def is_of_other_program(result):
+    return re.fullmatch(figures.ONLY_SOME_RAN, result.get("skipped", "")) is not None
+
+
 def newest(reports):
-    """The newest report of each bench and machine, in the order of TITLES."""
+    """The newest report of each bench and machine, in the order of TITLES. Where it is of some of a
+    programs only, those that have what is missing follow it, newest first."""
     chosen = {}
-    for report in sorted(reports, key=lambda report: report["date"]):
-        chosen[(report["bench"], machine_key(report))] = report
+    for report in sorted(reports, key=lambda report: report["date"], reverse=True):
+        same = chosen.setdefault((report["bench"], machine_key(report)), [])
+        shown = {result["name"] for older in same for result in older["results"]}
+        results = [result for result in report["results"]
+                   if result["name"] not in shown and not is_of_other_program(result)]
+        if results and (not same or any(is_of_other_program(result)
+                                        for result in same[0]["all"])):
+            same.append({**report, "results": results, "all": report["results"]})
     order = list(TITLES)
-    return sorted(chosen.values(),
-                  key=lambda report: (order.index(report["bench"]), machine_key(report)))
+    return [report for key in sorted(chosen, key=lambda key: (order.index(key[0]), key[1]))
+            for report in chosen[key]]
 
 
 def machine_text(report):

@@ -165,6 +165,25 @@ class Page(unittest.TestCase):
         self.assertIn("| 1.5 us |", page)
         self.assertIn("| 2.5 us |", page)
 
+    def partial(self, date, name, program):
+        samples = Samples(pairs={name: [(1.0, 2.0)] * 9})
+        for figure in figures.FIGURES["gpu"]:
+            if figure.name != name:
+                samples.skipped[figure.name] = figures.ONLY_SOME_RAN.replace("(.+)", program)
+        return {**self.report(date, 1.5), "bench": "gpu", "commit": date[:4],
+                "results": figures.results("gpu", samples, False)}
+
+    def test_programs_of_a_bench_that_ran_at_different_times(self):
+        page = doc.make_page([
+            self.partial("2025-01-01T00:00:00Z", "offload_vs_ideal", "gpu_link"),
+            self.partial("2026-01-01T00:00:00Z", "fill_vs_copy", "gpu_kernels"),
+            self.partial("2024-01-01T00:00:00Z", "fill_vs_copy", "gpu_kernels")])
+        self.assertEqual(page.count("| `fill_vs_copy` |"), 1)
+        self.assertEqual(page.count("| `offload_vs_ideal` |"), 1)
+        self.assertLess(page.index("commit 2026"), page.index("commit 2025"))
+        self.assertNotIn("commit 2024", page)
+        self.assertNotIn("were run", page)
+
 
 def run_bench(bench, build):
     """A very short run: the last line is JSON and has every name of the table."""
