@@ -311,20 +311,13 @@ static __device__ __forceinline__ tq_row tq_row_of(const struct kvf_gpu_work &wo
             shared};
 }
 
-static __device__ void tq_encode_row_generic(const struct kvf_gpu_work &work, uint32_t tensors)
+/* By all threads: gaps, mean and list of the row, and what encoders of vectors need of these. */
+static __device__ void tq_prepare_row(const tq_row &at)
 {
-    __shared__ tq_shared shared;
-    uint32_t n_rows = saw_rows_max(&work, tensors);
-    uint32_t row = blockIdx.x % n_rows;
-    const struct kvf_gpu_part part = part_of(work, blockIdx.x / n_rows);
-    if (!tq_has_row(work, tensors, part, row)) {
-        return;
+    bool is_given = at.saw.part.split != 0;
+    if (at.saw.row == 0) {
+        tq_zero_gaps(at.tensor(), at.parts, at.saw.part.stored, threadIdx.x, blockDim.x);
     }
-    const tq_row at = tq_row_of(work, part, row, &shared);
-    if (row == 0) {
-        tq_zero_gaps(at.tensor(), at.parts, part.stored, threadIdx.x, blockDim.x);
-    }
-    bool is_given = part.split != 0;
     if (at.saw.parts.mean_bytes != 0 || (at.is_split() && !is_given)) {
         find_samples(at.saw);
     }
@@ -343,6 +336,19 @@ static __device__ void tq_encode_row_generic(const struct kvf_gpu_work &work, ui
     if (at.has_residual()) {
         fill_matrix(at);
     }
+}
+
+static __device__ void tq_encode_row_generic(const struct kvf_gpu_work &work, uint32_t tensors)
+{
+    __shared__ tq_shared shared;
+    uint32_t n_rows = saw_rows_max(&work, tensors);
+    uint32_t row = blockIdx.x % n_rows;
+    const struct kvf_gpu_part part = part_of(work, blockIdx.x / n_rows);
+    if (!tq_has_row(work, tensors, part, row)) {
+        return;
+    }
+    const tq_row at = tq_row_of(work, part, row, &shared);
+    tq_prepare_row(at);
     for (uint32_t token = warp_id(); token < part.n_tokens; token += generic_warps) {
         encode_vector(work, at, token);
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * codec_tq_gpu.c: which kernels of codec_tq.cu, and in what shape. Kernels on tensor cores exist
- * for bf16 heads of 128 that are rotated as a whole, without residual; the generic ones do all
- * else.
+ * for bf16 heads of 128 that are rotated as a whole, others for those that are split; the generic
+ * ones do all else.
  */
 #include "codec/codec_tq_gpu.h"
 
@@ -14,21 +14,43 @@
 
 enum {
     FAST_DIM = 128,
+    SPLIT_FIRST = 32, /* channels of the first rotation */
 };
 
-/* By bits. */
-static const char *const fast_encode[] = {
-    [2] = "kvf_tq_encode_128_2", [3] = "kvf_tq_encode_128_3", [4] = "kvf_tq_encode_128_4"};
-static const char *const fast_decode[] = {
-    [2] = "kvf_tq_decode_128_2", [3] = "kvf_tq_decode_128_3", [4] = "kvf_tq_decode_128_4"};
+/* Kernels that are not the generic ones, by bits. */
+struct fast_kernels {
+    const char *encode[5];
+    const char *decode[5];
+};
 
-/* The width that a fast kernel has; 0: the generic ones. */
-static uint32_t fast_bits(const struct kvf_gpu_tensor *tensor)
+static const struct fast_kernels whole = {
+    {[2] = "kvf_tq_encode_128_2", [3] = "kvf_tq_encode_128_3", [4] = "kvf_tq_encode_128_4"},
+    {[2] = "kvf_tq_decode_128_2", [3] = "kvf_tq_decode_128_3", [4] = "kvf_tq_decode_128_4"},
+};
+static const struct fast_kernels split = {
+    {[2] = "kvf_tq_encode_split_2", [3] = "kvf_tq_encode_split_3"},
+    {[2] = "kvf_tq_decode_split_2", [3] = "kvf_tq_decode_split_3"},
+};
+
+/* NULL: the generic kernels. */
+static const struct fast_kernels *fast_kernels_of(const struct kvf_gpu_tensor *tensor)
 {
-    bool is_fast = tensor->dtype == KVF_DTYPE_BF16 && tensor->group == FAST_DIM &&
-                   tensor->rot_order == tensor->group && tensor->n_rotations == 1 &&
-                   (tensor->flags & KVF_TENSOR_RESIDUAL) == 0;
-    return is_fast ? tensor->bits : 0;
+    const struct kvf_gpu_rotation *rotations = tensor->rotations;
+    if (tensor->dtype != KVF_DTYPE_BF16 || tensor->group != FAST_DIM ||
+        (tensor->flags & KVF_TENSOR_RESIDUAL) != 0) {
+        return NULL;
+    }
+    if (tensor->n_rotations == 1) {
+        return rotations[0].order == FAST_DIM ? &whole : NULL;
+    }
+    bool is_rotated = rotations[0].order == SPLIT_FIRST &&
+                      rotations[1].order == FAST_DIM - SPLIT_FIRST;
+    return is_rotated ? &split : NULL;
+}
+
+static bool has_room(const struct kvf_gpu_work *work, uint32_t bytes)
+{
+    return work->shared_bytes_max == 0 || bytes <= work->shared_bytes_max;
 }
 
 static struct kvf_gpu_launch generic_launch(const struct kvf_gpu_work *work, const char *kernel,
@@ -42,17 +64,27 @@ static struct kvf_gpu_launch generic_launch(const struct kvf_gpu_work *work, con
     };
 }
 
+static struct kvf_gpu_launch split_launch(const struct kvf_gpu_work *work, const char *kernel,
+                                          uint32_t tensors)
+{
+    struct kvf_gpu_launch launch = generic_launch(work, kernel, tensors);
+    launch.shared_bytes = KVF_TQ_SPLIT_SHARED_BYTES;
+    return launch;
+}
+
 static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
-    uint32_t bits = fast_bits(tensor);
+    const struct fast_kernels *fast = fast_kernels_of(tensor);
     uint32_t shared_bytes = tq_encode_shared_bytes(work, FAST_DIM);
-    bool has_room = work->shared_bytes_max == 0 || shared_bytes <= work->shared_bytes_max;
-    if (bits == 0 || !has_room || !saw_encode_takes_mean(work, tensor)) {
+    if (fast == &split && has_room(work, KVF_TQ_SPLIT_SHARED_BYTES)) {
+        return split_launch(work, fast->encode[tensor->bits], tensors);
+    }
+    if (fast != &whole || !has_room(work, shared_bytes) || !saw_encode_takes_mean(work, tensor)) {
         return generic_launch(work, "kvf_tq_encode", tensors);
     }
     return (struct kvf_gpu_launch){
-        .kernel = fast_encode[bits],
+        .kernel = fast->encode[tensor->bits],
         .n_blocks = saw_encode_units(work, tensors),
         .blocks_a_processor = saw_encode_blocks_a_processor(FAST_DIM),
         .n_threads = SAW_ENCODE_THREADS,
@@ -63,11 +95,15 @@ static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint
 
 static struct kvf_gpu_launch decode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
-    uint32_t bits = fast_bits(&work->tensors[tensors == 2 ? 1 : 0]);
+    const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
+    const struct fast_kernels *fast = fast_kernels_of(tensor);
     struct kvf_gpu_launch launch = generic_launch(work, "kvf_tq_decode", tensors);
-    if (bits != 0) {
-        launch.kernel = fast_decode[bits];
-        launch.n_threads = saw_decode_threads(bits);
+    if (fast == &split && has_room(work, KVF_TQ_SPLIT_SHARED_BYTES)) {
+        return split_launch(work, fast->decode[tensor->bits], tensors);
+    }
+    if (fast == &whole) {
+        launch.kernel = fast->decode[tensor->bits];
+        launch.n_threads = saw_decode_threads(tensor->bits);
     }
     return launch;
 }

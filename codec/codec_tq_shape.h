@@ -9,7 +9,8 @@
 #include "codec/codec_saw_shape.h"
 
 enum tq_shape {
-    KVF_TQ_TABLE_WORDS = 256, /* by m, or by two codes */
+    KVF_TQ_TABLE_WORDS = 256,          /* by m, or by two codes */
+    KVF_TQ_SPLIT_SHARED_BYTES = 62976, /* of the kernels of split rows */
 };
 
 /* Fast kernels, encode: as saw's, and a table behind the rings. */

@@ -16,6 +16,7 @@
 #include "codec/codec_tq_decode.cuh"
 #include "codec/codec_tq_encode.cuh"
 #include "codec/codec_tq_generic.cuh"
+#include "codec/codec_tq_split.cuh"
 
 #include "tests/gpu/emulate/kernels.h"
 
@@ -69,6 +70,10 @@ static const struct {
     TQ(128, 2),
     TQ(128, 3),
     TQ(128, 4),
+    {"kvf_tq_encode_split_2", kvf::tq_encode_row_split<2>},
+    {"kvf_tq_encode_split_3", kvf::tq_encode_row_split<3>},
+    {"kvf_tq_decode_split_2", kvf::tq_decode_row_split<2>},
+    {"kvf_tq_decode_split_3", kvf::tq_decode_row_split<3>},
     {"kvf_tq_encode", kvf::tq_encode_row_generic},
     {"kvf_tq_decode", kvf::tq_decode_row_generic},
     {"kvf_exact_count_bf16", by_value<kvf_exact_count_bf16>},
