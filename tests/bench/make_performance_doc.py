@@ -121,7 +121,7 @@ def is_of_other_program(result):
 
 
 def newest(reports):
-    """The newest report of each bench and machine, in the order of TITLES. Where it is of some of a
+    """The newest report of each bench and machine, in the order of TITLES. Where it is of some
     programs only, those that have what is missing follow it, newest first."""
     chosen = {}
     for report in sorted(reports, key=lambda report: report["date"], reverse=True):
