@@ -117,11 +117,11 @@ enum kvf_gpu_result_flags {
 struct kvf_gpu_work {
     struct kvf_gpu_tensor tensors[2]; /* K, V; of all parts that a launch is of */
     struct kvf_gpu_pages pages[2];
-    uint64_t parts;       /* struct kvf_gpu_part *; written to by kvf_gpu_encode_varying alone */
+    uint64_t parts;       /* struct kvf_gpu_part *; written to by kvf_exact_place alone */
     uint64_t numbers;     /* const uint32_t *: encode: which parts a launch is of; 0: all of them */
     uint64_t page_ids;    /* const uint32_t * */
     uint64_t results;     /* struct kvf_gpu_result *, encode */
-    uint64_t scratch;     /* device memory whose size the host asks for by kvf_gpu_scratch_bytes */
+    uint64_t scratch;     /* device memory of kvf_gpu_encode_scratch_bytes */
     uint32_t n_parts;     /* that a launch is of */
     uint32_t n_parts_all; /* encode: of the list */
     uint32_t escape_words; /* encode: in scratch for each part, see codec_gpu_scratch.h; 0: none */
