@@ -147,7 +147,8 @@ def machine_text(report):
         parts.append(f"{machine['gpu']} by {machine['gpu_link']}, driver {machine['gpu_driver']}")
     if "drive" in machine:
         parts.append(f"drive {machine['drive']} with {machine['fs']}")
-    sides = "" if report["bench"] == "accuracy" else f", {report['seconds']:g} s a side"
+    # accuracy has no sides, and those of the GPU's programs differ
+    sides = "" if report["bench"] in ("accuracy", "gpu") else f", {report['seconds']:g} s a side"
     return (f"{', '.join(parts)}. {report['date'][:10]}, commit {report['commit']}"
             f"{sides}; others took {machine['cpu_of_others']:.1%} of the "
             f"CPUs meanwhile, the host {machine['cpu_of_host']:.1%}.")
