@@ -220,8 +220,8 @@ rotate_codes(const lane_codes<dim, bits> &codes, const hadamard_pair &h16, float
         uint32_t a1 = codes.pair(0, 2 * i + 1);
         uint32_t a2 = codes.pair(1, 2 * i);
         uint32_t a3 = codes.pair(1, 2 * i + 1);
-        mma_f16(z[i][0], a0, a1, a2, a3, h16.b[0], h16.b[1], 0.0f);
-        mma_f16(z[i][1], a0, a1, a2, a3, h16.b[2], h16.b[3], 0.0f);
+        mma_f16(z[i][0], a0, a1, a2, a3, h16.b[0], h16.b[1]);
+        mma_f16(z[i][1], a0, a1, a2, a3, h16.b[2], h16.b[3]);
     }
     rotate_sums<dim>(z, bits == 4 ? 0.0625f : 1.0f);
 }
@@ -271,8 +271,8 @@ rotate_levels(const lane_levels<dim, bits> &levels, const uint32_t *table, const
         uint32_t a1 = levels.pair(table, 0, 2 * i + 1);
         uint32_t a2 = levels.pair(table, 1, 2 * i);
         uint32_t a3 = levels.pair(table, 1, 2 * i + 1);
-        mma_f16(z[i][0], a0, a1, a2, a3, h16.b[0], h16.b[1], 0.0f);
-        mma_f16(z[i][1], a0, a1, a2, a3, h16.b[2], h16.b[3], 0.0f);
+        mma_f16(z[i][0], a0, a1, a2, a3, h16.b[0], h16.b[1]);
+        mma_f16(z[i][1], a0, a1, a2, a3, h16.b[2], h16.b[3]);
     }
     rotate_sums<dim>(z, 1.0f);
 }

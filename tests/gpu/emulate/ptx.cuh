@@ -99,10 +99,9 @@ static inline void mma_bf16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, u
 }
 
 static inline void mma_f16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                           uint32_t b0, uint32_t b1, float c)
+                           uint32_t b0, uint32_t b1)
 {
-    d[0] = d[2] = c;
-    d[1] = d[3] = 0.0f;
+    d[0] = d[1] = d[2] = d[3] = 0.0f;
     emulate_mma<emulate_fp16>(d, {{a0, a1, a2, a3, b0, b1}});
 }
 
