@@ -23,6 +23,7 @@ enum kvf_cuda_result {
     KVF_CUDA_ERROR_NO_DEVICE = 100,
     KVF_CUDA_ERROR_INVALID_DEVICE = 101,
     KVF_CUDA_ERROR_INVALID_CONTEXT = 201,
+    KVF_CUDA_ERROR_MAP_FAILED = 205,
     KVF_CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
     KVF_CUDA_ERROR_NOT_FOUND = 500,
     KVF_CUDA_ERROR_NOT_READY = 600,
@@ -47,6 +48,38 @@ enum kvf_cuda_flags {
     KVF_CUDA_REGISTER_READ_ONLY = 8,
     KVF_CUDA_FUNCTION_SHARED_BYTES_MAX = 8, /* of cuFuncSetAttribute */
     KVF_CUDA_FUNCTION_REGISTERS = 4,        /* of cuFuncGetAttribute */
+    KVF_CUDA_IPC_LAZY_PEER = 1,
+    KVF_CUDA_ALLOCATION_PINNED = 1,
+    KVF_CUDA_LOCATION_DEVICE = 1,
+    KVF_CUDA_HANDLE_POSIX_FD = 1,
+    KVF_CUDA_ACCESS_READ = 1,
+    KVF_CUDA_ACCESS_READ_WRITE = 3,
+    KVF_CUDA_GRANULARITY_MINIMUM = 0,
+};
+
+/* A name of one allocation of cuMemAlloc for other processes. */
+struct kvf_cuda_ipc_handle {
+    uint8_t bytes[64];
+};
+
+struct kvf_cuda_location {
+    int type; /* KVF_CUDA_LOCATION_DEVICE */
+    int id;   /* ordinal */
+};
+
+/* What physical memory is to be like (CUmemAllocationProp). */
+struct kvf_cuda_allocation {
+    int type;         /* KVF_CUDA_ALLOCATION_PINNED */
+    int handle_types; /* by which other processes can get it */
+    struct kvf_cuda_location location;
+    void *reserved;
+    uint8_t flags[8];
+};
+
+/* Who may do what with mapped memory (CUmemAccessDesc). */
+struct kvf_cuda_access {
+    struct kvf_cuda_location location;
+    int flags; /* KVF_CUDA_ACCESS_* */
 };
 
 struct kvf_cuda_uuid {
@@ -86,6 +119,35 @@ struct kvf_cuda_uuid {
     X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t * free_bytes, size_t * total_bytes))                \
     X(cuMemAlloc, "cuMemAlloc_v2", (uint64_t * address, size_t bytes))                             \
     X(cuMemFree, "cuMemFree_v2", (uint64_t address))                                               \
+    X(cuMemGetAddressRange, "cuMemGetAddressRange_v2",                                             \
+      (uint64_t * base, size_t * bytes, uint64_t address))                                         \
+    X(cuIpcGetMemHandle, "cuIpcGetMemHandle",                                                      \
+      (struct kvf_cuda_ipc_handle * handle, uint64_t address))                                     \
+    X(cuIpcOpenMemHandle, "cuIpcOpenMemHandle_v2",                                                 \
+      (uint64_t * address, struct kvf_cuda_ipc_handle handle, unsigned flags))                     \
+    X(cuIpcCloseMemHandle, "cuIpcCloseMemHandle", (uint64_t address))                              \
+    X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity",                              \
+      (size_t * bytes, const struct kvf_cuda_allocation *allocation, int option))                  \
+    X(cuMemCreate, "cuMemCreate",                                                                  \
+      (uint64_t * handle, size_t bytes, const struct kvf_cuda_allocation *allocation,              \
+       uint64_t flags))                                                                            \
+    X(cuMemRelease, "cuMemRelease", (uint64_t handle))                                             \
+    X(cuMemAddressReserve, "cuMemAddressReserve",                                                  \
+      (uint64_t * address, size_t bytes, size_t align_bytes, uint64_t wish, uint64_t flags))       \
+    X(cuMemAddressFree, "cuMemAddressFree", (uint64_t address, size_t bytes))                      \
+    X(cuMemMap, "cuMemMap",                                                                        \
+      (uint64_t address, size_t bytes, size_t offset, uint64_t handle, uint64_t flags))            \
+    X(cuMemUnmap, "cuMemUnmap", (uint64_t address, size_t bytes))                                  \
+    X(cuMemSetAccess, "cuMemSetAccess",                                                            \
+      (uint64_t address, size_t bytes, const struct kvf_cuda_access *access, size_t n))            \
+    X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle",                                \
+      (void *handle_out, uint64_t handle, int type, uint64_t flags))                               \
+    X(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle",                            \
+      (uint64_t * handle, void *os_handle, int type))                                              \
+    X(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle",                                  \
+      (uint64_t * handle, void *address))                                                          \
+    X(cuMemGetAllocationPropertiesFromHandle, "cuMemGetAllocationPropertiesFromHandle",            \
+      (struct kvf_cuda_allocation * allocation, uint64_t handle))                                  \
     X(cuMemHostAlloc, "cuMemHostAlloc", (void **memory, size_t bytes, unsigned flags))             \
     X(cuMemFreeHost, "cuMemFreeHost", (void *memory))                                              \
     X(cuMemHostRegister, "cuMemHostRegister_v2", (void *memory, size_t bytes, unsigned flags))     \
@@ -106,6 +168,8 @@ struct kvf_cuda_uuid {
     X(cuStreamQuery, "cuStreamQuery", (void *stream))                                              \
     X(cuStreamSynchronize, "cuStreamSynchronize", (void *stream))                                  \
     X(cuStreamWaitEvent, "cuStreamWaitEvent", (void *stream, void *event, unsigned flags))         \
+    X(cuStreamWriteValue64, "cuStreamWriteValue64_v2",                                             \
+      (void *stream, uint64_t address, uint64_t value, unsigned flags))                            \
     X(cuEventCreate, "cuEventCreate", (void **event, unsigned flags))                              \
     X(cuEventDestroy, "cuEventDestroy_v2", (void *event))                                          \
     X(cuEventRecord, "cuEventRecord", (void *event, void *stream))                                 \

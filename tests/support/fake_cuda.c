@@ -7,7 +7,7 @@
  * stream: any of those that are awake. Half of them sleep for a while, others after that, so that
  * some streams fall far behind others, and sometimes all behind the host.
  */
-#include "tests/support/fake_cuda.h"
+#include "tests/support/fake_memory.h"
 
 #include <assert.h>
 #include <stdio.h>
@@ -15,9 +15,6 @@
 #include <string.h>
 
 #include "base/random.h"
-#include "gpu/driver.h"
-
-#define FAKE_API __attribute__((visibility("default")))
 
 enum {
     STREAMS_MAX = 64,
@@ -35,6 +32,7 @@ enum op_kind {
     OP_KERNEL,
     OP_RECORD,
     OP_WAIT,
+    OP_WRITE,
 };
 
 struct fake_event {
@@ -50,7 +48,7 @@ struct op {
     size_t bytes;
     unsigned char value;
     struct fake_event *event;
-    uint64_t number; /* of the record */
+    uint64_t number; /* of the record; the value to write */
     const char *kernel;
     struct kvf_gpu_work work;
     uint32_t tensors;
@@ -84,7 +82,7 @@ static uint32_t n_kernels;
 static struct kvf_random_seeded random_state;
 static uint64_t asleep; /* a bit a stream */
 static uint64_t sleep_calls;
-static struct fake_cuda_counts counts;
+struct fake_cuda_counts fake_counts;
 static uint64_t fail_at = UINT64_MAX;
 static bool are_pins_refused;
 static uint32_t shared_bytes_max = 227 << 10;
@@ -93,7 +91,7 @@ static void *current_context;
 
 static bool has_failed(void)
 {
-    return counts.operations >= fail_at;
+    return fake_counts.operations >= fail_at;
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -109,7 +107,7 @@ static void op_run(struct op *op)
         memset(op->to, op->value, op->bytes);
         break;
     case OP_KERNEL:
-        counts.kernels++;
+        fake_counts.kernels++;
         fake_kernel_run(op->kernel, &op->work, op->tensors);
         break;
     case OP_RECORD:
@@ -119,8 +117,11 @@ static void op_run(struct op *op)
         break;
     case OP_WAIT:
         break;
+    case OP_WRITE:
+        __atomic_store_n((uint64_t *)op->to, op->number, __ATOMIC_RELEASE);
+        break;
     }
-    counts.operations++;
+    fake_counts.operations++;
 }
 
 static bool can_run(const struct fake_stream *stream)
@@ -161,7 +162,7 @@ static bool turn(uint64_t sleeping)
 }
 
 /* What goes on while the host is in the driver. */
-static int turns(void)
+int fake_turns(void)
 {
     if (sleep_calls == 0) {
         asleep = kvf_random_seeded_next(&random_state);
@@ -196,17 +197,22 @@ static int queue(void *stream, const struct op *what)
     op->next = NULL;
     *to->tail = op;
     to->tail = &op->next;
-    return turns();
+    return fake_turns();
 }
 
 /* ----------------------------------------------------------------------------------------------
  * Memory
  */
-static void range_add(const void *base, size_t bytes, bool is_registered, bool is_device)
+void fake_range_add(const void *base, size_t bytes, bool is_registered, bool is_device)
 {
     assert(n_ranges < RANGES_MAX);
     ranges[n_ranges++] = (struct range){base, bytes, is_registered, is_device};
-    *(is_device ? &counts.device_bytes : &counts.pinned_bytes) += bytes;
+}
+
+static void pinned_add(const void *base, size_t bytes, bool is_registered)
+{
+    fake_range_add(base, bytes, is_registered, false);
+    fake_counts.pinned_bytes += bytes;
 }
 
 /* Does any queued copy touch this memory? */
@@ -227,19 +233,28 @@ static bool is_pending(const uint8_t *memory, size_t bytes)
     return false;
 }
 
-static int range_remove(const void *base, bool is_registered, bool is_device)
+int fake_range_remove(const void *base, bool is_registered, bool is_device, size_t *bytes_out)
 {
     for (uint32_t i = 0; i < n_ranges; i++) {
         if (ranges[i].base == base && ranges[i].is_registered == is_registered &&
             ranges[i].is_device == is_device) {
             /* memory that goes while a copy is on its way is what must never happen */
             assert(has_failed() || !is_pending(ranges[i].base, ranges[i].bytes));
-            *(is_device ? &counts.device_bytes : &counts.pinned_bytes) -= ranges[i].bytes;
+            *bytes_out = ranges[i].bytes;
             ranges[i] = ranges[--n_ranges];
             return KVF_CUDA_SUCCESS;
         }
     }
     return KVF_CUDA_ERROR_INVALID_VALUE;
+}
+
+static int pinned_remove(const void *base, bool is_registered)
+{
+    size_t bytes = 0;
+    int result = fake_range_remove(base, is_registered, false, &bytes);
+
+    fake_counts.pinned_bytes -= bytes;
+    return result;
 }
 
 /* How a copy may use host or device memory: 1 within one range, 0 outside of all, -1 neither. */
@@ -274,7 +289,7 @@ static int copy(void *to, const void *from, size_t bytes, const void *host, cons
     }
     result = queue(stream, &op);
     if (held == 0) {
-        counts.unpinned_copies++;
+        fake_counts.unpinned_copies++;
         run_until_stream(stream_of(stream)); /* through memory of the driver's, one by one */
     }
     return result;
@@ -304,11 +319,6 @@ static bool is_writable(const void *memory)
 /* ----------------------------------------------------------------------------------------------
  * The driver's functions
  */
-#define DECLARE(function, symbol, parameters)                                                      \
-    FAKE_API int fake_##function parameters __asm__(symbol);
-KVF_GPU_DRIVER_FUNCTIONS(DECLARE)
-#undef DECLARE
-
 int fake_cuInit(unsigned flags)
 {
     static bool is_seeded;
@@ -429,7 +439,7 @@ int fake_cuCtxSynchronize(void)
 {
     while (turn(0)) {
     }
-    return turns();
+    return fake_turns();
 }
 
 int fake_cuCtxGetStreamPriorityRange(int *least, int *greatest)
@@ -504,37 +514,6 @@ int fake_cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsign
     return queue(stream, &op);
 }
 
-int fake_cuMemGetInfo(size_t *free_bytes, size_t *total_bytes)
-{
-    *total_bytes = (size_t)1 << 34;
-    *free_bytes = *total_bytes - counts.device_bytes;
-    return KVF_CUDA_SUCCESS;
-}
-
-int fake_cuMemAlloc(uint64_t *address, size_t bytes)
-{
-    void *memory = bytes <= (size_t)1 << 34 ? aligned_alloc(256, (bytes + 255) / 256 * 256) : NULL;
-
-    if (memory == NULL) {
-        return KVF_CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    memset(memory, 0xa5, bytes); /* whatever it held before */
-    range_add(memory, bytes, false, true);
-    *address = (uint64_t)(uintptr_t)memory;
-    return turns();
-}
-
-int fake_cuMemFree(uint64_t address)
-{
-    int result = address != 0 ? range_remove((void *)(uintptr_t)address, false, true)
-                              : KVF_CUDA_SUCCESS;
-
-    if (result == KVF_CUDA_SUCCESS) {
-        free((void *)(uintptr_t)address);
-    }
-    return result;
-}
-
 int fake_cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
 {
     (void)flags;
@@ -542,13 +521,13 @@ int fake_cuMemHostAlloc(void **memory, size_t bytes, unsigned flags)
     if (*memory == NULL) {
         return KVF_CUDA_ERROR_OUT_OF_MEMORY;
     }
-    range_add(*memory, bytes, false, false);
-    return turns();
+    pinned_add(*memory, bytes, false);
+    return fake_turns();
 }
 
 int fake_cuMemFreeHost(void *memory)
 {
-    int result = range_remove(memory, false, false);
+    int result = pinned_remove(memory, false);
 
     if (result == KVF_CUDA_SUCCESS) {
         free(memory);
@@ -569,13 +548,13 @@ int fake_cuMemHostRegister(void *memory, size_t bytes, unsigned flags)
     if (!is_read_only && !is_writable(memory)) {
         return KVF_CUDA_ERROR_INVALID_VALUE;
     }
-    range_add(memory, bytes, true, false);
-    return turns();
+    pinned_add(memory, bytes, true);
+    return fake_turns();
 }
 
 int fake_cuMemHostUnregister(void *memory)
 {
-    return range_remove(memory, true, false);
+    return pinned_remove(memory, true);
 }
 
 int fake_cuMemHostGetDevicePointer(uint64_t *address, void *memory, unsigned flags)
@@ -624,7 +603,7 @@ int fake_cuStreamCreateWithPriority(void **stream, unsigned flags, int priority)
     }
     new_stream->tail = &new_stream->head;
     streams[n_streams++] = new_stream;
-    counts.streams++;
+    fake_counts.streams++;
     *stream = new_stream;
     return KVF_CUDA_SUCCESS;
 }
@@ -635,7 +614,7 @@ int fake_cuStreamDestroy(void *stream)
     for (uint32_t i = 1; i < n_streams; i++) {
         if (streams[i] == stream) {
             streams[i] = streams[--n_streams];
-            counts.streams--;
+            fake_counts.streams--;
             free(stream);
             return KVF_CUDA_SUCCESS;
         }
@@ -645,7 +624,7 @@ int fake_cuStreamDestroy(void *stream)
 
 int fake_cuStreamQuery(void *stream)
 {
-    int result = turns();
+    int result = fake_turns();
 
     if (result != KVF_CUDA_SUCCESS) {
         return result;
@@ -656,7 +635,7 @@ int fake_cuStreamQuery(void *stream)
 int fake_cuStreamSynchronize(void *stream)
 {
     run_until_stream(stream_of(stream));
-    return turns();
+    return fake_turns();
 }
 
 int fake_cuStreamWaitEvent(void *stream, void *event, unsigned flags)
@@ -668,11 +647,19 @@ int fake_cuStreamWaitEvent(void *stream, void *event, unsigned flags)
     return queue(stream, &op);
 }
 
+int fake_cuStreamWriteValue64(void *stream, uint64_t address, uint64_t value, unsigned flags)
+{
+    const struct op op = {.kind = OP_WRITE, .to = (void *)(uintptr_t)address, .number = value};
+
+    return flags == 0 && address % sizeof(value) == 0 ? queue(stream, &op)
+                                                      : KVF_CUDA_ERROR_INVALID_VALUE;
+}
+
 int fake_cuEventCreate(void **event, unsigned flags)
 {
     (void)flags;
     *event = calloc(1, sizeof(struct fake_event));
-    counts.events += *event != NULL;
+    fake_counts.events += *event != NULL;
     return *event != NULL ? KVF_CUDA_SUCCESS : KVF_CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -690,7 +677,7 @@ int fake_cuEventDestroy(void *event)
             }
         }
     }
-    counts.events--;
+    fake_counts.events--;
     free(event);
     return KVF_CUDA_SUCCESS;
 }
@@ -706,7 +693,7 @@ int fake_cuEventRecord(void *event, void *stream)
 int fake_cuEventQuery(void *event)
 {
     const struct fake_event *e = event;
-    int result = turns();
+    int result = fake_turns();
 
     if (result != KVF_CUDA_SUCCESS) {
         return result;
@@ -720,7 +707,7 @@ int fake_cuEventSynchronize(void *event)
 
     while (e->done < e->recorded && turn(0)) {
     }
-    return turns();
+    return fake_turns();
 }
 
 int fake_cuEventElapsedTime(float *ms, void *start, void *end)
@@ -746,7 +733,7 @@ void fake_cuda_seed_control(uint64_t seed)
 
 void fake_cuda_counts_control(struct fake_cuda_counts *counts_out)
 {
-    *counts_out = counts;
+    *counts_out = fake_counts;
 }
 
 bool fake_cuda_is_pending_control(const void *memory, size_t bytes)
@@ -758,7 +745,7 @@ void fake_cuda_fail_after_control(uint64_t operations)
 {
     while (has_failed() && turn(0)) { /* what a failed device had queued never runs */
     }
-    fail_at = counts.operations + operations;
+    fail_at = fake_counts.operations + operations;
 }
 
 void fake_cuda_hold_control(bool hold)

@@ -2,10 +2,11 @@
  *
  * fake_cuda.h: a CUDA driver without a GPU, for KVFERRY_CUDA_DRIVER.
  *
- * Device memory is host memory. Nothing that is queued happens at once: whenever the driver is
- * called, some operations run, of streams chosen at random, in any order that streams and events
- * allow. So a wait that is missing shows, sooner or later, as wrong bytes; which order it was
- * follows from the seed. Kernels are known by name and done by the C codecs.
+ * Device memory is host memory, which other processes with this driver can open. Nothing that is
+ * queued happens at once: whenever the driver is called, some operations run, of streams chosen at
+ * random, in any order that streams and events allow. So a wait that is missing shows, sooner or
+ * later, as wrong bytes; which order it was follows from the seed. Kernels are known by name and
+ * done by the C codecs.
  *
  * Besides the driver's functions the library exports those below, found by dlsym; they are for the
  * test that loaded it.
@@ -22,7 +23,7 @@
 struct fake_cuda_counts {
     uint64_t operations; /* run so far */
     uint64_t kernels;
-    uint64_t device_bytes; /* allocated */
+    uint64_t device_bytes; /* allocated, and those of other processes that are open here */
     uint64_t pinned_bytes; /* allocated and registered */
     uint64_t streams;
     uint64_t events;
