@@ -61,6 +61,10 @@ size_t kvf_proto_type_bytes(unsigned type)
     case KVF_WIRE_PIECE:
     case KVF_WIRE_PIECE_DROP:
         return sizeof(struct kvf_wire_piece);
+    case KVF_WIRE_GPU:
+        return sizeof(struct kvf_wire_gpu);
+    case KVF_WIRE_GPU_CHANNEL:
+        return sizeof(struct kvf_wire_gpu_channel);
     case KVF_WIRE_MAPPED:
     case KVF_WIRE_READY:
     case KVF_WIRE_BYE:
@@ -258,6 +262,28 @@ static int piece_check(const struct kvf_wire_piece *piece, const char **why_out)
     return KVF_OK;
 }
 
+static int gpu_check(const struct kvf_wire_gpu *gpu, const char **why_out)
+{
+    if ((gpu->path != KVF_GPU_PATH_ENGINE && gpu->path != KVF_GPU_PATH_AGENT) ||
+        gpu->reserved != 0) {
+        return kvf_proto_bad(why_out, "gpu: path or reserved is out of range");
+    }
+    return kvf_proto_text_ok(gpu->uuid, sizeof(gpu->uuid)) && gpu->uuid[0] != 0
+               ? KVF_OK
+               : kvf_proto_bad(why_out, "gpu: uuid is no text");
+}
+
+static int gpu_channel_check(const struct kvf_wire_gpu_channel *channel, const char **why_out)
+{
+    if (!kvf_proto_status_known(channel->status) || channel->status > KVF_OK ||
+        channel->reserved != 0) {
+        return kvf_proto_bad(why_out, "gpu channel: status or reserved is out of range");
+    }
+    return kvf_proto_text_ok(channel->text, sizeof(channel->text))
+               ? KVF_OK
+               : kvf_proto_bad(why_out, "gpu channel: text is no text");
+}
+
 static int note_check(const struct kvf_wire_note *note, const char **why_out)
 {
     if (!kvf_proto_status_known(note->status)) {
@@ -275,12 +301,14 @@ static bool type_is_from(unsigned type, enum kvf_proto_side sender)
     switch (type) {
     case KVF_WIRE_HELLO:
     case KVF_WIRE_MAPPED:
+    case KVF_WIRE_GPU:
         return sender == KVF_PROTO_CLIENT;
     case KVF_WIRE_WELCOME:
     case KVF_WIRE_PROFILE:
     case KVF_WIRE_PIECE:
     case KVF_WIRE_PIECE_DROP:
     case KVF_WIRE_READY:
+    case KVF_WIRE_GPU_CHANNEL:
         return sender == KVF_PROTO_DAEMON;
     default:
         return type == KVF_WIRE_BYE;
@@ -291,6 +319,9 @@ static uint32_t fds_of(const union kvf_proto_message *message)
 {
     if (message->head.type == KVF_WIRE_WELCOME) {
         return message->welcome.status == KVF_OK ? 3 : 0;
+    }
+    if (message->head.type == KVF_WIRE_GPU_CHANNEL) {
+        return message->gpu_channel.status == KVF_OK ? 2 : 0;
     }
     return message->head.type == KVF_WIRE_PIECE || message->head.type == KVF_WIRE_PROFILE ? 1 : 0;
 }
@@ -307,6 +338,10 @@ static int body_check(const union kvf_proto_message *message, const char **why_o
     case KVF_WIRE_PIECE:
     case KVF_WIRE_PIECE_DROP:
         return piece_check(&message->piece, why_out);
+    case KVF_WIRE_GPU:
+        return gpu_check(&message->gpu, why_out);
+    case KVF_WIRE_GPU_CHANNEL:
+        return gpu_channel_check(&message->gpu_channel, why_out);
     default:
         return note_check(&message->note, why_out);
     }

@@ -48,7 +48,9 @@ union kvf_proto_message {
     struct kvf_wire_welcome welcome;
     struct kvf_wire_profile profile;
     struct kvf_wire_piece piece; /* PIECE, PIECE_DROP */
-    struct kvf_wire_note note;   /* MAPPED, READY, BYE */
+    struct kvf_wire_gpu gpu;
+    struct kvf_wire_gpu_channel gpu_channel;
+    struct kvf_wire_note note; /* MAPPED, READY, BYE */
 };
 
 /* Bytes of a message of this type, 0 for an unknown one. */

@@ -15,6 +15,9 @@
  *                                       <-  READY    requests are accepted from here on
  *                                       <-  PIECE / PIECE_DROP as the arena changes
  *                                       <-  one byte of any value: look at the completion ring
+ *   GPU (which one, by which path)      ->
+ *                                       <-  GPU_CHANNEL + 2 fds: to the worker, and its end
+ *                                           (or a status and a text), if the path is AGENT
  *   BYE                                 <-> the sender stops; the daemon gives a status (drain)
  *
  * A datagram of one byte is a wake-up; every other one starts with struct kvf_wire_head.
@@ -29,10 +32,11 @@
 
 #define KVF_WIRE_MAGIC       0x3157564bU /* "KVW1" */
 #define KVF_WIRE_VERSION_MIN 1
-#define KVF_WIRE_VERSION_MAX 3
+#define KVF_WIRE_VERSION_MAX 4
 
 #define KVF_WIRE_VERSION_UNSUMMED 2 /* the first with KVF_SQE_UNSUMMED; layouts are those of 1 */
 #define KVF_WIRE_VERSION_PROFILES 3 /* the first with PROFILE; the other layouts are those of 1 */
+#define KVF_WIRE_VERSION_GPU      4 /* the first with GPU and GPU_CHANNEL */
 
 #define KVF_WIRE_NAME_BYTES        64  /* zero-terminated, rest zero */
 #define KVF_WIRE_TEXT_BYTES        256 /* zero-terminated, rest zero */
@@ -48,6 +52,8 @@ enum kvf_wire_type {
     KVF_WIRE_READY = 6,
     KVF_WIRE_BYE = 7,
     KVF_WIRE_PROFILE = 8,
+    KVF_WIRE_GPU = 9,
+    KVF_WIRE_GPU_CHANNEL = 10,
 };
 
 struct kvf_wire_head {
@@ -130,6 +136,22 @@ struct kvf_wire_profile { /* with one fd: sealed memory of codec/profile_blob.h 
     uint64_t profile_fp;
 };
 static_assert(sizeof(struct kvf_wire_profile) == 32, "no hidden padding");
+
+struct kvf_wire_gpu {
+    struct kvf_wire_head head;
+    uint32_t path; /* enum kvf_gpu_path: ENGINE is only to be known, AGENT asks for the worker */
+    uint32_t reserved;
+    char uuid[48]; /* "GPU-8-4-4-4-12" */
+};
+static_assert(sizeof(struct kvf_wire_gpu) == 72, "no hidden padding");
+
+struct kvf_wire_gpu_channel { /* with two fds if status is KVF_OK: gpu_wire.h, and a pidfd */
+    struct kvf_wire_head head;
+    int32_t status;
+    uint32_t reserved;
+    char text[KVF_WIRE_TEXT_BYTES];
+};
+static_assert(sizeof(struct kvf_wire_gpu_channel) == 280, "no hidden padding");
 
 struct kvf_wire_note { /* MAPPED, READY, BYE */
     struct kvf_wire_head head;

@@ -574,6 +574,13 @@ enum kvf_gpu_pinning {
                                rate of one core: for hosts that limit pinned memory */
 };
 
+/* Who encodes and decodes. */
+enum kvf_gpu_path {
+    KVF_GPU_PATH_AUTO = 0,   /* ENGINE */
+    KVF_GPU_PATH_ENGINE = 1, /* this process, in its own context */
+    KVF_GPU_PATH_AGENT = 2,  /* a worker of the daemon, which opens the pages (gpu.devices) */
+};
+
 struct kvf_gpu_options {
     uint32_t struct_bytes;
     uint32_t device_number;     /* 1 + ordinal; 0: the GPU of the current context, else the first */
@@ -588,6 +595,8 @@ struct kvf_gpu_options {
                                    window; 0: 8 MiB */
     uint32_t pinning;           /* enum kvf_gpu_pinning */
     uint32_t flags;             /* 0 */
+    uint32_t path;              /* enum kvf_gpu_path */
+    uint32_t reserved;          /* 0 */
 };
 
 /* Find the GPU, load kernels, allocate. client has a geometry and stays the caller's. Blocks (the

@@ -32,7 +32,7 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_stat), 88);
     assert_int_equal(sizeof(struct kvf_stage), 32);
     assert_int_equal(sizeof(struct kvf_event), 96);
-    assert_int_equal(sizeof(struct kvf_gpu_options), 56);
+    assert_int_equal(sizeof(struct kvf_gpu_options), 64);
     assert_int_equal(sizeof(struct kvf_gpu_region_options), 80);
     assert_int_equal(sizeof(struct kvf_gpu_put_item), 56);
     assert_int_equal(sizeof(struct kvf_gpu_get_item), 40);
