@@ -25,6 +25,7 @@
 #include <stdatomic.h>
 
 #include "agent/agent.h"
+#include "agent/gpu_host.h"
 #include "agent/index.h"
 #include "base/env.h"
 #include "base/log.h"
@@ -71,6 +72,8 @@ enum kvf_source_kind {
     KVF_SOURCE_SESSION_SOCKET = 2,
     KVF_SOURCE_SESSION_EVENTFD = 3,
     KVF_SOURCE_WAKER = 4,
+    KVF_SOURCE_GPU_SOCKET = 5,
+    KVF_SOURCE_GPU_EXIT = 6,
 };
 
 struct kvf_fd_source {
@@ -297,6 +300,9 @@ struct kvf_session {
     bool is_replaced;                          /* "exact" instead of the one asked for */
     char profile_text[KVF_WIRE_TEXT_BYTES];    /* where it comes from, or "" */
     const struct kvf_calibration *calibration; /* plan is of its table; NULL: of the build */
+    uint8_t gpu_path;  /* enum kvf_gpu_path; 0: it has said nothing, or has no worker */
+    bool is_gpu_asked; /* a channel to a worker has been given out */
+    char gpu_uuid[48];
     struct kvf_wire_hello hello;
 };
 
@@ -415,6 +421,7 @@ struct kvf_agent {
     uint32_t hand;        /* of the clock over the index, room.c */
     uint64_t pressure_ns; /* when memory was last taken from a block */
 
+    struct kvf_gpu_host *gpu_host;         /* NULL: no device is configured */
     struct kvf_calibrations *calibrations; /* NULL: no folder */
     struct kvf_session *sessions;          /* sessions_capacity of them */
     uint32_t sessions_capacity;

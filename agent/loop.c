@@ -88,6 +88,12 @@ static void dispatch(struct kvf_agent *agent, const struct epoll_event *event)
     case KVF_SOURCE_SESSION_SOCKET:
         kvf_session_socket_ready(source->owner, event->events);
         break;
+    case KVF_SOURCE_GPU_SOCKET:
+        kvf_gpu_host_socket_ready(source->owner);
+        break;
+    case KVF_SOURCE_GPU_EXIT:
+        kvf_gpu_host_exit_ready(source->owner);
+        break;
     case KVF_SOURCE_SESSION_EVENTFD:
     case KVF_SOURCE_WAKER:
         break; /* never read: edges are enough, and everything is looked at in any case */
@@ -148,6 +154,7 @@ static void run_timers(struct kvf_agent *agent)
         kvf_session_tick(&agent->sessions[i]);
     }
     kvf_room_tick(agent);
+    kvf_gpu_host_tick(agent->gpu_host);
 }
 
 static uint64_t next_deadline_ns(struct kvf_agent *agent)
@@ -563,7 +570,7 @@ static int open_all(struct kvf_agent *agent)
             return status;
         }
     }
-    return KVF_OK;
+    return kvf_gpu_host_open(agent, &agent->gpu_host);
 }
 
 int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_agent_ports *ports,
@@ -627,6 +634,7 @@ void kvf_agent_destroy(struct kvf_agent *agent)
     for (uint32_t i = 0; i < agent->n_listeners; i++) {
         kvf_seqpacket_listener_close(&agent->listeners[i].listener);
     }
+    agent->gpu_host = kvf_gpu_host_close(agent->gpu_host);
     kvf_place_stop(agent);
     kvf_answer_fail_all(agent);
     for (uint32_t i = 0; agent->sessions != NULL && i < agent->sessions_capacity; i++) {

@@ -675,6 +675,9 @@ static bool message_received(struct kvf_session *session, const union kvf_proto_
         }
         mapped_received(session);
         return true;
+    case KVF_WIRE_GPU:
+        return session->state == KVF_SESSION_READY && session->version >= KVF_WIRE_VERSION_GPU &&
+               kvf_gpu_host_asked(session, &message->gpu) == KVF_OK;
     case KVF_WIRE_BYE:
         kvf_session_end(session, NULL);
         return true;
@@ -796,6 +799,7 @@ void kvf_session_end(struct kvf_session *session, const char *why)
                     (unsigned long long)session->connection_id);
         }
     }
+    kvf_gpu_host_session_ended(agent->gpu_host, session);
     kvf_loop_remove(agent, session->fd);
     kvf_request_drop_all(session);
     if (session->state == KVF_SESSION_READY || session->state == KVF_SESSION_SEALING) {

@@ -228,6 +228,7 @@ static int client_init(struct kvf_client *client, const struct kvf_options *opti
     const char *path = options->socket_path;
     int status;
 
+    client->channel.fd = client->channel.pid_fd = -1;
     client->flags = options->flags;
     client->log = options->log;
     client->log_arg = options->log_arg;

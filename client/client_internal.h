@@ -169,6 +169,15 @@ struct kvf_client_request {
     uint16_t groups[KVF_CLIENT_GROUPS_MAX];
 };
 
+/* The daemon's answer to a client that asked for a GPU worker. */
+struct kvf_client_channel {
+    bool is_answered;
+    int status;
+    int fd;     /* -1: taken, or none */
+    int pid_fd; /* likewise; readable when the worker has ended */
+    char text[KVF_WIRE_TEXT_BYTES];
+};
+
 /* What kvf_fd gives out and what its readiness depends on; apart from the handle, because kvf_fd
  * takes a const one. */
 struct kvf_client_wait {
@@ -213,6 +222,8 @@ struct kvf_client {
     struct kvf_random_seeded jitter;
     struct kvf_client_wait *wait;
     struct kvf_wire_welcome facts; /* of the last live session */
+
+    struct kvf_client_channel channel;
 
     /* requests in flight */
     struct kvf_client_request *requests;
@@ -266,6 +277,11 @@ KVF_PRIVATE void kvf_session_sleep(struct kvf_client *client, uint64_t deadline_
 
 /* Make kvf_fd readable if kvf_poll has something to do, and the daemon wake us if not. */
 KVF_PRIVATE void kvf_session_arm(const struct kvf_client *client);
+
+/* Say which GPU this client uses and by which path (enum kvf_gpu_path). With AGENT the answer comes
+ * into client->channel. KVF_OK; KVF_ERR_UNSUPPORTED: the daemon is too old; KVF_ERR_BUSY,
+ * _DISCONNECTED. */
+KVF_PRIVATE int kvf_session_say_gpu(struct kvf_client *client, uint32_t path, const char *uuid);
 
 /* The session of this epoch, live or lost; NULL. */
 KVF_PRIVATE struct kvf_session *kvf_session_find(const struct kvf_client *client, uint16_t epoch);

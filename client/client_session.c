@@ -440,6 +440,46 @@ static int on_piece(struct kvf_session *session, const struct kvf_wire_piece *pi
     return status;
 }
 
+static void channel_close(struct kvf_client *client)
+{
+    kvf_fd_close(&client->channel.fd);
+    kvf_fd_close(&client->channel.pid_fd);
+}
+
+/* Takes the descriptors. */
+static void on_channel(struct kvf_client *client, const struct kvf_wire_gpu_channel *message,
+                       int *fds)
+{
+    struct kvf_client_channel *channel = &client->channel;
+
+    channel_close(client);
+    channel->is_answered = true;
+    channel->status = message->status;
+    memcpy(channel->text, message->text, sizeof(channel->text));
+    if (message->status == KVF_OK) {
+        channel->fd = fds[0];
+        channel->pid_fd = fds[1];
+        fds[0] = fds[1] = -1;
+    }
+}
+
+int kvf_session_say_gpu(struct kvf_client *client, uint32_t path, const char *uuid)
+{
+    struct kvf_wire_gpu message = {.path = path};
+
+    if (!kvf_session_is_live(client)) {
+        return KVF_ERR_DISCONNECTED;
+    }
+    if (client->facts.version < KVF_WIRE_VERSION_GPU) {
+        return KVF_ERR_UNSUPPORTED;
+    }
+    channel_close(client);
+    client->channel.is_answered = false;
+    kvf_proto_head_init(&message.head, KVF_WIRE_GPU);
+    snprintf(message.uuid, sizeof(message.uuid), "%s", uuid);
+    return kvf_seqpacket_send(client->session->socket_fd, &message, sizeof(message), NULL, 0);
+}
+
 static int on_message(struct kvf_client *client, struct kvf_session *session,
                       const union kvf_proto_message *message, int *fds, char *text,
                       size_t text_bytes)
@@ -460,6 +500,9 @@ static int on_message(struct kvf_client *client, struct kvf_session *session,
         return KVF_OK;
     case KVF_WIRE_READY:
         return on_ready(client, session, &message->note, text, text_bytes);
+    case KVF_WIRE_GPU_CHANNEL:
+        on_channel(client, &message->gpu_channel, fds);
+        return KVF_OK;
     default: /* BYE */
         snprintf(text, text_bytes, "the daemon said goodbye (%s)",
                  kvf_status_name(message->note.status));
@@ -783,6 +826,7 @@ void kvf_session_close_all(struct kvf_client *client)
         kvf_proto_head_init(&note.head, KVF_WIRE_BYE);
         (void)kvf_seqpacket_send(client->session->socket_fd, &note, sizeof(note), NULL, 0);
     }
+    channel_close(client);
     session_destroy(client->session);
     client->session = NULL;
     while (client->lost != NULL) {

@@ -222,6 +222,11 @@ static void advance(struct kvf_gpu *gpu)
     kvf_session_tend(client, false);
     kvf_requests_drain(client, true);
     kvf_client_leave(client);
+    if (gpu->agent != NULL) {
+        kvf_gpu_remote_advance(gpu);
+        kvf_gpu_requests_end(gpu);
+        return;
+    }
     if (gpu->is_awake && !gpu->is_broken) {
         status = kvf_gpu_get_advance(gpu);
         if (status == KVF_OK) {
@@ -240,8 +245,7 @@ static void advance(struct kvf_gpu *gpu)
     kvf_gpu_requests_end(gpu);
 }
 
-/* Is there work on the GPU whose end nobody tells us of? */
-static bool gpu_is_busy(const struct kvf_gpu *gpu)
+bool kvf_gpu_is_busy(const struct kvf_gpu *gpu)
 {
     for (uint32_t i = 0; i < gpu->n_bursts; i++) {
         if (gpu->bursts[(gpu->burst_first + i) % KVF_GPU_BURSTS_MAX].state <
@@ -256,7 +260,11 @@ static void poll_sleep(struct kvf_gpu *gpu, uint64_t deadline_ns)
 {
     struct kvf_client *client = gpu->client;
 
-    if (gpu_is_busy(gpu)) {
+    if (gpu->agent != NULL) {
+        kvf_gpu_remote_sleep(gpu, deadline_ns);
+        return;
+    }
+    if (kvf_gpu_is_busy(gpu)) {
         const struct timespec pause = {.tv_nsec = POLL_PAUSE_NS};
 
         (void)nanosleep(&pause, NULL);
@@ -318,7 +326,9 @@ int kvf_gpu_cancel(struct kvf_gpu *gpu, uint64_t request)
     }
     if (!found->is_canceled) {
         found->is_canceled = true;
-        if (found->is_put) {
+        if (gpu->agent != NULL) {
+            kvf_gpu_remote_cancel(gpu, found);
+        } else if (found->is_put) {
             kvf_gpu_put_cancel(gpu, found);
         } else {
             kvf_gpu_get_cancel(gpu, found);
@@ -500,6 +510,9 @@ int kvf_gpu_begin(struct kvf_gpu *gpu)
     if (!gpu->is_awake) {
         return KVF_ERR_BUSY;
     }
+    if (gpu->agent != NULL) {
+        return kvf_gpu_remote_is_up(gpu) ? KVF_OK : KVF_ERR_DISCONNECTED;
+    }
     if (gpu->plan.profile_fp != gpu->client->plan.profile_fp) {
         /* the daemon that came back allows another profile than the one before */
         if (gpu->requests != NULL) {
@@ -524,6 +537,8 @@ int kvf_gpu_sleep(struct kvf_gpu *gpu)
     advance(gpu);
     if (gpu->requests != NULL) {
         status = KVF_ERR_BUSY;
+    } else if (gpu->is_awake && gpu->agent != NULL) {
+        kvf_gpu_remote_sleep_memory(gpu);
     } else if (gpu->is_awake) {
         memory_free(gpu);
     }
@@ -542,7 +557,7 @@ int kvf_gpu_wake(struct kvf_gpu *gpu)
         return KVF_ERR_IO;
     }
     if (!gpu->is_awake) {
-        status = memory_take(gpu);
+        status = gpu->agent != NULL ? kvf_gpu_remote_wake_memory(gpu) : memory_take(gpu);
     }
     kvf_gpu_device_leave(gpu->device);
     return status;
@@ -578,6 +593,18 @@ static struct kvf_gpu_region *region_free(struct kvf_gpu_region *region)
     return NULL;
 }
 
+/* Let the worker have a region, in the device's context. */
+static int region_share(struct kvf_gpu *gpu, struct kvf_gpu_region *region)
+{
+    int status = kvf_gpu_device_enter(gpu->device);
+
+    if (status == KVF_OK) {
+        status = kvf_gpu_remote_register(gpu, region);
+        kvf_gpu_device_leave(gpu->device);
+    }
+    return status;
+}
+
 int kvf_gpu_register(struct kvf_gpu *gpu, const struct kvf_gpu_region_options *options,
                      struct kvf_gpu_region **region_out)
 {
@@ -611,6 +638,14 @@ int kvf_gpu_register(struct kvf_gpu *gpu, const struct kvf_gpu_region_options *o
     if (has_v) {
         region->strides[1] = strides_of(&options->v);
     }
+    if (gpu->agent != NULL && gpu->is_awake) {
+        int status = region_share(gpu, region);
+
+        if (status != KVF_OK) {
+            region_free(region);
+            return status;
+        }
+    }
     region->next = gpu->regions;
     gpu->regions = region;
     *region_out = region;
@@ -631,6 +666,14 @@ int kvf_gpu_unregister(struct kvf_gpu *gpu, struct kvf_gpu_region *region)
     }
     if (region->n_requests > 0) {
         return KVF_ERR_BUSY;
+    }
+    if (gpu->agent != NULL && kvf_gpu_device_enter(gpu->device) == KVF_OK) {
+        int status = kvf_gpu_remote_unregister(gpu, region);
+
+        kvf_gpu_device_leave(gpu->device);
+        if (status != KVF_OK) {
+            return status;
+        }
     }
     *link = region->next;
     region_free(region);
@@ -664,7 +707,8 @@ void kvf_gpu_pages_unmark(struct kvf_gpu_region *region, const uint32_t *pages, 
 static bool options_ok(const struct kvf_client *client, const struct kvf_gpu_options *options)
 {
     return client != NULL && options != NULL && options->struct_bytes == sizeof(*options) &&
-           options->flags == 0 && options->pinning <= KVF_GPU_PIN_WINDOW && client->has_geometry &&
+           options->flags == 0 && options->reserved == 0 && options->path <= KVF_GPU_PATH_AGENT &&
+           options->pinning <= KVF_GPU_PIN_WINDOW && client->has_geometry &&
            client->hello.shard != KVF_SHARD_NONE;
 }
 
@@ -691,18 +735,21 @@ static int device_start(struct kvf_gpu *gpu, char *text, size_t text_bytes)
 {
     struct kvf_gpu_choice choice = {.uuid = gpu->options.device_uuid,
                                     .ordinal = (int)gpu->options.device_number - 1};
-    int status;
+    bool is_agent = gpu->options.path == KVF_GPU_PATH_AGENT;
+    int status = KVF_OK;
 
-    if (kvf_gpu_images[0].name == NULL) {
+    if (kvf_gpu_images[0].name == NULL && !is_agent) {
         snprintf(text, text_bytes, "this build has no kernels (it was made without nvcc)");
         return KVF_ERR_UNSUPPORTED;
     }
-    status = kvf_gpu_device_open(&choice, &gpu->device, text, text_bytes);
+    if (gpu->device == NULL) {
+        status = kvf_gpu_device_open(&choice, &gpu->device, text, text_bytes);
+    }
     if (status != KVF_OK) {
         return status;
     }
     for (const struct kvf_gpu_image *image = kvf_gpu_images;
-         status == KVF_OK && image->name != NULL; image++) {
+         status == KVF_OK && image->name != NULL && !gpu->is_device_lent && !is_agent; image++) {
         status = kvf_gpu_device_load(gpu->device, image->fatbin);
     }
     if (status != KVF_OK || kvf_gpu_device_enter(gpu->device) != KVF_OK) {
@@ -714,15 +761,42 @@ static int device_start(struct kvf_gpu *gpu, char *text, size_t text_bytes)
     }
     if (status != KVF_OK) {
         snprintf(text, text_bytes, "%s", gpu->device->text);
+    } else if (is_agent) {
+        status = kvf_gpu_remote_open(gpu, text, text_bytes);
     }
     kvf_gpu_device_leave(gpu->device);
     return status;
 }
 
-int kvf_gpu_open(struct kvf_client *client, const struct kvf_gpu_options *options,
-                 struct kvf_gpu **gpu_out)
+/* Say which path is taken, to people and to the daemon. */
+static void path_say(struct kvf_gpu *gpu)
 {
     static const char *const pinnings[] = {"window", "lazy", "eager"};
+    struct kvf_client *client = gpu->client;
+
+    if (gpu->agent != NULL) {
+        kvf_client_log(client, 2,
+                       "GPU %s %s: path AGENT, as asked: the daemon's worker encodes, bursts of "
+                       "%llu MiB of KV",
+                       gpu->device->name, gpu->device->uuid,
+                       (unsigned long long)(gpu->options.burst_bytes >> 20));
+        return;
+    }
+    kvf_client_log(client, 2,
+                   "GPU %s %s: path ENGINE%s: encodes in this process, bursts of %llu MiB of KV, "
+                   "pinning \"%s\"",
+                   gpu->device->name, gpu->device->uuid,
+                   gpu->options.path == KVF_GPU_PATH_AUTO ? ", the default" : ", as asked",
+                   (unsigned long long)(gpu->options.burst_bytes >> 20),
+                   pinnings[gpu->options.pinning]);
+    if (!gpu->is_device_lent) {
+        (void)kvf_session_say_gpu(client, KVF_GPU_PATH_ENGINE, gpu->device->uuid);
+    }
+}
+
+int kvf_gpu_open_on(struct kvf_client *client, const struct kvf_gpu_options *options,
+                    struct kvf_gpu_device *device, struct kvf_gpu **gpu_out)
+{
     char text[KVF_GPU_TEXT_BYTES] = "";
     struct kvf_gpu *gpu;
     int status;
@@ -736,6 +810,8 @@ int kvf_gpu_open(struct kvf_client *client, const struct kvf_gpu_options *option
     }
     gpu->client = client;
     gpu->options = *options;
+    gpu->device = device;
+    gpu->is_device_lent = device != NULL;
     gpu->hits_tail = &gpu->hits;
     if (strcmp(kvf_version(), KVF_GPU_CLIENT_VERSION) != 0) {
         snprintf(text, sizeof(text), "libkvferry %s does not fit libkvferry_gpu %s", kvf_version(),
@@ -746,19 +822,22 @@ int kvf_gpu_open(struct kvf_client *client, const struct kvf_gpu_options *option
     }
     if (status != KVF_OK) {
         kvf_client_log(client, 0, "no GPU: %s", text);
-    } else {
+    } else if (gpu->agent == NULL) {
         status = kvf_gpu_wake(gpu);
     }
     if (status != KVF_OK) {
         kvf_gpu_close(gpu);
         return status;
     }
-    kvf_client_log(
-        client, 2, "GPU %s %s: encodes in this process, bursts of %llu MiB of KV, pinning \"%s\"",
-        gpu->device->name, gpu->device->uuid, (unsigned long long)(gpu->options.burst_bytes >> 20),
-        pinnings[gpu->options.pinning]);
+    path_say(gpu);
     *gpu_out = gpu;
     return KVF_OK;
+}
+
+int kvf_gpu_open(struct kvf_client *client, const struct kvf_gpu_options *options,
+                 struct kvf_gpu **gpu_out)
+{
+    return kvf_gpu_open_on(client, options, NULL, gpu_out);
 }
 
 static void streams_destroy(struct kvf_gpu *gpu)
@@ -799,13 +878,19 @@ struct kvf_gpu *kvf_gpu_close(struct kvf_gpu *gpu)
     }
     if (gpu->device != NULL) {
         (void)kvf_gpu_device_enter(gpu->device);
-        drain(gpu);
+        if (gpu->agent != NULL) {
+            kvf_gpu_remote_close(gpu);
+        } else {
+            drain(gpu);
+        }
         streams_destroy(gpu);
         kvf_gpu_get_fail(gpu, KVF_ERR_CANCELED);
         kvf_gpu_put_fail(gpu, KVF_ERR_CANCELED);
         memory_free(gpu);
         kvf_gpu_device_leave(gpu->device);
-        kvf_gpu_device_close(gpu->device);
+        if (!gpu->is_device_lent) {
+            kvf_gpu_device_close(gpu->device);
+        }
     }
     while (gpu->requests != NULL) {
         request_free(gpu, gpu->requests);

@@ -829,7 +829,9 @@ int kvf_gpu_get(struct kvf_gpu *gpu, struct kvf_gpu_region *region,
         *request_out = request->id;
         status = items_take(gpu, request, items);
         if (status == KVF_OK) {
-            status = get_begin(gpu, request, items, &sqe, wait_event);
+            status = gpu->agent != NULL ? kvf_gpu_remote_get(gpu, request, items, sqe.budget_ms,
+                                                             wait_event, stream)
+                                        : get_begin(gpu, request, items, &sqe, wait_event);
         }
         if (status != KVF_OK) {
             kvf_gpu_request_drop(gpu, request);

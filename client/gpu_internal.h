@@ -63,6 +63,8 @@ struct kvf_gpu_region {
     uint32_t n_requests; /* that use it */
     struct kvf_gpu_pages strides[2];
     uint64_t *layers[2]; /* device addresses */
+    uint32_t number;     /* path AGENT: the worker's name for it */
+    bool is_shared;      /* path AGENT: the worker has it */
     uint64_t *seen;      /* a bit a page: occurs in the call that is being checked */
 };
 
@@ -221,6 +223,8 @@ struct kvf_gpu_cut {
 struct kvf_gpu {
     struct kvf_client *client;
     struct kvf_gpu_device *device;
+    bool is_device_lent;          /* the device is another's, and stays */
+    struct kvf_gpu_remote *agent; /* path AGENT; NULL: all of it is done here */
     struct kvf_gpu_options options;
     struct kvf_codec_plan
         plan; /* as of the last idle moment: the client's changes at a reconnect */
@@ -316,6 +320,13 @@ static inline struct kvf_gpu_item *kvf_gpu_burst_item(struct kvf_gpu_burst *burs
 
 /* --- gpu_client.c ----------------------------------------------------------------------------- */
 
+/* kvf_gpu_open on a device of the caller's, kernels loaded, which outlives the handle. */
+int kvf_gpu_open_on(struct kvf_client *client, const struct kvf_gpu_options *options,
+                    struct kvf_gpu_device *device, struct kvf_gpu **gpu_out);
+
+/* Is there work on the GPU whose end nobody tells of? */
+bool kvf_gpu_is_busy(const struct kvf_gpu *gpu);
+
 /* The GPU has failed: say so once. Returns status. */
 int kvf_gpu_break(struct kvf_gpu *gpu, int status);
 
@@ -408,5 +419,33 @@ void kvf_gpu_get_fail(struct kvf_gpu *gpu, int status);
 
 /* End the request's blocks as early as what is queued for them allows. */
 void kvf_gpu_get_cancel(struct kvf_gpu *gpu, struct kvf_gpu_request *request);
+
+/* --- gpu_agent.c: path AGENT ------------------------------------------------------------------ */
+
+/* Link up; blocks as long as a client's attach may. text says why not. */
+int kvf_gpu_remote_open(struct kvf_gpu *gpu, char *text, size_t text_bytes);
+void kvf_gpu_remote_close(struct kvf_gpu *gpu);
+
+/* Move the link along: ask, greet, take messages, notice its end. */
+void kvf_gpu_remote_advance(struct kvf_gpu *gpu);
+bool kvf_gpu_remote_is_up(const struct kvf_gpu *gpu);
+
+/* Sleep until something may have happened or deadline_ns. */
+void kvf_gpu_remote_sleep(struct kvf_gpu *gpu, uint64_t deadline_ns);
+
+/* Share pages, and take them back: the worker has unmapped them then. While the link is down there
+ * is nothing to do; it shares what there is when it comes up. */
+int kvf_gpu_remote_register(struct kvf_gpu *gpu, struct kvf_gpu_region *region);
+int kvf_gpu_remote_unregister(struct kvf_gpu *gpu, struct kvf_gpu_region *region);
+void kvf_gpu_remote_sleep_memory(struct kvf_gpu *gpu);
+int kvf_gpu_remote_wake_memory(struct kvf_gpu *gpu);
+
+/* Hand a request to the worker. KVF_OK; KVF_ERR_BUSY; KVF_ERR_IO: the GPU has failed. */
+int kvf_gpu_remote_put(struct kvf_gpu *gpu, struct kvf_gpu_request *request, void *wait_event,
+                       void *stream, uint32_t *taken_out);
+int kvf_gpu_remote_get(struct kvf_gpu *gpu, struct kvf_gpu_request *request,
+                       const struct kvf_gpu_get_item *items, uint32_t budget_ms, void *wait_event,
+                       void *stream);
+void kvf_gpu_remote_cancel(struct kvf_gpu *gpu, const struct kvf_gpu_request *request);
 
 #endif /* KVF_CLIENT_GPU_INTERNAL_H */

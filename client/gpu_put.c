@@ -651,7 +651,9 @@ int kvf_gpu_put(struct kvf_gpu *gpu, struct kvf_gpu_region *region,
         *request_out = request->id;
         status = items_take(gpu, request, items);
         if (status == KVF_OK) {
-            status = put_begin(gpu, request, wait_event, stream, taken_out);
+            status = gpu->agent != NULL
+                         ? kvf_gpu_remote_put(gpu, request, wait_event, stream, taken_out)
+                         : put_begin(gpu, request, wait_event, stream, taken_out);
         }
         if (status != KVF_OK) {
             kvf_gpu_request_drop(gpu, request);

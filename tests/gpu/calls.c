@@ -17,6 +17,7 @@
 
 struct kvf_gpu_device *calls_device;
 struct fake_cuda calls_fake;
+bool calls_maps;
 
 /* ----------------------------------------------------------------------------------------------
  * The device
@@ -76,17 +77,74 @@ void calls_check(int result)
     }
 }
 
+/* What calls_alloc has mapped. */
+static struct {
+    uint64_t base;
+    size_t bytes;
+} mapped[16];
+
+/* Pieces of the least size, each of its own, one behind the other. */
+static uint64_t map_pieces(size_t bytes)
+{
+    const struct kvf_gpu_driver *driver = &calls_device->driver;
+    const struct kvf_cuda_location here = {KVF_CUDA_LOCATION_DEVICE, calls_device->device};
+    const struct kvf_cuda_allocation allocation = {.type = KVF_CUDA_ALLOCATION_PINNED,
+                                                   .handle_types = KVF_CUDA_HANDLE_POSIX_FD,
+                                                   .location = here};
+    const struct kvf_cuda_access access = {here, KVF_CUDA_ACCESS_READ_WRITE};
+    size_t unit = 0;
+    uint64_t base = 0;
+    uint32_t slot = 0;
+
+    calls_check(
+        driver->cuMemGetAllocationGranularity(&unit, &allocation, KVF_CUDA_GRANULARITY_MINIMUM));
+    bytes = (bytes + unit / 2 + unit - 1) / unit * unit;
+    calls_check(driver->cuMemAddressReserve(&base, bytes, 0, 0, 0));
+    for (size_t at = 0; at < bytes; at += unit) {
+        uint64_t handle = 0;
+
+        calls_check(driver->cuMemCreate(&handle, unit, &allocation, 0));
+        calls_check(driver->cuMemMap(base + at, unit, 0, handle, 0));
+        calls_check(driver->cuMemRelease(handle));
+    }
+    calls_check(driver->cuMemSetAccess(base, bytes, &access, 1));
+    while (mapped[slot].base != 0) {
+        slot++;
+    }
+    mapped[slot].base = base;
+    mapped[slot].bytes = bytes;
+    return base + unit / 2;
+}
+
+static bool unmap_pieces(uint64_t address)
+{
+    for (size_t i = 0; i < sizeof(mapped) / sizeof(mapped[0]); i++) {
+        if (mapped[i].base != 0 && address - mapped[i].base < mapped[i].bytes) {
+            calls_check(calls_device->driver.cuMemUnmap(mapped[i].base, mapped[i].bytes));
+            calls_check(calls_device->driver.cuMemAddressFree(mapped[i].base, mapped[i].bytes));
+            mapped[i].base = 0;
+            return true;
+        }
+    }
+    return false;
+}
+
 uint64_t calls_alloc(size_t bytes)
 {
     uint64_t address = 0;
 
+    if (calls_maps) {
+        return map_pieces(bytes);
+    }
     calls_check(calls_device->driver.cuMemAlloc(&address, bytes));
     return address;
 }
 
 void calls_free(uint64_t address)
 {
-    calls_check(calls_device->driver.cuMemFree(address));
+    if (!unmap_pieces(address)) {
+        calls_check(calls_device->driver.cuMemFree(address));
+    }
 }
 
 void *calls_pinned(size_t bytes)

@@ -36,6 +36,19 @@ if(TARGET kvf_test_daemon)
         target_link_libraries(${target} PRIVATE kvf_profile_file)
     endforeach()
 
+    # Path AGENT: workers with kernels of the fake driver, and one whose waits can be taken out.
+    get_target_property(gpud_sources kvferryd-gpu SOURCES)
+    list(TRANSFORM gpud_sources PREPEND ${PROJECT_SOURCE_DIR}/agent/)
+    add_executable(kvferryd-gpu-fake ${gpud_sources} ${kvf_calls_folder}/fake_image.c)
+    target_link_libraries(kvferryd-gpu-fake PRIVATE kvf_client_gpu kvf_client kvf_codec
+                          kvf_transport kvf_gpu kvf_base)
+    kvf_add_calls_test(NAME agent_path CLIENT kvf_client_gpu SOURCES test_agent_path.c)
+    target_compile_definitions(test_gpu_agent_path
+                               PRIVATE KVF_TEST_WORKER="$<TARGET_FILE:kvferryd-gpu>")
+    target_compile_definitions(test_fake_gpu_agent_path
+                               PRIVATE KVF_TEST_WORKER="$<TARGET_FILE:kvferryd-gpu-fake>")
+    add_dependencies(test_fake_gpu_agent_path kvferryd-gpu-fake)
+
     # A second build of the library, whose waits can be taken out.
     get_target_property(sources kvf_client_gpu SOURCES)
     list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/client/)

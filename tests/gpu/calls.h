@@ -38,6 +38,9 @@ bool calls_begin(uint64_t *seed_out);
 /* Ends the test if the driver refused. */
 void calls_check(int result);
 
+/* Is memory of calls_alloc made of mapped pieces (cuMemMap), begun in the middle of one? */
+extern bool calls_maps;
+
 uint64_t calls_alloc(size_t bytes);
 void calls_free(uint64_t address);
 void *calls_pinned(size_t bytes);

@@ -257,15 +257,15 @@ static int pinned_remove(const void *base, bool is_registered)
     return result;
 }
 
-/* How a copy may use host or device memory: 1 within one range, 0 outside of all, -1 neither. */
-static int range_holds(const uint8_t *base, size_t bytes, bool is_device)
+/* How a copy may use host memory: 1 within one range, 0 outside of all, -1 neither. */
+static int range_holds(const uint8_t *base, size_t bytes)
 {
     int touches = 0;
 
     for (uint32_t i = 0; i < n_ranges; i++) {
         const struct range *r = &ranges[i];
 
-        if (r->is_device != is_device || base >= r->base + r->bytes || r->base >= base + bytes) {
+        if (r->is_device || base >= r->base + r->bytes || r->base >= base + bytes) {
             continue;
         }
         if (base >= r->base && base + bytes <= r->base + r->bytes) {
@@ -276,15 +276,32 @@ static int range_holds(const uint8_t *base, size_t bytes, bool is_device)
     return touches;
 }
 
+/* Is all of it device memory? Mapped pieces that lie side by side count as one. */
+static bool device_holds(const uint8_t *base, size_t bytes)
+{
+    const uint8_t *at = base;
+    uint32_t i = 0;
+
+    while (i < n_ranges && at < base + bytes) {
+        const struct range *r = &ranges[i++];
+
+        if (r->is_device && at >= r->base && at < r->base + r->bytes) {
+            at = r->base + r->bytes;
+            i = 0;
+        }
+    }
+    return at >= base + bytes;
+}
+
 /* Between the host and the device. */
 static int copy(void *to, const void *from, size_t bytes, const void *host, const void *device,
                 void *stream)
 {
     const struct op op = {.kind = OP_COPY, .to = to, .from = from, .bytes = bytes};
-    int held = range_holds(host, bytes, false);
+    int held = range_holds(host, bytes);
     int result;
 
-    if (bytes == 0 || held < 0 || range_holds(device, bytes, true) != 1) {
+    if (bytes == 0 || held < 0 || !device_holds(device, bytes)) {
         return KVF_CUDA_ERROR_INVALID_VALUE;
     }
     result = queue(stream, &op);
@@ -542,7 +559,7 @@ int fake_cuMemHostRegister(void *memory, size_t bytes, unsigned flags)
     if (are_pins_refused) {
         return KVF_CUDA_ERROR_OUT_OF_MEMORY;
     }
-    if (range_holds(memory, bytes, false) != 0) {
+    if (range_holds(memory, bytes) != 0) {
         return KVF_CUDA_ERROR_ALREADY_REGISTERED;
     }
     if (!is_read_only && !is_writable(memory)) {

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gpud.h: the inside of a GPU worker (kvferryd-gpu), shared by its own files only.
+ *
+ *   gpud_main.c     arguments, the device, the end
+ *   gpud.c          descriptors, the daemon's messages, turns
+ *   gpud_engine.c   one engine: handshake, memory, regions, teardown
+ *   gpud_job.c      its puts and gets, handed to kvf_gpu_* over imported addresses
+ *
+ * An engine has a client handle and a kvf_gpu of its own, so that all of bursts, groups, codecs and
+ * their order is what engines have in their own processes; the device and its kernels are shared.
+ * What engines say is judged here: a wrong address would break the context for all of them.
+ *
+ * Owner: the worker's one thread.
+ */
+#ifndef KVF_AGENT_GPUD_H
+#define KVF_AGENT_GPUD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/gpu_internal.h"
+#include "gpu/import.h"
+#include "kvferry.h"
+#include "transport/gpu_proto.h"
+#include "transport/seqpacket.h"
+
+#define KVF_GPUD_REGION_PAGES_MAX (1u << 24)
+
+struct kvf_gpud;
+struct kvf_gpud_arena;
+
+/* Memory of an engine's, opened here. */
+struct kvf_gpud_mapped {
+    uint32_t number;
+    bool is_used;
+    uint32_t n_regions; /* that lie in it */
+    uint32_t n_pieces;
+    uint32_t next_piece;
+    struct kvf_gpu_import import;
+};
+
+struct kvf_gpud_pages {
+    uint32_t number;
+    bool is_used;
+    bool is_in[KVF_GPUD_MEMORIES_MAX]; /* memories that it lies in */
+    uint32_t tokens_a_page;
+    struct kvf_gpu_region *region;
+};
+
+/* Names of a block. */
+struct kvf_gpud_names {
+    uint8_t key[KVF_KEY_BYTES_MAX];
+    uint8_t supersedes[KVF_KEY_BYTES_MAX];
+};
+
+/* A put or a get. Its items go to kvf_gpu_put as far as there is room, in parts. */
+struct kvf_gpud_job {
+    struct kvf_gpud_job *next;
+    struct kvf_gpud_engine *engine;
+    struct kvf_gpud_request request; /* as it came */
+    struct kvf_gpu_region *region;
+    uint32_t n_got;   /* items that have come */
+    uint32_t n_pages; /* of these */
+    uint32_t n_taken; /* items handed on, or failed */
+    uint32_t n_parts; /* requests of kvf_gpu in flight */
+    uint32_t n_encoding;
+    uint32_t n_done;
+    uint32_t n_good;
+    int32_t failed_status; /* of the first block that failed */
+    int32_t first_status;  /* of block 0 */
+    int32_t free_status;
+    bool is_put;
+    bool is_freed;
+    bool is_canceled;
+    bool is_over;            /* its last event has been queued */
+    uint64_t waits_since_ns; /* for gpu.rate */
+    struct kvf_gpud_part *parts;
+    struct kvf_gpu_put_item *puts;
+    struct kvf_gpu_get_item *gets;
+    struct kvf_gpud_names *names;
+    uint32_t *pages;
+};
+
+struct kvf_gpud_part {
+    struct kvf_gpud_part *next;
+    struct kvf_gpud_job *job;
+    uint64_t id; /* of kvf_gpu */
+    uint32_t first;
+};
+
+enum kvf_gpud_state {
+    KVF_GPUD_NEW,     /* HELLO awaited */
+    KVF_GPUD_GREETED, /* MAPPED awaited */
+    KVF_GPUD_SERVED,
+};
+
+struct kvf_gpud_engine {
+    struct kvf_gpud *gpud;
+    enum kvf_gpud_state state;
+    bool is_broken; /* to be ended at the next safe place */
+    int fd;
+    int flag_fd;
+    uint64_t connection_id;
+    char socket_path[KVF_GPUD_PATH_BYTES];
+    char name[KVF_WIRE_NAME_BYTES];
+    uint8_t *flags; /* shared with the engine */
+    struct kvf_client *client;
+    struct kvf_gpu *gpu;
+    struct kvf_gpud_mapped memories[KVF_GPUD_MEMORIES_MAX];
+    struct kvf_gpud_pages regions[KVF_GPUD_REGIONS_MAX];
+    struct kvf_gpud_job *jobs; /* in the order in which they came */
+    uint32_t n_jobs;
+    struct kvf_gpud_job *filling;  /* whose items are coming */
+    struct kvf_gpud_event *events; /* to be sent: a ring */
+    uint32_t events_size;
+    uint32_t events_first;
+    uint32_t n_events;
+};
+
+struct kvf_gpud {
+    int fd; /* to the daemon */
+    int epoll_fd;
+    struct kvf_gpu_device *device;
+    uint64_t burst_bytes; /* 0: as the engine likes */
+    uint64_t rate_bytes_s;
+    int64_t tokens_bytes;
+    uint64_t tokens_ns; /* when they were counted */
+    uint64_t counted_ns;
+    bool is_over;
+    struct kvf_gpud_counts counts;
+    struct kvf_gpud_engine *engines[KVF_GPUD_ENGINES_MAX];
+};
+
+/* gpud.c */
+
+/* Serve until the daemon says QUIT or hangs up. KVF_OK; KVF_ERR_IO: the GPU has failed. */
+int kvf_gpud_run(struct kvf_gpud *gpud);
+
+/* May so many bytes of KV be encoded now? Takes them from the rate. */
+bool kvf_gpud_spend(struct kvf_gpud *gpud, uint64_t bytes);
+
+/* gpud_engine.c */
+
+/* Serve a channel; fd becomes the engine's. NULL: no memory; fd is closed. */
+struct kvf_gpud_engine *kvf_gpud_engine_new(struct kvf_gpud *gpud, int fd,
+                                            const struct kvf_gpud_attach *attach);
+
+/* Take messages. */
+void kvf_gpud_engine_receive(struct kvf_gpud_engine *engine);
+
+/* Copies in flight are waited for, memory is unmapped, the daemon told. Returns NULL. */
+struct kvf_gpud_engine *kvf_gpud_engine_end(struct kvf_gpud_engine *engine);
+
+/* Tell the engine; one that does not read its channel is ended. */
+void kvf_gpud_engine_send(struct kvf_gpud_engine *engine, const void *data, size_t bytes,
+                          const int *fds, uint32_t n_fds);
+void kvf_gpud_engine_answer(struct kvf_gpud_engine *engine, const struct kvf_gpud_head *to,
+                            int status, const char *text);
+
+/* The engine has broken the protocol. */
+void kvf_gpud_engine_break(struct kvf_gpud_engine *engine, const char *why);
+
+/* gpud_job.c */
+void kvf_gpud_job_begin(struct kvf_gpud_engine *engine, const struct kvf_gpud_request *request);
+void kvf_gpud_job_items(struct kvf_gpud_engine *engine, const struct kvf_gpud_items *items);
+void kvf_gpud_job_cancel(struct kvf_gpud_engine *engine, uint64_t request);
+
+/* Move jobs along and send events. *is_busy_out: look again soon. KVF_OK; KVF_ERR_IO: the GPU has
+ * failed. */
+int kvf_gpud_jobs_turn(struct kvf_gpud_engine *engine, bool *is_busy_out);
+void kvf_gpud_jobs_free(struct kvf_gpud_engine *engine);
+
+#endif /* KVF_AGENT_GPUD_H */
