@@ -568,6 +568,54 @@ int kvf_block_open(const struct kvf_codec_plan *plan, const void *record, size_t
     return KVF_OK;
 }
 
+int kvf_block_outline(const struct kvf_codec_plan *plan, const void *record, size_t record_bytes,
+                      uint32_t outline_out[KVF_BLOCK_OUTLINE_WORDS])
+{
+    const struct kvf_block_ranges all = {0};
+    struct kvf_block_reader reader;
+    struct kvf_block_part part;
+    uint32_t *words = outline_out + 1;
+    int status = kvf_block_open(plan, record, record_bytes, &all, &reader);
+    if (status != KVF_OK) {
+        return status;
+    }
+    uint32_t n_layers = reader.page.header.n_layers;
+    memset(outline_out, 0, kvf_block_outline_bytes(n_layers));
+    status = kvf_block_next_part(&reader, &part);
+    for (; status == KVF_OK; status = kvf_block_next_part(&reader, &part)) {
+        if (!part.is_v) {
+            words[part.layer] = (uint32_t)(part.bytes / KVF_BLOCK_ALIGN_BYTES);
+        }
+    }
+    if (status != KVF_EMPTY) {
+        return status;
+    }
+    if (reader.page.header.n_escapes != 0) {
+        if (kvf_raw_table_bytes(n_layers) > reader.page.header.raw_area_bytes) {
+            return KVF_ERR_CORRUPT;
+        }
+        memcpy(words + n_layers,
+               reader.payload + (size_t)reader.page.header.raw_area_offset * KVF_BLOCK_ALIGN_BYTES,
+               2 * (size_t)n_layers * sizeof(uint32_t));
+    }
+    outline_out[0] = kvf_crc32c(0, words, kvf_block_outline_bytes(n_layers) - sizeof(uint32_t));
+    return KVF_OK;
+}
+
+int kvf_block_open_outlined(const struct kvf_codec_plan *plan, const void *page,
+                            size_t record_bytes, const uint32_t *outline,
+                            const struct kvf_block_ranges *ranges, struct kvf_block_reader *reader)
+{
+    size_t bytes = kvf_block_outline_bytes(plan->geometry.n_layers);
+    int status = kvf_block_open(plan, page, record_bytes, ranges, reader);
+    if (status == KVF_OK && kvf_crc32c(0, outline + 1, bytes - sizeof(uint32_t)) != outline[0]) {
+        status = KVF_ERR_CORRUPT;
+    }
+    reader->payload = NULL;
+    reader->outline = outline + 1;
+    return status;
+}
+
 /* Where a layer's strip ends in the payload. */
 static size_t strip_end(const struct kvf_record_page *page, uint32_t layer)
 {
@@ -598,7 +646,12 @@ int kvf_block_next_part(struct kvf_block_reader *reader, struct kvf_block_part *
     int status = KVF_OK;
     *part_out = (struct kvf_block_part){
         .tensor = tensor, .layer = (uint16_t)layer, .is_v = is_v, .offset = reader->at};
-    if (tensor->ops->stored_sizes != NULL) {
+    bool is_last = is_v || !kvf_plan_has_v(plan);
+    if (tensor->ops->stored_sizes != NULL && reader->outline != NULL) {
+        part_out->sizes.codes_bytes = is_last
+                                          ? end - reader->at
+                                          : (size_t)reader->outline[layer] * KVF_BLOCK_ALIGN_BYTES;
+    } else if (tensor->ops->stored_sizes != NULL) {
         status = tensor->ops->stored_sizes(tensor, n_tokens, reader->payload + reader->at,
                                            end - reader->at, &part_out->sizes);
     } else {
@@ -608,7 +661,6 @@ int kvf_block_next_part(struct kvf_block_reader *reader, struct kvf_block_part *
         return status;
     }
     part_out->bytes = kvf_sizes_total(&part_out->sizes);
-    bool is_last = is_v || !kvf_plan_has_v(plan);
     if (part_out->bytes > end - reader->at || (is_last && part_out->bytes != end - reader->at)) {
         return KVF_ERR_CORRUPT;
     }
@@ -633,7 +685,9 @@ int kvf_block_next_section(struct kvf_block_reader *reader, struct kvf_block_sec
     while (reader->section < 2 * layer_end) {
         uint32_t i = reader->section++;
         const struct kvf_codec_tensor *tensor = kvf_plan_tensor(plan, i / 2, i % 2);
-        uint32_t count = kvf_load_u32(reader->payload + area_at + (size_t)i * sizeof(uint32_t));
+        uint32_t count = reader->outline != NULL ? reader->outline[header->n_layers + i]
+                                                 : kvf_load_u32(reader->payload + area_at +
+                                                                (size_t)i * sizeof(uint32_t));
         if (count == 0) {
             continue;
         }

@@ -324,7 +324,8 @@ struct kvf_block_ranges {
  * which hold resolved counts after open. */
 struct kvf_block_reader {
     const struct kvf_codec_plan *plan;
-    const uint8_t *payload;
+    const uint8_t *payload;  /* NULL: out of reach, the outline holds instead */
+    const uint32_t *outline; /* behind its checksum */
     struct kvf_block_ranges ranges;
     uint32_t layer;              /* of the next part */
     uint32_t section;            /* next entry of the raw area's table of counts */
@@ -367,6 +368,27 @@ int kvf_block_next_part(struct kvf_block_reader *reader, struct kvf_block_part *
 /* The next section of the layers wanted, in the same order, to be applied after their parts.
  * KVF_OK; KVF_EMPTY; KVF_ERR_CORRUPT. */
 int kvf_block_next_section(struct kvf_block_reader *reader, struct kvf_block_section *section_out);
+
+/* What a reader reads in a payload, for one that cannot: u32 checksum of what follows, the size of
+ * each layer's K in units of KVF_BLOCK_ALIGN_BYTES, and the raw area's table of counts (zero
+ * without a raw area). */
+enum {
+    KVF_BLOCK_OUTLINE_WORDS = 1 + 3 * KVF_BLOCK_LAYERS,
+};
+static inline size_t kvf_block_outline_bytes(uint32_t n_layers)
+{
+    return (1 + 3 * (size_t)n_layers) * sizeof(uint32_t);
+}
+
+/* Write the outline of a record of this plan. KVF_OK; else as kvf_block_open. */
+int kvf_block_outline(const struct kvf_codec_plan *plan, const void *record, size_t record_bytes,
+                      uint32_t outline_out[KVF_BLOCK_OUTLINE_WORDS]);
+
+/* As kvf_block_open with the outline in place of the payload: record is only the page. The outline
+ * stays as it is until the last call on reader. KVF_ERR_CORRUPT also for what is no outline. */
+int kvf_block_open_outlined(const struct kvf_codec_plan *plan, const void *page,
+                            size_t record_bytes, const uint32_t *outline,
+                            const struct kvf_block_ranges *ranges, struct kvf_block_reader *reader);
 
 /* The page of a block whose payload kernels wrote: what kvf_block_encode would have written.
  * payload_crc32c is 0 where the daemon is to sum. KVF_OK; KVF_ERR_INVALID; KVF_ERR_CORRUPT: the

@@ -41,8 +41,9 @@ static uint64_t metadata_bytes(const struct dram_plan *plan)
 static int plan_make(const struct kvf_dram_config *config, struct dram_plan *plan, char *why_out,
                      size_t why_bytes)
 {
-    uint64_t unit_bytes = config->hugepages == KVF_HUGEPAGES_OFF ? KVF_DRAM_AREA_BYTES_MIN
-                                                                 : KVF_HUGE_PAGE_BYTES;
+    uint64_t unit_bytes = config->hugepages == KVF_HUGEPAGES_OFF && config->backing == NULL
+                              ? KVF_DRAM_AREA_BYTES_MIN
+                              : KVF_HUGE_PAGE_BYTES;
     uint64_t area_bytes = config->area_bytes / unit_bytes * unit_bytes;
     uint64_t piece_bytes = config->piece_bytes < 1ull << 30 ? config->piece_bytes : 1ull << 30;
     uint64_t n_areas, areas_a_piece, n_pieces;
@@ -121,6 +122,7 @@ static void pieces_init(struct dram_tier *dram)
 
         piece->fd = -1;
         piece->tenant = DRAM_TENANT_NONE;
+        piece->next_tenant = DRAM_TENANT_NONE;
         piece->next = DRAM_NONE;
         piece->first_area = area_index;
         piece->n_areas = dram->plan.areas_a_piece + (index < n_larger);
@@ -152,7 +154,7 @@ int kvf_dram_open(const struct kvf_dram_config *config, struct kvf_tier **tier_o
     int status;
 
     assert(config->host.may_evict != NULL && config->host.evict != NULL);
-    assert(config->work != NULL && config->memory_allows != NULL);
+    assert(config->backing != NULL || (config->work != NULL && config->memory_allows != NULL));
     status = plan_make(config, &plan, why_out, why_bytes);
     if (status != KVF_OK) {
         return status;
@@ -168,6 +170,7 @@ int kvf_dram_open(const struct kvf_dram_config *config, struct kvf_tier **tier_o
     dram->plan = plan;
     dram->population_retry_ns = UINT64_MAX;
     dram->drain_retry_ns = UINT64_MAX;
+    dram->making = DRAM_NONE;
     dram->n_claims = 1; /* 0 in a run: no claim found it in use */
     dram->population_log = (struct kvf_log_limit){.interval_ns = 60 * KVF_NS_PER_S,
                                                   .burst_count = 1};
@@ -290,14 +293,14 @@ static int dram_reserve(struct kvf_tier *tier, uint16_t tenant, uint64_t record_
     return KVF_OK;
 }
 
-static unsigned char *slot_memory(struct dram_tier *dram, uint32_t slot_index)
+/* From the begin of the arena. */
+static uint64_t slot_offset(struct dram_tier *dram, uint32_t slot_index)
 {
     const struct dram_area *head = dram_head_of_slot(dram, slot_index);
     uint32_t area_index = dram_area_index(dram, head);
     uint32_t place = slot_index - area_index * dram->plan.slots_an_area;
 
-    return dram->arena + area_index * dram->plan.area_bytes +
-           place * dram->classes[head->class_index].slot_bytes;
+    return area_index * dram->plan.area_bytes + place * dram->classes[head->class_index].slot_bytes;
 }
 
 static void *dram_address(struct kvf_tier *tier, kvf_location location)
@@ -306,7 +309,7 @@ static void *dram_address(struct kvf_tier *tier, kvf_location location)
     uint32_t slot_index;
 
     slot_of(dram, location, &slot_index);
-    return slot_memory(dram, slot_index);
+    return dram->arena != NULL ? dram->arena + slot_offset(dram, slot_index) : NULL;
 }
 
 void kvf_dram_locate(const struct kvf_tier *tier, kvf_location location, uint32_t *piece_id_out,
@@ -320,8 +323,7 @@ void kvf_dram_locate(const struct kvf_tier *tier, kvf_location location, uint32_
     slot_of(dram, location, &slot_index);
     piece = &dram->pieces[dram_head_of_slot(dram, slot_index)->piece_index];
     *piece_id_out = piece->id;
-    *offset_out = (uint64_t)(slot_memory(dram, slot_index) - dram->arena) -
-                  piece->first_area * dram->plan.area_bytes;
+    *offset_out = slot_offset(dram, slot_index) - piece->first_area * dram->plan.area_bytes;
 }
 
 enum kvf_slot_state kvf_dram_state(const struct kvf_tier *tier, kvf_location location)
@@ -455,6 +457,7 @@ static unsigned dram_poll(struct kvf_tier *tier, uint64_t now_ns)
     uint64_t evictions = dram->stat.evictions;
 
     dram_drain_poll(dram, now_ns);
+    dram_backed_poll(dram);
     if (now_ns >= dram->population_retry_ns) {
         dram_populate_next(dram, now_ns);
     }

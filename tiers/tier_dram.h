@@ -61,6 +61,17 @@ struct kvf_dram_events {
     void (*piece_dropped)(void *ctx, uint32_t piece_id);
 };
 
+/* Memory that this process does not have itself: a device's. Pieces come and go whole, nothing of
+ * it has an address here, and the tier keeps nothing but the account of its slots. */
+struct kvf_dram_backing {
+    void *ctx;
+    /* Begin to make a piece of so many bytes: kvf_dram_piece_made follows, from inside the owner's
+     * poll, unless pieces_lost does. KVF_OK; KVF_ERR_BUSY: not now, to be asked again. */
+    int (*make)(void *ctx, uint32_t piece_id, uint64_t bytes);
+    /* Nothing of the piece is in use any more. */
+    void (*drop)(void *ctx, uint32_t piece_id);
+};
+
 struct kvf_dram_config {
     uint64_t arena_bytes; /* rounded down to whole areas */
     uint64_t piece_bytes; /* at most this a piece; several tenants: smaller, two pieces a tenant */
@@ -75,6 +86,9 @@ struct kvf_dram_config {
      * kvf_dram_memory_allows. */
     bool (*memory_allows)(void *memory_ctx, uint64_t bytes);
     void *memory_ctx;
+    /* Where pieces come from; NULL: memfds of this process. Of a piece with backing, neither work
+     * nor memory_allows is asked, area_ready is never called, and address is NULL. */
+    const struct kvf_dram_backing *backing;
 };
 
 /* Defaults: 1 GiB arena, pieces of 1 GiB, areas of 128 MiB, one tenant, the system's clock. */
@@ -168,6 +182,18 @@ uint32_t kvf_dram_piece_next(const struct kvf_tier *tier, uint16_t tenant, uint3
 /* KVF_OK; KVF_MISS: no such piece any more. */
 int kvf_dram_piece_get(const struct kvf_tier *tier, uint32_t piece_id,
                        struct kvf_dram_piece *piece_out);
+
+/* With backing: the piece that make began is there, behind this descriptor, which the tier takes;
+ * or it is not, and will be asked for again in a while. A piece that is not awaited is ignored. */
+void kvf_dram_piece_made(struct kvf_tier *tier, uint32_t piece_id, int fd, int status);
+
+/* With backing: all pieces are gone, at once. The host has dropped every slot that is READY; those
+ * that are held still end as ever. New ones are refused until pieces can be made again. */
+void kvf_dram_pieces_lost(struct kvf_tier *tier);
+
+/* Call visit for the cookie of every READY slot. Each may be dropped in there. */
+void kvf_dram_visit(struct kvf_tier *tier,
+                    void (*visit)(void *ctx, kvf_location location, kvf_cookie cookie), void *ctx);
 
 /* Begin to take the idlest piece of a tenant that has more than its share and give it to this one:
  * its records are evicted a few at a time by poll, and once the last pin is gone the memfd is

@@ -233,7 +233,8 @@ static struct window find_window(struct dram_tier *dram, uint16_t tenant, uint16
             uint32_t n_areas = pass == 0 ? dram_run_areas(dram, class, piece->n_areas, is_first)
                                          : least_areas;
 
-            if (!dram->handover.is_active || dram->handover.piece_index != index) {
+            if (!piece->is_lost &&
+                (!dram->handover.is_active || dram->handover.piece_index != index)) {
                 find_window_in_piece(dram, piece, class_index, n_areas, &best);
             }
         }
@@ -417,6 +418,17 @@ static void handover_continue(struct dram_tier *dram, uint64_t now_ns)
         return;
     }
     dram->drain_retry_ns = is_at_end ? now_ns + DRAIN_WAIT_NS : now_ns;
+}
+
+void dram_drains_stop(struct dram_tier *dram)
+{
+    if (dram->claim.is_active) {
+        drain_stop(dram, &dram->claim);
+    }
+    if (dram->handover.is_active) {
+        drain_stop(dram, &dram->handover);
+    }
+    dram->drain_retry_ns = UINT64_MAX;
 }
 
 void dram_drain_poll(struct dram_tier *dram, uint64_t now_ns)

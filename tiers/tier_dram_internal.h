@@ -8,6 +8,7 @@
  *   tier_dram_evict.c   who has to go: one slot, a run for another class, a piece for another
  *                       tenant
  *   tier_dram_piece.c   memfds, population, tenants
+ *   tier_dram_backed.c  pieces that another process has
  *   tier_dram_memory.c  how much memory the node has left
  */
 #ifndef KVF_TIERS_TIER_DRAM_INTERNAL_H
@@ -108,7 +109,9 @@ struct dram_piece {
     uint32_t incarnation;
     int fd;
     uint16_t tenant;
+    uint16_t next_tenant; /* backed: whose it becomes when it is made */
     bool is_huge;
+    bool is_lost; /* backed memory that is gone; slots are held still */
     uint32_t first_area, n_areas;
     uint32_t next; /* of the same tenant */
 };
@@ -165,6 +168,8 @@ struct dram_tier {
     void *reservation; /* what arena was aligned inside */
     uint64_t reservation_bytes;
 
+    uint32_t making; /* backed: the piece that is being made, DRAM_NONE: none */
+    uint32_t n_lost_pieces;
     struct dram_drain claim, handover;
     uint32_t n_claims; /* attempts, for refused_by */
     struct dram_population population;
@@ -273,10 +278,23 @@ bool dram_wants_areas(struct dram_tier *dram, uint16_t tenant, uint16_t class_in
 bool dram_claim_areas(struct dram_tier *dram, uint16_t tenant, uint16_t class_index);
 /* Is this area, even if it is free by now, part of a window that is being emptied? */
 bool dram_area_is_claimed(const struct dram_tier *dram, uint32_t area_index);
+/* Claim and handover are off. */
+void dram_drains_stop(struct dram_tier *dram);
 int dram_handover_begin(struct dram_tier *dram, uint16_t tenant);
 void dram_drain_poll(struct dram_tier *dram, uint64_t now_ns);
 
+/* tier_dram_backed.c */
+/* Begin to make a piece for the next area that has no memory. KVF_OK; KVF_MISS: nothing to do;
+ * KVF_ERR_BUSY: not now. */
+int dram_backed_make(struct dram_tier *dram, uint64_t now_ns);
+/* Bury lost pieces of which nothing is held any more. */
+void dram_backed_poll(struct dram_tier *dram);
+
 /* tier_dram_piece.c */
+/* An area that has no memory so far; DRAM_NONE: there is none. */
+uint32_t dram_area_absent(const struct dram_tier *dram);
+/* The piece's memory, all of whose areas are free, is no longer its tenant's. */
+void dram_piece_forget(struct dram_tier *dram, struct dram_piece *piece);
 int dram_pieces_open(struct dram_tier *dram, char *why_out, size_t why_bytes);
 void dram_pieces_close(struct dram_tier *dram);
 /* Give a piece that has no tenant to one. */

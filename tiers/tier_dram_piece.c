@@ -150,6 +150,11 @@ int dram_pieces_open(struct dram_tier *dram, char *why_out, size_t why_bytes)
     char reason[KVF_ERROR_TEXT_BYTES] = "";
     uint32_t n_huge = 0, n_pieces = dram->plan.n_pieces;
 
+    if (dram->config.backing != NULL) {
+        snprintf(why_out, why_bytes, "pieces of %llu MiB",
+                 (unsigned long long)(dram->plan.piece_bytes >> 20));
+        return KVF_OK;
+    }
     if (arena_reserve(dram) != KVF_OK) {
         snprintf(why_out, why_bytes, "no %llu MiB of addresses for the arena: %s",
                  (unsigned long long)(dram->plan.arena_bytes >> 20), strerror(errno));
@@ -249,8 +254,7 @@ static void population_done(struct kvf_work *work)
     }
 }
 
-/* An area that could be populated; DRAM_NONE: there is none. */
-static uint32_t next_absent(const struct dram_tier *dram)
+uint32_t dram_area_absent(const struct dram_tier *dram)
 {
     if (dram->n_absent_areas == 0) {
         return DRAM_NONE;
@@ -258,7 +262,7 @@ static uint32_t next_absent(const struct dram_tier *dram)
     for (uint32_t index = 0; index < dram->plan.n_areas; index++) {
         const struct dram_area *area = &dram->areas[index];
 
-        if (area->state == DRAM_AREA_ABSENT &&
+        if (area->state == DRAM_AREA_ABSENT && !dram->pieces[area->piece_index].is_lost &&
             !(dram->handover.is_active && dram->handover.piece_index == area->piece_index)) {
             return index;
         }
@@ -270,7 +274,7 @@ static uint32_t next_absent(const struct dram_tier *dram)
 static int population_prepare(struct dram_tier *dram, uint64_t now_ns)
 {
     struct dram_population *job = &dram->population;
-    uint32_t area_index = next_absent(dram);
+    uint32_t area_index = dram_area_absent(dram);
     struct dram_piece *piece;
 
     dram->population_retry_ns = UINT64_MAX;
@@ -313,6 +317,10 @@ void dram_populate_next(struct dram_tier *dram, uint64_t now_ns)
 {
     struct kvf_work_queue *work = dram->config.work;
 
+    if (dram->config.backing != NULL) {
+        (void)dram_backed_make(dram, now_ns);
+        return;
+    }
     if (dram->population.is_running || population_prepare(dram, now_ns) != KVF_OK) {
         return;
     }
@@ -325,9 +333,10 @@ void dram_populate_next(struct dram_tier *dram, uint64_t now_ns)
 
 int dram_populate_first(struct dram_tier *dram)
 {
-    int status = population_prepare(dram, dram_now_ns(dram));
+    int status = dram->config.backing != NULL ? dram_backed_make(dram, dram_now_ns(dram))
+                                              : population_prepare(dram, dram_now_ns(dram));
 
-    if (status != KVF_OK) {
+    if (status != KVF_OK || dram->config.backing != NULL) {
         return status;
     }
     population_run(&dram->population.work);
@@ -363,10 +372,8 @@ static void piece_unassign(struct dram_tier *dram, struct dram_piece *piece)
     piece->tenant = DRAM_TENANT_NONE;
 }
 
-void dram_piece_replace(struct dram_tier *dram, struct dram_piece *piece, uint16_t tenant)
+void dram_piece_forget(struct dram_tier *dram, struct dram_piece *piece)
 {
-    char reason[KVF_ERROR_TEXT_BYTES] = "";
-
     for (uint32_t i = 0; i < piece->n_areas; i++) {
         struct dram_area *area = &dram->areas[piece->first_area + i];
 
@@ -377,15 +384,30 @@ void dram_piece_replace(struct dram_tier *dram, struct dram_piece *piece, uint16
             dram->n_absent_areas++;
         }
     }
-    if (dram->config.events.piece_dropped != NULL) {
-        dram->config.events.piece_dropped(dram->config.events.ctx, piece->id);
+    if (piece->tenant != DRAM_TENANT_NONE) {
+        if (dram->config.events.piece_dropped != NULL) {
+            dram->config.events.piece_dropped(dram->config.events.ctx, piece->id);
+        }
+        piece_unassign(dram, piece);
     }
-    piece_unassign(dram, piece);
     kvf_fd_close(&piece->fd);
+    if (dram->config.backing == NULL) {
+        piece_unmap(dram, piece);
+    } else if (!piece->is_lost) {
+        dram->config.backing->drop(dram->config.backing->ctx, piece->id);
+    }
     piece->id = 0;
-    piece_unmap(dram, piece);
+}
+
+void dram_piece_replace(struct dram_tier *dram, struct dram_piece *piece, uint16_t tenant)
+{
+    char reason[KVF_ERROR_TEXT_BYTES] = "";
+
+    dram_piece_forget(dram, piece);
     dram->pieces_reassigned++;
-    if (piece_create(dram, piece, reason, sizeof(reason)) == KVF_OK) {
+    if (dram->config.backing != NULL) {
+        piece->next_tenant = tenant; /* has it once it is made */
+    } else if (piece_create(dram, piece, reason, sizeof(reason)) == KVF_OK) {
         dram_piece_assign(dram, piece, tenant);
     } else {
         /* population makes it later, for the tenant that then asks first */

@@ -126,7 +126,8 @@ bool dram_run_open(struct dram_tier *dram, uint16_t tenant, uint16_t class_index
     }
     for (index = dram->tenant_pieces[tenant]; index != DRAM_NONE;
          index = dram->pieces[index].next) {
-        if (!dram->handover.is_active || dram->handover.piece_index != index) {
+        if (!dram->pieces[index].is_lost &&
+            (!dram->handover.is_active || dram->handover.piece_index != index)) {
             choose_in_piece(dram, &dram->pieces[index], class, is_first, &best);
         }
     }

@@ -5,9 +5,11 @@
  */
 #include "tiers/tier.h"
 #include "tiers/tier_dram.h"
+#include "tiers/tier_hbm.h"
 #include "tiers/tier_nvme.h"
 
 const struct kvf_tier_ops *const kvf_tiers[] = {
+    &kvf_tier_hbm_ops,
     &kvf_tier_dram_ops,
     &kvf_tier_nvme_ops,
     NULL,
