@@ -400,6 +400,19 @@ static json_t *drives_json(const struct kvf_control_stat *stat)
     return drives;
 }
 
+static json_t *hbm_json(const struct kvf_control_stat *stat)
+{
+    json_t *gpus = json_array();
+
+    for (uint32_t i = 0; i < stat->n_hbm; i++) {
+        json_t *gpu = json_pack("{s:o}", "uuid", text_json(stat->hbm[i].uuid));
+
+        set_tier(gpu, &stat->hbm[i].tier);
+        json_array_append_new(gpus, gpu);
+    }
+    return gpus;
+}
+
 static json_t *stat_json(const struct kvf_control_stat *stat)
 {
     json_t *object = json_pack(
@@ -414,6 +427,7 @@ static json_t *stat_json(const struct kvf_control_stat *stat)
     if (object == NULL) {
         return NULL;
     }
+    json_object_set_new(object, "hbm", hbm_json(stat));
     json_object_set_new(object, "dram", dram_json(stat));
     json_object_set_new(object, "nvme", drives_json(stat));
     json_object_set_new(object, "metrics", kvf_metrics_json(&stat->metrics));
@@ -467,9 +481,10 @@ static json_t *block_json(const void *row)
         snprintf(key_id + 2 * i, 3, "%02x", b->key_id[i]);
     }
     return json_pack(
-        "{s:s, s:o, s:o, s:i, s:i, s:b, s:s, s:i, s:b, s:o}", "key_id", key_id, "namespace_id",
+        "{s:s, s:o, s:o, s:i, s:i, s:b, s:b, s:s, s:i, s:b, s:o}", "key_id", key_id, "namespace_id",
         hex64_json(b->namespace_id), "record_bytes", u64_json(b->record_bytes), "shard",
-        (int)b->shard, "shard_count", (int)b->shard_count, "in_dram", (int)b->in_dram, "nvme",
+        (int)b->shard, "shard_count", (int)b->shard_count, "in_hbm", (int)b->in_hbm, "in_dram",
+        (int)b->in_dram, "nvme",
         b->in_nvme == 0   ? "no"
         : b->in_nvme == 1 ? "stored"
                           : "queued",

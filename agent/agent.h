@@ -13,6 +13,7 @@
 #include "agent/control.h"
 #include "base/env.h"
 #include "tiers/io.h"
+#include "tiers/tier_hbm.h"
 #include "tiers/work.h"
 
 struct kvf_agent;
@@ -29,6 +30,9 @@ struct kvf_agent_ports {
     struct kvf_work_queue *work; /* taken over by the agent, for jobs of all kinds */
     /* The queue of drive `index`, taken over by its tier. */
     struct kvf_io_queue *(*open_drive)(void *ctx, uint32_t index);
+    /* GPU `index` of n_hbm, taken over by its tier. NULL: none. */
+    struct kvf_hbm_port *(*open_hbm)(void *ctx, uint32_t index);
+    uint32_t n_hbm;
     /* Called while a tier waits for its drive at start and end: let simulated time pass. */
     void (*wait)(void *ctx);
     /* May bytes more of the arena be populated now? NULL: as the machine's memory allows. */
@@ -74,6 +78,7 @@ struct kvf_agent_memory {
     uint64_t session_bytes;
     uint64_t slot_bytes;
     uint64_t ghost_bytes;
+    uint64_t hbm_bytes; /* beside windows and slots */
 };
 void kvf_agent_memory(const struct kvf_config *config, struct kvf_agent_memory *memory_out);
 

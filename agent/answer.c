@@ -67,6 +67,14 @@ static void answer_stat(struct kvf_agent *agent, struct kvf_control *control)
     if (stat->dram.area_bytes != 0) {
         stat->dram_fill = (double)stat->dram.area_stored_bytes / (double)stat->dram.area_bytes;
     }
+    stat->n_hbm = agent->n_hbm;
+    for (uint32_t i = 0; i < agent->n_hbm; i++) {
+        const struct kvf_drive *source = &agent->hbm[i].source;
+
+        source->tier->ops->stat(source->tier, &stat->hbm[i].tier);
+        (void)snprintf(stat->hbm[i].uuid, sizeof(stat->hbm[i].uuid), "%s",
+                       kvf_hbm_uuid(source->store));
+    }
     stat->n_drives = agent->n_drives;
     for (uint32_t i = 0; i < agent->n_drives; i++) {
         struct kvf_nvme_info info;
@@ -167,10 +175,12 @@ static void block_row(struct kvf_agent *agent, const struct kvf_entry *entry,
     row->shard = (uint16_t)entry->shard;
     row->shard_count = agent->namespaces[entry->namespace_index].shard_count;
     row->in_dram = kvf_entry_in_dram(entry);
+    row->in_hbm = kvf_entry_in_hbm(agent, entry);
     row->in_nvme = kvf_entry_on_drive(entry) ? 1 : entry->nvme == KVF_NVME_QUEUED ? 2 : 0;
     row->drive = (uint8_t)entry->drive;
-    row->pinned = row->in_dram &&
-                  kvf_dram_pins(agent->dram_store, kvf_place_slot(agent, entry)) > 0;
+    row->pinned = !kvf_hbm_is_idle(agent, entry) ||
+                  (row->in_dram &&
+                   kvf_dram_pins(agent->dram_store, kvf_place_slot(agent, entry)) > 0);
     (void)snprintf(row->state, sizeof(row->state), "%s", states[entry->state]);
 }
 
@@ -230,12 +240,14 @@ static void answer_namespaces(struct kvf_agent *agent, struct kvf_control *contr
 /* ----------------------------------------------------------------------------------------------
  * Evict and purge
  */
-/* Does a client hold this block? A write to a drive pins it too, once. */
+/* Does a client hold this block? A write to a drive pins it too, once, and so does a promotion. */
 static bool is_leased(struct kvf_agent *agent, const struct kvf_entry *entry)
 {
-    return kvf_entry_in_dram(entry) &&
-           kvf_dram_pins(agent->dram_store, kvf_place_slot(agent, entry)) >
-               (kvf_place_writer(agent, entry) != NULL ? 1u : 0u);
+    return !kvf_hbm_is_idle(agent, entry) ||
+           (kvf_entry_in_dram(entry) &&
+            kvf_dram_pins(agent->dram_store, kvf_place_slot(agent, entry)) >
+                (kvf_place_writer(agent, entry) != NULL ? 1u : 0u) +
+                    (kvf_hbm_is_promoted(agent, entry) ? 1u : 0u));
 }
 
 /* Does a client hold any block of this set? lose: take them from it. */
@@ -251,8 +263,12 @@ static bool is_set_leased(struct kvf_agent *agent, const struct kvf_entry *entry
 
         if (block != NULL && is_leased(agent, block)) {
             leased = true;
-            if (lose) {
+            if (lose && kvf_entry_in_dram(block)) {
                 kvf_lease_lose_slot(agent, kvf_place_slot(agent, block));
+            }
+            if (lose && kvf_entry_in_hbm(agent, block)) {
+                kvf_lease_lose_hbm(agent, kvf_hbm_place(agent, block)->device,
+                                   kvf_hbm_place(agent, block)->slot);
             }
         }
     }

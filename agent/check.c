@@ -91,6 +91,15 @@ void kvf_check_sum(const struct kvf_config *config, struct kvf_check *check_out)
     add(check_out, "slots of the agent", agent.slot_bytes, "by dram.bytes, for slots of 8 KiB");
     add(check_out, "index", agent.index_bytes, "%" PRIu64 " entries of 64 bytes (index.entries)",
         agent.index_entries);
+    if (config->gpu_hbm_bytes > 0) {
+        struct kvf_hbm_config hbm;
+
+        kvf_hbm_config_init(&hbm, config->gpu_hbm_bytes);
+        hbm.n_tenants = (uint16_t)config->n_sockets;
+        add(check_out, "blocks on GPUs", agent.hbm_bytes, "16 bytes an entry of the index");
+        add(check_out, "window and slots of a GPU", kvf_hbm_metadata_bytes(&hbm),
+            "by gpu.hbm_bytes, as often as there are GPUs");
+    }
     add(check_out, "ghosts, sets and names", agent.ghost_bytes, "fixed");
     add(check_out, "requests", agent.request_bytes, "by clients.max %" PRIu64, config->clients_max);
     add(check_out, "sessions", agent.session_bytes, "by clients.max %" PRIu64, config->clients_max);

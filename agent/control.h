@@ -17,6 +17,7 @@
 #include "tiers/tier.h"
 
 #define KVF_CONTROL_DRIVES_MAX  8
+#define KVF_CONTROL_HBM_MAX     16
 #define KVF_CONTROL_CLASSES_MAX 128
 
 enum kvf_control_op {
@@ -54,7 +55,7 @@ struct kvf_control_block {
     uint64_t namespace_id;
     uint64_t record_bytes;
     uint16_t shard, shard_count;
-    uint8_t in_dram, in_nvme; /* 0 or 1; in_nvme 2: its write is queued */
+    uint8_t in_hbm, in_dram, in_nvme; /* 0 or 1; in_nvme 2: its write is queued */
     uint8_t drive;
     uint8_t pinned;
     uint32_t depth;
@@ -85,6 +86,11 @@ struct kvf_control_class {
     bool exact;
 };
 
+struct kvf_control_hbm {
+    char uuid[48]; /* "": the GPU has not been there yet */
+    struct kvf_tier_stat tier;
+};
+
 struct kvf_control_stat {
     uint64_t incarnation;
     uint64_t uptime_s;
@@ -95,7 +101,8 @@ struct kvf_control_stat {
     uint64_t staging_used_bytes, staging_total_bytes;
     struct kvf_tier_stat dram;
     double dram_fill; /* stored bytes over area bytes of full areas; 0 without full areas */
-    uint32_t n_drives, n_classes;
+    uint32_t n_drives, n_classes, n_hbm;
+    struct kvf_control_hbm hbm[KVF_CONTROL_HBM_MAX];
     struct kvf_control_drive drives[KVF_CONTROL_DRIVES_MAX];
     struct kvf_control_class classes[KVF_CONTROL_CLASSES_MAX];
     struct kvf_metrics metrics;

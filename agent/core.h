@@ -7,15 +7,16 @@
  *   lease.c      what clients hold                             \  all state here is owned by
  *   request*.c   submissions to completions                     > the reactor; nobody else
  *   place*.c     tiers: fill, load, write, evict, recover      /  reads or writes it
+ *   hbm.c        blocks in device memory: up, down, lost      /
  *   admit.c      which chains go to the drives                /
  *   room.c       what is forgotten to make room              /
  *   namespace.c  names, tenants, quotas                      /
  *   key_name.c   names of blocks                            /
  *   answer.c     the admin thread's questions               /
  *
- * A flight is one record on its way: from staging into a slot (FILL), from a drive into a slot
- * (LOAD), or from a slot to a drive (WRITE). An op is one block of one request that has to wait for
- * a flight.
+ * A flight is one record on its way: from staging into a slot (FILL), from a drive or a GPU into a
+ * slot (LOAD), or from a slot to a drive (WRITE) or a GPU (PROMOTE). An op is one block of one
+ * request that has to wait for a flight.
  *
  *   session -> request -> op -> flight -> entry -> slot, location
  */
@@ -35,6 +36,7 @@
 #include "codec/codec.h"
 #include "tiers/io.h"
 #include "tiers/tier_dram.h"
+#include "tiers/tier_hbm.h"
 #include "tiers/tier_nvme.h"
 #include "tiers/work.h"
 #include "transport/proto.h"
@@ -54,6 +56,9 @@ enum kvf_core_limits {
     KVF_TURN_BYTES = 4 << 20,    /* bytes put by one client a turn */
     KVF_GHOST_ENTRIES = 1 << 17, /* chain heads remembered for second sight */
     KVF_KEY_NAMES = 1 << 12,     /* keys whose key_id is remembered */
+    KVF_PROMOTES_MAX = 16,       /* blocks on their way into one GPU's memory */
+    KVF_DEMOTES_MAX = 16,        /* and back, to make room there */
+    KVF_HBM_DEVICES_MAX = 16,
     KVF_TENANTS_MAX = KVF_CONFIG_SOCKETS_MAX,
     KVF_DRIVES_MAX = KVF_CONFIG_NVME_MAX,
     KVF_CONTROLS_MAX = 64, /* admin questions waiting */
@@ -93,6 +98,7 @@ struct kvf_tenant {
     uint64_t id;      /* hashed into key_id */
     uint64_t dram_bytes;
     uint64_t leased_bytes;
+    uint64_t hbm_leased_bytes;
     uint64_t writeback_bytes; /* pinned until they are on a drive */
 };
 
@@ -170,6 +176,7 @@ enum kvf_flight_kind {
     KVF_FLIGHT_FILL = 1,
     KVF_FLIGHT_LOAD = 2,
     KVF_FLIGHT_WRITE = 3,
+    KVF_FLIGHT_PROMOTE = 4,
 };
 
 struct kvf_flight {
@@ -183,6 +190,11 @@ struct kvf_flight {
     struct kvf_session *session; /* FILL: holds a reference, staging is being read */
     kvf_cookie cookie;
     kvf_location slot;
+    kvf_location hbm_slot;   /* PROMOTE: where it goes; LOAD from a GPU: pinned there; else none */
+    struct kvf_drive *from;  /* LOAD */
+    void *owner;             /* PROMOTE: struct kvf_hbm_device */
+    bool is_demotion;        /* LOAD: nobody asked for it but the GPU's tier */
+    struct kvf_flight *twin; /* the other flight of the same forgotten entry, or NULL */
     uint16_t tenant;
     const void *source; /* FILL: payload in staging */
     void *record;       /* the slot's memory */
@@ -221,7 +233,8 @@ struct kvf_slot_side {
 struct kvf_pin {
     kvf_location slot;
     uint64_t bytes;
-    uint32_t order; /* lookup: chunk number, for trimming */
+    uint32_t order;  /* lookup: chunk number, for trimming */
+    uint32_t device; /* 1 + GPU whose memory it is; 0: DRAM */
     struct kvf_pin *next;
 };
 
@@ -232,6 +245,12 @@ struct kvf_lease {
     uint64_t bytes;
     uint32_t newer, older; /* list by age, KVF_INDEX_NONE at the ends */
     uint8_t state;         /* enum kvf_shm_lease_state */
+};
+
+/* What a client knows of one piece of its GPU's memory. */
+struct kvf_device_piece {
+    uint32_t sent; /* id, 0: none */
+    bool is_mapped;
 };
 
 enum kvf_session_state {
@@ -251,9 +270,10 @@ struct kvf_session {
     uint8_t state; /* enum kvf_session_state */
     bool wants_wake;
     bool is_draining;
-    bool is_broken;  /* to be ended at the next safe place */
-    bool is_writing; /* the socket is full: watched for room */
-    bool owes_ready; /* READY has not been sent yet */
+    bool is_broken;   /* to be ended at the next safe place */
+    bool is_writing;  /* the socket is full: watched for room */
+    bool owes_ready;  /* READY has not been sent yet */
+    bool owes_device; /* pieces of its GPU's memory have not */
     int fd;
     int eventfd;
     int ring_fd;
@@ -282,6 +302,11 @@ struct kvf_session {
     uint32_t lease_free;
     uint32_t lease_oldest, lease_newest;
     uint64_t leased_bytes;
+    uint64_t hbm_leased_bytes;
+    uint32_t device; /* 1 + GPU whose pieces it wants; 0: none */
+    struct kvf_device_piece *device_pieces;
+    char device_uuid[KVF_WIRE_UUID_BYTES]; /* as it has said */
+    uint32_t n_device_pieces;
     uint32_t jobs; /* flights and work that read this session's memory */
     uint32_t requests_count, ops_count, flights, pins_count; /* of its shares */
     uint32_t *announce; /* ring of piece ids not sent yet; with the top bit: dropped */
@@ -334,6 +359,24 @@ struct kvf_drive {
     uint64_t reading_bytes;
     char why[192];
 };
+
+/* One GPU's memory as a place for blocks. source is what loads know: its tier and queue. */
+struct kvf_hbm_device {
+    struct kvf_drive source;
+    struct kvf_tier *slots;
+    uint32_t promotes, demotes;
+    uint64_t bytes;
+};
+
+/* What the index has no room for, by the number of an entry; all zero: nothing. */
+struct kvf_hbm_place {
+    kvf_location slot;  /* in the GPU's memory; 0: none */
+    uint32_t promotion; /* 1 + its flight; 0: none */
+    uint8_t device;     /* of slot */
+    uint8_t hits;       /* in DRAM, by clients of a GPU */
+    uint16_t reserved;
+};
+static_assert(sizeof(struct kvf_hbm_place) == 16, "counted in docs and --check");
 
 struct kvf_incomplete {
     kvf_cookie cookie; /* of the set entry */
@@ -405,6 +448,12 @@ struct kvf_agent {
     uint32_t n_drives;
     struct kvf_drive drives[KVF_DRIVES_MAX];
 
+    uint32_t n_hbm;
+    struct kvf_hbm_device *hbm;                /* n_hbm; NULL: off */
+    struct kvf_hbm_place *hbm_places;          /* by entry; NULL: off */
+    bool hbm_news;                             /* a piece has gone: clients are to be told */
+    uint32_t outline[KVF_BLOCK_OUTLINE_WORDS]; /* scratch: of a record that is promoted */
+
     struct kvf_pool requests;
     struct kvf_pool ops;
     struct kvf_pool flights;
@@ -454,6 +503,26 @@ struct kvf_agent {
 static inline uint32_t kvf_agent_second(const struct kvf_agent *agent)
 {
     return (uint32_t)((agent->now_ns - agent->started_ns) / KVF_NS_PER_S) + 1;
+}
+
+/* The place of an entry, NULL without GPUs. */
+static inline struct kvf_hbm_place *kvf_hbm_place(const struct kvf_agent *agent,
+                                                  const struct kvf_entry *entry)
+{
+    return agent->hbm_places != NULL ? &agent->hbm_places[kvf_index_cookie(&agent->index, entry)]
+                                     : NULL;
+}
+
+/* Is the block in some GPU's memory, also while it comes from there into DRAM? */
+static inline bool kvf_entry_in_hbm(const struct kvf_agent *agent, const struct kvf_entry *entry)
+{
+    return agent->hbm_places != NULL && kvf_hbm_place(agent, entry)->slot != 0;
+}
+
+/* Is a READY block in DRAM being copied to a GPU? */
+static inline bool kvf_hbm_is_promoted(const struct kvf_agent *agent, const struct kvf_entry *entry)
+{
+    return agent->hbm_places != NULL && kvf_hbm_place(agent, entry)->promotion != 0;
 }
 
 /* loop.c */
@@ -511,6 +580,9 @@ int kvf_lease_begin(struct kvf_session *session, uint64_t *lease_out);
  * KVF_ERR_LOST: the lease is. */
 int kvf_lease_add(struct kvf_session *session, uint64_t lease, kvf_location slot,
                   uint64_t record_bytes, uint32_t order);
+/* The same for a slot of GPU number `device`, whose shares are those of its memory. */
+int kvf_lease_add_hbm(struct kvf_session *session, uint64_t lease, uint32_t device,
+                      kvf_location slot, uint64_t record_bytes, uint32_t order);
 /* Drop the pins of chunks from `order` on. */
 void kvf_lease_trim(struct kvf_session *session, uint64_t lease, uint32_t order);
 /* Make the word say LIVE; before this the client knows nothing of the lease. False: it is lost. */
@@ -523,6 +595,8 @@ void kvf_lease_end_all(struct kvf_session *session);
 void kvf_lease_lose_all(struct kvf_session *session);
 /* The same for leases that pin this slot, in all sessions. */
 void kvf_lease_lose_slot(struct kvf_agent *agent, kvf_location slot);
+/* The same for a slot of a GPU, or, for KVF_LOCATION_NONE, for all of them. */
+void kvf_lease_lose_hbm(struct kvf_agent *agent, uint32_t device, kvf_location slot);
 /* Oldest lease's age; 0 without leases. */
 uint64_t kvf_lease_oldest_age_ns(const struct kvf_session *session);
 
@@ -560,6 +634,9 @@ void kvf_request_block(struct kvf_request *request, uint32_t index, int status, 
 /* Complete one block with a leased record. */
 void kvf_request_block_hit(struct kvf_request *request, uint32_t index, uint8_t tier,
                            struct kvf_entry *entry);
+/* The same with a record in the memory of the client's GPU. False: no lease to be had. */
+bool kvf_request_block_hit_hbm(struct kvf_request *request, uint32_t index,
+                               struct kvf_entry *entry);
 /* Wait for a flight. KVF_OK; KVF_ERR_BUSY. */
 int kvf_request_wait(struct kvf_request *request, uint32_t index, enum kvf_op_want want,
                      uint8_t tier, struct kvf_flight *flight, struct kvf_op **op_out);
@@ -594,19 +671,60 @@ void kvf_place_forget_block(struct kvf_agent *agent, struct kvf_entry *entry);
  * (quota). */
 int kvf_place_fill(struct kvf_request *request, const struct kvf_shm_key *key,
                    const uint8_t key_id[32], struct kvf_flight **flight_out);
-/* Begin to bring a READY entry that is only on a drive into memory. KVF_OK; KVF_ERR_BUSY. */
+/* Begin to bring a READY entry that is not in DRAM there; session NULL: to make room on its GPU.
+ * KVF_OK; KVF_ERR_BUSY. */
 int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, struct kvf_session *session,
                    struct kvf_flight **flight_out);
 /* Begin to write a READY entry in memory to a drive. KVF_OK; KVF_ERR_BUSY: the backlog is full;
  * KVF_ERR_TIER_OFF: no drive. */
 int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t drive, bool durable);
 /* How long a load of this block would take now. */
-uint64_t kvf_place_load_estimate_ns(const struct kvf_agent *agent, const struct kvf_entry *entry);
+uint64_t kvf_place_load_estimate_ns(struct kvf_agent *agent, const struct kvf_entry *entry);
 /* Take completions and start what waits. True: something was done. */
 bool kvf_place_poll(struct kvf_agent *agent);
 uint64_t kvf_place_deadline_ns(const struct kvf_agent *agent);
 /* Is nothing on its way to a drive? For draining. */
 bool kvf_place_is_quiet(const struct kvf_agent *agent);
+
+/* A flight for an entry; session: on whose behalf, counted against its share; NULL: the agent's
+ * own. NULL: none left. */
+struct kvf_flight *kvf_place_flight_new(struct kvf_agent *agent, uint8_t kind,
+                                        const struct kvf_entry *entry, struct kvf_session *session);
+void kvf_place_flight_free(struct kvf_flight *flight);
+/* The flight was the last to hold its forgotten entry's number, or its twin is. */
+void kvf_place_number_free(struct kvf_flight *flight);
+
+/* hbm.c */
+int kvf_hbm_open_all(struct kvf_agent *agent);
+/* A GPU more, at its first appearance. port is taken over. Logs its own failures. */
+int kvf_hbm_open_device(struct kvf_agent *agent, struct kvf_hbm_port *port);
+void kvf_hbm_close_all(struct kvf_agent *agent);
+/* Tables beside those of the tiers, for --check. */
+uint64_t kvf_hbm_table_bytes(const struct kvf_config *config, uint64_t index_entries);
+/* A client of a GPU has hit this block in DRAM. */
+void kvf_hbm_consider(struct kvf_session *session, struct kvf_entry *entry);
+/* Is the block where this client reads it in place? */
+bool kvf_hbm_serves(const struct kvf_session *session, const struct kvf_entry *entry);
+/* The same for whoever only plans: the client's GPU, or any for a scheduler. */
+bool kvf_hbm_promises(const struct kvf_session *session, const struct kvf_entry *entry);
+/* The entry gives its slot in a GPU's memory up; leased memory lives on as long as it is. */
+void kvf_hbm_leave(struct kvf_agent *agent, struct kvf_entry *entry);
+/* Nothing of the entry is left: its promotion, which is returned (or NULL), ends in vain. */
+struct kvf_flight *kvf_hbm_forget(struct kvf_agent *agent, struct kvf_entry *entry);
+/* Does nobody read the block in a GPU's memory? True without one. */
+bool kvf_hbm_is_idle(const struct kvf_agent *agent, const struct kvf_entry *entry);
+/* The client uses this GPU. */
+void kvf_hbm_attach(struct kvf_session *session, const char *uuid);
+/* It has mapped this piece. False: there is no such piece. */
+bool kvf_hbm_mapped(struct kvf_session *session, uint32_t piece_id);
+/* Tell all clients, once what went is gone. */
+void kvf_hbm_tell(struct kvf_agent *agent);
+/* Tell the client of pieces that came and went. KVF_OK; KVF_ERR_BUSY: its socket is full. */
+int kvf_hbm_announce(struct kvf_session *session);
+
+/* gpu_hbm.c */
+/* Let tiers in device memory know of the workers. */
+void kvf_gpu_hbm_listen(struct kvf_agent *agent);
 
 /* room.c */
 /* Forget a set if the index has no place for one more entry. */

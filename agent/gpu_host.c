@@ -325,6 +325,14 @@ int kvf_gpu_host_send(struct kvf_gpu_host *host, uint32_t device, const void *da
     return kvf_seqpacket_send(host->workers[device].fd, data, bytes, fds, n_fds);
 }
 
+void kvf_gpu_host_restart(struct kvf_gpu_host *host, uint32_t device)
+{
+    if (host != NULL && device < host->n_workers && host->workers[device].fd >= 0) {
+        /* the loop finds the hang-up, and so does the worker */
+        (void)shutdown(host->workers[device].fd, SHUT_RDWR);
+    }
+}
+
 /* A path by which the worker can be a client of the same tenant. */
 static const char *path_of(const struct kvf_session *session)
 {

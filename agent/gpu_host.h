@@ -52,6 +52,9 @@ void kvf_gpu_host_listen(struct kvf_gpu_host *host, const struct kvf_gpu_host_li
 int kvf_gpu_host_send(struct kvf_gpu_host *host, uint32_t device, const void *data, size_t bytes,
                       const int *fds, uint32_t n_fds);
 
+/* End a worker that cannot be used any more; it is started again. */
+void kvf_gpu_host_restart(struct kvf_gpu_host *host, uint32_t device);
+
 /* The device of a UUID. False: no worker has said so, so far. */
 bool kvf_gpu_host_find(const struct kvf_gpu_host *host, const char *uuid, uint32_t *device_out);
 

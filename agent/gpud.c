@@ -75,11 +75,57 @@ static void on_detach(struct kvf_gpud *gpud, uint64_t connection_id)
     }
 }
 
+static int arena_send(void *ctx, const void *data, size_t bytes, const int *fds, uint32_t n_fds)
+{
+    struct kvf_gpud *gpud = ctx;
+
+    return kvf_seqpacket_send(gpud->fd, data, bytes, fds, n_fds);
+}
+
+/* The tier in device memory. */
+static void on_tier_message(struct kvf_gpud *gpud, const union kvf_gpud_message *message,
+                            size_t bytes, const struct kvf_seqpacket_message *received)
+{
+    int status = kvf_gpu_device_enter(gpud->device);
+
+    if (status == KVF_OK && gpud->arena == NULL) {
+        gpud->arena = kvf_gpud_arena_open(gpud->device, arena_send, gpud);
+        status = gpud->arena != NULL ? KVF_OK : KVF_ERR_NO_MEMORY;
+    }
+    if (status == KVF_OK) {
+        status = kvf_gpud_arena_message(gpud->arena, message, bytes, received->fds,
+                                        received->n_fds);
+    }
+    kvf_gpu_device_leave(gpud->device);
+    if (status != KVF_OK) {
+        kvf_log(KVF_LOG_ERROR, "GPU worker: the tier's message %u: %s (%s)", message->head.type,
+                kvf_status_text(status), gpud->device->text);
+        gpud->is_over = true;
+    }
+}
+
+static int arena_turn(struct kvf_gpud *gpud, bool *is_busy)
+{
+    int status;
+
+    if (gpud->arena == NULL || kvf_gpu_device_enter(gpud->device) != KVF_OK) {
+        return KVF_OK;
+    }
+    status = kvf_gpud_arena_poll(gpud->arena);
+    kvf_gpu_device_leave(gpud->device);
+    *is_busy = *is_busy || status == KVF_EMPTY;
+    return status < 0 ? status : KVF_OK;
+}
+
 static void on_message(struct kvf_gpud *gpud, const union kvf_gpud_message *message, size_t bytes,
                        struct kvf_seqpacket_message *received)
 {
     const char *why = "";
 
+    if (bytes >= sizeof(message->head) && message->head.type >= KVF_GPUD_TIER_FIRST) {
+        on_tier_message(gpud, message, bytes, received);
+        return;
+    }
     if (kvf_gpud_check(KVF_GPUD_FROM_DAEMON, message, bytes, received->n_fds, &why) != KVF_OK) {
         kvf_log(KVF_LOG_ERROR, "GPU worker: the daemon's %s", why);
         gpud->is_over = true;
@@ -184,6 +230,9 @@ int kvf_gpud_run(struct kvf_gpud *gpud)
         /* which of them are ready is of no use: all are looked at, and there are few */
         daemon_receive(gpud);
         status = engines_turn(gpud, &is_busy);
+        if (status == KVF_OK) {
+            status = arena_turn(gpud, &is_busy);
+        }
         send_counts(gpud);
     }
     if (status != KVF_OK) {
@@ -194,6 +243,10 @@ int kvf_gpud_run(struct kvf_gpud *gpud)
         if (gpud->engines[i] != NULL) {
             gpud->engines[i] = kvf_gpud_engine_end(gpud->engines[i]);
         }
+    }
+    if (gpud->arena != NULL && kvf_gpu_device_enter(gpud->device) == KVF_OK) {
+        gpud->arena = kvf_gpud_arena_close(gpud->arena);
+        kvf_gpu_device_leave(gpud->device);
     }
     return KVF_OK;
 }

@@ -20,6 +20,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "agent/gpud_arena.h"
 #include "client/gpu_internal.h"
 #include "gpu/import.h"
 #include "kvferry.h"
@@ -123,7 +124,8 @@ struct kvf_gpud {
     int fd; /* to the daemon */
     int epoll_fd;
     struct kvf_gpu_device *device;
-    uint64_t burst_bytes; /* 0: as the engine likes */
+    struct kvf_gpud_arena *arena; /* NULL: the daemon has no tier here */
+    uint64_t burst_bytes;         /* 0: as the engine likes */
     uint64_t rate_bytes_s;
     int64_t tokens_bytes;
     uint64_t tokens_ns; /* when they were counted */

@@ -93,43 +93,80 @@ int kvf_lease_begin(struct kvf_session *session, uint64_t *lease_out)
     return KVF_OK;
 }
 
-int kvf_lease_add(struct kvf_session *session, uint64_t id, kvf_location slot,
-                  uint64_t record_bytes, uint32_t order)
+/* May the client lease bytes more, of DRAM or of a GPU's memory? */
+static bool has_share(const struct kvf_session *session, uint32_t device, uint64_t bytes)
+{
+    const struct kvf_agent *agent = session->agent;
+    const struct kvf_tenant *tenant = &agent->tenants[session->tenant];
+    uint64_t percent = (device != 0 ? agent->hbm[device - 1].bytes : agent->arena_bytes) / 100;
+    uint64_t client_bytes = device != 0 ? session->hbm_leased_bytes : session->leased_bytes;
+    uint64_t tenant_bytes = device != 0 ? tenant->hbm_leased_bytes : tenant->leased_bytes;
+
+    return session->pins_count < KVF_PINS_A_CLIENT &&
+           (client_bytes + bytes <= percent * agent->config->lease_client_share ||
+            KVF_MUTANT(lease_share_ignored)) &&
+           tenant_bytes + bytes <= percent * agent->config->lease_tenant_share;
+}
+
+static void count(struct kvf_session *session, const struct kvf_pin *pin, int64_t bytes)
+{
+    struct kvf_agent *agent = session->agent;
+    struct kvf_tenant *tenant = &agent->tenants[session->tenant];
+
+    *(pin->device != 0 ? &session->hbm_leased_bytes : &session->leased_bytes) += (uint64_t)bytes;
+    *(pin->device != 0 ? &tenant->hbm_leased_bytes : &tenant->leased_bytes) += (uint64_t)bytes;
+    agent->leased_bytes += pin->device != 0 ? 0 : (uint64_t)bytes;
+}
+
+static struct kvf_tier *slots_of(const struct kvf_agent *agent, const struct kvf_pin *pin)
+{
+    return pin->device != 0 ? agent->hbm[pin->device - 1].slots : agent->dram_store;
+}
+
+/* device: 1 + GPU, or 0. */
+static int add(struct kvf_session *session, uint64_t id, uint32_t device, kvf_location slot,
+               uint64_t record_bytes, uint32_t order)
 {
     struct kvf_agent *agent = session->agent;
     struct kvf_lease *lease = find(session, id);
-    uint64_t percent = agent->arena_bytes / 100;
     struct kvf_pin *pin;
 
     assert(lease != NULL);
     if (lease->state != KVF_LEASE_LIVE) {
         return KVF_ERR_LOST;
     }
-    if (session->pins_count == KVF_PINS_A_CLIENT ||
-        (session->leased_bytes + record_bytes > percent * agent->config->lease_client_share &&
-         !KVF_MUTANT(lease_share_ignored)) ||
-        agent->tenants[session->tenant].leased_bytes + record_bytes >
-            percent * agent->config->lease_tenant_share) {
+    if (!has_share(session, device, record_bytes)) {
         return KVF_ERR_BUSY;
     }
     pin = kvf_pool_get(&agent->pins);
     if (pin == NULL) {
         return KVF_ERR_BUSY;
     }
-    if (!KVF_MUTANT(lease_unpinned)) {
-        kvf_dram_pin(agent->dram_store, slot);
-    }
-    session->pins_count++;
     pin->slot = slot;
+    pin->device = device;
     pin->bytes = record_bytes;
     pin->order = order;
     pin->next = lease->pins;
+    if (!KVF_MUTANT(lease_unpinned)) {
+        kvf_dram_pin(slots_of(agent, pin), slot);
+    }
+    session->pins_count++;
     lease->pins = pin;
     lease->bytes += record_bytes;
-    session->leased_bytes += record_bytes;
-    agent->tenants[session->tenant].leased_bytes += record_bytes;
-    agent->leased_bytes += record_bytes;
+    count(session, pin, (int64_t)record_bytes);
     return KVF_OK;
+}
+
+int kvf_lease_add(struct kvf_session *session, uint64_t id, kvf_location slot,
+                  uint64_t record_bytes, uint32_t order)
+{
+    return add(session, id, 0, slot, record_bytes, order);
+}
+
+int kvf_lease_add_hbm(struct kvf_session *session, uint64_t id, uint32_t device, kvf_location slot,
+                      uint64_t record_bytes, uint32_t order)
+{
+    return add(session, id, 1 + device, slot, record_bytes, order);
 }
 
 static void unpin(struct kvf_session *session, struct kvf_lease *lease, struct kvf_pin *pin)
@@ -137,12 +174,10 @@ static void unpin(struct kvf_session *session, struct kvf_lease *lease, struct k
     struct kvf_agent *agent = session->agent;
 
     if (!KVF_MUTANT(lease_unpinned)) {
-        kvf_dram_unpin(agent->dram_store, pin->slot);
+        kvf_dram_unpin(slots_of(agent, pin), pin->slot);
     }
     lease->bytes -= pin->bytes;
-    session->leased_bytes -= pin->bytes;
-    agent->tenants[session->tenant].leased_bytes -= pin->bytes;
-    agent->leased_bytes -= pin->bytes;
+    count(session, pin, -(int64_t)pin->bytes);
     session->pins_count--;
     kvf_pool_put(&agent->pins, pin);
 }
@@ -243,7 +278,8 @@ void kvf_lease_lose_all(struct kvf_session *session)
     }
 }
 
-void kvf_lease_lose_slot(struct kvf_agent *agent, kvf_location slot)
+/* device: as in a pin; slot KVF_LOCATION_NONE: any. */
+static void lose_pinned(struct kvf_agent *agent, uint32_t device, kvf_location slot)
 {
     for (uint32_t s = 0; s < agent->sessions_capacity; s++) {
         struct kvf_session *session = &agent->sessions[s];
@@ -254,7 +290,8 @@ void kvf_lease_lose_slot(struct kvf_agent *agent, kvf_location slot)
         for (uint32_t i = session->lease_oldest; i != NONE; i = session->leases[i].newer) {
             const struct kvf_pin *pin = session->leases[i].pins;
 
-            while (pin != NULL && pin->slot != slot) {
+            while (pin != NULL &&
+                   (pin->device != device || (pin->slot != slot && slot != KVF_LOCATION_NONE))) {
                 pin = pin->next;
             }
             if (pin != NULL) {
@@ -262,6 +299,16 @@ void kvf_lease_lose_slot(struct kvf_agent *agent, kvf_location slot)
             }
         }
     }
+}
+
+void kvf_lease_lose_slot(struct kvf_agent *agent, kvf_location slot)
+{
+    lose_pinned(agent, 0, slot);
+}
+
+void kvf_lease_lose_hbm(struct kvf_agent *agent, uint32_t device, kvf_location slot)
+{
+    lose_pinned(agent, 1 + device, slot);
 }
 
 void kvf_lease_end_all(struct kvf_session *session)

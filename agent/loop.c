@@ -325,6 +325,7 @@ static bool serve(struct kvf_agent *agent)
     /* the admin's questions see a state between requests */
     kvf_answer_poll(agent);
     run_timers(agent);
+    kvf_hbm_tell(agent);
     /* completions of all steps go out together: one wake-up a client and turn */
     any |= wake_clients(agent);
     return any;
@@ -570,7 +571,11 @@ static int open_all(struct kvf_agent *agent)
             return status;
         }
     }
-    return kvf_gpu_host_open(agent, &agent->gpu_host);
+    status = kvf_gpu_host_open(agent, &agent->gpu_host);
+    if (status == KVF_OK) {
+        kvf_gpu_hbm_listen(agent);
+    }
+    return status;
 }
 
 int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_agent_ports *ports,

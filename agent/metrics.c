@@ -168,6 +168,10 @@ static void write_tiers(FILE *out, const struct kvf_control_stat *stat)
         write_head(out, name, metric->is_counter ? "counter" : "gauge", metric->help);
         fprintf(out, "kvferry_%s{tier=\"dram\",drive=\"\"} %" PRIu64 "\n", name,
                 tier_value(metric, &stat->dram));
+        for (uint32_t d = 0; d < stat->n_hbm; d++) {
+            fprintf(out, "kvferry_%s{tier=\"hbm\",drive=\"%" PRIu32 "\"} %" PRIu64 "\n", name, d,
+                    tier_value(metric, &stat->hbm[d].tier));
+        }
         for (uint32_t d = 0; d < stat->n_drives; d++) {
             fprintf(out, "kvferry_%s{tier=\"nvme\",drive=\"%" PRIu32 "\"} %" PRIu64 "\n", name, d,
                     tier_value(metric, &stat->drives[d].tier));

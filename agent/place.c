@@ -12,6 +12,7 @@
 
 #include <string.h>
 
+#include "agent/flights.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "base/mutant.h"
@@ -20,50 +21,6 @@
 #define LOAD_PATIENCE_NS KVF_NS_PER_S
 #define RETRY_NS         (2 * KVF_NS_PER_MS)
 #define PROBE_NS         KVF_NS_PER_S
-
-/* ----------------------------------------------------------------------------------------------
- * Queues
- */
-static void queue_push(struct kvf_flight_queue *queue, struct kvf_flight *flight)
-{
-    flight->next = NULL;
-    if (queue->tail != NULL) {
-        queue->tail->next = flight;
-    } else {
-        queue->head = flight;
-    }
-    queue->tail = flight;
-    queue->count++;
-    queue->bytes += flight->record_bytes;
-}
-
-/* Put back what was popped and could not start. */
-static void queue_unpop(struct kvf_flight_queue *queue, struct kvf_flight *flight)
-{
-    flight->next = queue->head;
-    queue->head = flight;
-    if (queue->tail == NULL) {
-        queue->tail = flight;
-    }
-    queue->count++;
-    queue->bytes += flight->record_bytes;
-}
-
-static struct kvf_flight *queue_pop(struct kvf_flight_queue *queue)
-{
-    struct kvf_flight *flight = queue->head;
-
-    if (flight != NULL) {
-        queue->head = flight->next;
-        if (queue->head == NULL) {
-            queue->tail = NULL;
-        }
-        queue->count--;
-        queue->bytes -= flight->record_bytes;
-        flight->next = NULL;
-    }
-    return flight;
-}
 
 /* ----------------------------------------------------------------------------------------------
  * Entries, slots, flights
@@ -88,9 +45,8 @@ struct kvf_flight *kvf_place_writer(struct kvf_agent *agent, const struct kvf_en
     return kvf_pool_at(&agent->flights, agent->sides[entry->dram_slot].writer);
 }
 
-/* session: on whose behalf, counted against its share; NULL: the agent's own. NULL: none left. */
-static struct kvf_flight *flight_new(struct kvf_agent *agent, uint8_t kind,
-                                     const struct kvf_entry *entry, struct kvf_session *session)
+struct kvf_flight *kvf_place_flight_new(struct kvf_agent *agent, uint8_t kind,
+                                        const struct kvf_entry *entry, struct kvf_session *session)
 {
     struct kvf_flight *flight = NULL;
 
@@ -104,6 +60,7 @@ static struct kvf_flight *flight_new(struct kvf_agent *agent, uint8_t kind,
     flight->agent = agent;
     flight->cookie = kvf_index_cookie(&agent->index, entry);
     flight->slot = KVF_LOCATION_NONE;
+    flight->hbm_slot = KVF_LOCATION_NONE;
     flight->record_bytes = entry->record_bytes;
     flight->created_ns = agent->now_ns;
     flight->started_ns = agent->now_ns;
@@ -117,13 +74,24 @@ static struct kvf_flight *flight_new(struct kvf_agent *agent, uint8_t kind,
     return flight;
 }
 
-static void flight_free(struct kvf_flight *flight)
+void kvf_place_flight_free(struct kvf_flight *flight)
 {
     /* the payer's place may have another client by now */
     if (flight->payer != NULL && flight->payer->connection_id == flight->payer_id) {
         flight->payer->flights--;
     }
     kvf_pool_put(&flight->agent->flights, flight);
+}
+
+void kvf_place_number_free(struct kvf_flight *flight)
+{
+    struct kvf_agent *agent = flight->agent;
+
+    if (flight->twin != NULL) {
+        flight->twin->twin = NULL; /* that one does it */
+        return;
+    }
+    kvf_index_free(&agent->index, kvf_index_at(&agent->index, flight->cookie));
 }
 
 /* Tell everybody who waited; entry NULL for a failure. */
@@ -151,7 +119,7 @@ static void name_of(const struct kvf_agent *agent, const struct kvf_entry *entry
 
     memcpy(name_out->key_id, entry->key_id, sizeof(name_out->key_id));
     name_out->namespace_id = ns->id;
-    name_out->namespace_epoch = kvf_nvme_namespace_epoch(store, ns->id);
+    name_out->namespace_epoch = store != NULL ? kvf_nvme_namespace_epoch(store, ns->id) : 0;
     name_out->shard = (uint16_t)entry->shard;
     name_out->shard_count = ns->shard_count;
 }
@@ -315,6 +283,7 @@ static void abandon_flight(struct kvf_agent *agent, struct kvf_entry *entry)
 void kvf_place_forget_block(struct kvf_agent *agent, struct kvf_entry *entry)
 {
     struct kvf_flight *writer = kvf_place_writer(agent, entry);
+    struct kvf_flight *promotion = kvf_hbm_forget(agent, entry);
     bool counted = entry->state == KVF_ENTRY_READY || entry->state == KVF_ENTRY_LOADING;
     bool keep_number = false;
 
@@ -328,6 +297,14 @@ void kvf_place_forget_block(struct kvf_agent *agent, struct kvf_entry *entry)
         writer->is_abandoned = true;
         flight_settle(writer, KVF_ERR_BUSY, NULL);
         keep_number = true;
+    }
+    if (promotion != NULL) {
+        promotion->is_abandoned = true;
+        promotion->twin = writer;
+        keep_number = true;
+    }
+    if (writer != NULL) {
+        writer->twin = promotion;
     }
     if (kvf_entry_on_drive(entry)) {
         kvf_place_leave_drive(agent, entry, true);
@@ -440,7 +417,7 @@ static void fill_done(struct kvf_work *work)
         entry->is_admitted = 0;
     }
 out:
-    flight_free(flight);
+    kvf_place_flight_free(flight);
     kvf_session_job_done(session);
 }
 
@@ -459,7 +436,7 @@ static int fill_reserve(struct kvf_request *request, const struct kvf_shm_key *k
         return KVF_ERR_BUSY;
     }
     entry->record_bytes = (uint32_t)key->record_bytes & 0x7ffffffu;
-    flight = flight_new(agent, KVF_FLIGHT_FILL, entry, session);
+    flight = kvf_place_flight_new(agent, KVF_FLIGHT_FILL, entry, session);
     if (flight == NULL) {
         status = KVF_ERR_BUSY;
         goto undo_entry;
@@ -474,7 +451,7 @@ static int fill_reserve(struct kvf_request *request, const struct kvf_shm_key *k
     return KVF_OK;
 
 undo_flight:
-    flight_free(flight);
+    kvf_place_flight_free(flight);
 undo_entry:
     kvf_index_remove(&agent->index, entry);
     return status;
@@ -515,7 +492,7 @@ int kvf_place_fill(struct kvf_request *request, const struct kvf_shm_key *key,
     status = agent->work->ops->submit(agent->work, &flight->work);
     if (status != KVF_OK) {
         unreserve(agent, entry, flight->slot);
-        flight_free(flight);
+        kvf_place_flight_free(flight);
         kvf_index_remove(&agent->index, entry);
         return status;
     }
@@ -525,13 +502,75 @@ int kvf_place_fill(struct kvf_request *request, const struct kvf_shm_key *key,
 }
 
 /* ----------------------------------------------------------------------------------------------
- * Load: drive to slot
+ * Load: drive, or a GPU's memory, to slot
  */
+static bool is_hbm(const struct kvf_drive *drive)
+{
+    return drive->store->ops == &kvf_tier_hbm_ops;
+}
+
+static struct kvf_hbm_device *device_of(struct kvf_drive *drive)
+{
+    return (struct kvf_hbm_device *)((char *)drive - offsetof(struct kvf_hbm_device, source));
+}
+
+/* Where the entry is loaded from; it is there. */
+static struct kvf_drive *source_of(struct kvf_agent *agent, const struct kvf_entry *entry)
+{
+    return kvf_entry_in_hbm(agent, entry) ? &agent->hbm[kvf_hbm_place(agent, entry)->device].source
+                                          : &agent->drives[entry->drive];
+}
+
+/* The entry's record in the tier of a load; KVF_LOCATION_NONE: not there any more. */
+static kvf_location location_in(struct kvf_agent *agent, const struct kvf_entry *entry,
+                                const struct kvf_drive *drive)
+{
+    if (is_hbm(drive)) {
+        const struct kvf_hbm_place *place = kvf_hbm_place(agent, entry);
+
+        return place->slot != 0 && &agent->hbm[place->device].source == drive ? place->slot
+                                                                              : KVF_LOCATION_NONE;
+    }
+    return kvf_entry_on_drive(entry) ? kvf_entry_nvme_location(entry) : KVF_LOCATION_NONE;
+}
+
+/* Nothing of the load holds the GPU's slot any more. */
+static void load_unpin(struct kvf_flight *flight)
+{
+    if (flight->hbm_slot != KVF_LOCATION_NONE) {
+        kvf_dram_unpin(device_of(flight->from)->slots, flight->hbm_slot);
+        flight->hbm_slot = KVF_LOCATION_NONE;
+    }
+    if (flight->is_demotion) {
+        device_of(flight->from)->demotes--;
+        flight->is_demotion = false;
+    }
+}
+
+/* A record that could not be read is given up there. */
+static void leave_source(struct kvf_agent *agent, struct kvf_entry *entry,
+                         const struct kvf_flight *flight, int status)
+{
+    if (is_hbm(flight->from)) {
+        if (status == KVF_ERR_CORRUPT && kvf_entry_in_hbm(agent, entry)) {
+            kvf_hbm_leave(agent, entry);
+        }
+        return;
+    }
+    if (kvf_entry_on_drive(entry) &&
+        (status == KVF_ERR_TIER_OFF || /* nothing comes back from there */
+         ((status == KVF_MISS || status == KVF_ERR_IO) &&
+          kvf_entry_nvme_location(entry) == flight->io.location))) {
+        kvf_place_leave_drive(agent, entry, true);
+    }
+}
+
 static void load_fail(struct kvf_flight *flight, int status)
 {
     struct kvf_agent *agent = flight->agent;
     struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
 
+    load_unpin(flight);
     if (flight->slot != KVF_LOCATION_NONE) {
         unreserve(agent, entry, flight->slot);
     }
@@ -540,18 +579,13 @@ static void load_fail(struct kvf_flight *flight, int status)
     } else {
         entry->state = KVF_ENTRY_READY;
         entry->dram_slot = KVF_INDEX_NONE;
-        if (kvf_entry_on_drive(entry) &&
-            (status == KVF_ERR_TIER_OFF || /* nothing comes back from there */
-             ((status == KVF_MISS || status == KVF_ERR_IO) &&
-              kvf_entry_nvme_location(entry) == flight->io.location))) {
-            kvf_place_leave_drive(agent, entry, true);
-        }
-        if (entry->nvme == KVF_NVME_NONE) {
+        leave_source(agent, entry, flight, status);
+        if (entry->nvme == KVF_NVME_NONE && !kvf_entry_in_hbm(agent, entry)) {
             kvf_place_forget_set(agent, entry);
         }
         flight_settle(flight, status, NULL);
     }
-    flight_free(flight);
+    kvf_place_flight_free(flight);
 }
 
 static uint64_t transfer_ns(const struct kvf_drive *drive, uint64_t bytes)
@@ -583,23 +617,29 @@ static void load_done(struct kvf_tier_io *io)
     struct kvf_flight *flight = io->owner;
     struct kvf_agent *agent = flight->agent;
     struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
-    struct kvf_drive *drive = &agent->drives[entry->drive];
+    struct kvf_drive *drive = flight->from;
 
     drive->loads_inflight--;
     drive->reading_bytes -= flight->record_bytes;
-    kvf_histogram_add(&agent->metrics.nvme_read_ns, agent->now_ns - flight->started_ns);
     learn_speed(drive, flight);
-    agent->metrics.nvme_corrupt_blocks += io->status == KVF_ERR_CORRUPT;
-    agent->metrics.nvme_io_errors += io->status == KVF_ERR_IO;
+    if (is_hbm(drive)) {
+        agent->metrics.hbm_corrupt_blocks += io->status == KVF_ERR_CORRUPT;
+        agent->metrics.hbm_demoted_blocks += io->status == KVF_OK;
+    } else {
+        kvf_histogram_add(&agent->metrics.nvme_read_ns, agent->now_ns - flight->started_ns);
+        agent->metrics.nvme_corrupt_blocks += io->status == KVF_ERR_CORRUPT;
+        agent->metrics.nvme_io_errors += io->status == KVF_ERR_IO;
+    }
     if (io->status != KVF_OK || flight->is_abandoned) {
         load_fail(flight, io->status == KVF_OK ? KVF_MISS : io->status);
         return;
     }
+    load_unpin(flight);
     become_resident(agent, entry, flight->slot, 0, 0);
     entry->payload_crc32c = ((const struct kvf_record_page *)flight->record)->header.payload_crc32c;
     entry->is_crc_unknown = 0;
     flight_settle(flight, KVF_OK, entry);
-    flight_free(flight);
+    kvf_place_flight_free(flight);
 }
 
 /* What became of an attempt to start a load. */
@@ -619,7 +659,7 @@ static enum load_outcome load_start(struct kvf_drive *drive, struct kvf_flight *
     if (flight->slot == KVF_LOCATION_NONE) {
         kvf_room_before_reserve(agent);
     }
-    if (flight->is_abandoned || !kvf_entry_on_drive(entry)) {
+    if (flight->is_abandoned || location_in(agent, entry, drive) == KVF_LOCATION_NONE) {
         load_fail(flight, KVF_MISS);
         return LOAD_OVER;
     }
@@ -634,7 +674,7 @@ static enum load_outcome load_start(struct kvf_drive *drive, struct kvf_flight *
         flight->io.record = flight->record;
         flight->io.record_bytes = flight->record_bytes;
         flight->io.cookie = flight->cookie;
-        flight->io.location = kvf_entry_nvme_location(entry);
+        flight->io.location = location_in(agent, entry, drive);
         flight->io.done = load_done;
         name_of(agent, entry, &flight->io.name);
         flight->started_ns = agent->now_ns;
@@ -642,6 +682,10 @@ static enum load_outcome load_start(struct kvf_drive *drive, struct kvf_flight *
     }
     if (status == KVF_OK) {
         flight->is_started = true;
+        if (is_hbm(drive)) {
+            flight->hbm_slot = flight->io.location;
+            kvf_dram_pin(device_of(drive)->slots, flight->hbm_slot);
+        }
         drive->loads_inflight++;
         flight->ahead_bytes = drive->reading_bytes;
         drive->reading_bytes += flight->record_bytes;
@@ -660,16 +704,19 @@ int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, struct kvf_
 {
     struct kvf_flight *flight;
 
-    assert(entry->state == KVF_ENTRY_READY && kvf_entry_on_drive(entry));
-    flight = flight_new(agent, KVF_FLIGHT_LOAD, entry, session);
+    assert(entry->state == KVF_ENTRY_READY &&
+           (kvf_entry_on_drive(entry) || kvf_entry_in_hbm(agent, entry)));
+    flight = kvf_place_flight_new(agent, KVF_FLIGHT_LOAD, entry, session);
     if (flight == NULL) {
         return KVF_ERR_BUSY;
     }
-    flight->tenant = session->tenant;
+    flight->tenant = agent->namespaces[entry->namespace_index].tenant;
+    flight->from = source_of(agent, entry);
+    flight->is_demotion = session == NULL;
     entry->state = KVF_ENTRY_LOADING;
     entry->dram_slot = kvf_pool_index(&agent->flights, flight);
-    queue_push(&agent->drives[entry->drive].loads, flight);
-    agent->metrics.prefetch_blocks++;
+    kvf_flights_push(&flight->from->loads, flight);
+    agent->metrics.prefetch_blocks += session != NULL;
     *flight_out = flight;
     return KVF_OK;
 }
@@ -683,7 +730,7 @@ static bool loads_pump(struct kvf_drive *drive)
     bool any = false;
 
     while (tries-- > 0 && drive->loads_inflight < agent->config->prefetch_inflight) {
-        struct kvf_flight *flight = queue_pop(&drive->loads);
+        struct kvf_flight *flight = kvf_flights_pop(&drive->loads);
 
         switch (load_start(drive, flight)) {
         case LOAD_STARTED:
@@ -695,20 +742,20 @@ static bool loads_pump(struct kvf_drive *drive)
                 load_fail(flight, KVF_ERR_BUSY);
                 any = true;
             } else {
-                queue_push(&drive->loads, flight);
+                kvf_flights_push(&drive->loads, flight);
             }
             break;
         case LOAD_DRIVE_FULL:
-            queue_unpop(&drive->loads, flight);
+            kvf_flights_unpop(&drive->loads, flight);
             return any;
         }
     }
     return any;
 }
 
-uint64_t kvf_place_load_estimate_ns(const struct kvf_agent *agent, const struct kvf_entry *entry)
+uint64_t kvf_place_load_estimate_ns(struct kvf_agent *agent, const struct kvf_entry *entry)
 {
-    const struct kvf_drive *drive = &agent->drives[entry->drive];
+    const struct kvf_drive *drive = source_of(agent, entry);
     uint64_t ahead_bytes = drive->reading_bytes + drive->loads.bytes;
 
     if (ahead_bytes == 0 && agent->now_ns - drive->last_read_ns > PROBE_NS) {
@@ -738,12 +785,12 @@ static void write_finish(struct kvf_flight *flight, int status)
     agent->writes--;
     kvf_dram_unpin(agent->dram_store, flight->slot);
     if (flight->is_abandoned) {
-        kvf_index_free(&agent->index, entry);
+        kvf_place_number_free(flight);
     } else {
         agent->sides[(uint32_t)flight->slot].writer = KVF_INDEX_NONE;
         flight_settle(flight, status, status == KVF_OK ? entry : NULL);
     }
-    flight_free(flight);
+    kvf_place_flight_free(flight);
 }
 
 /* The tier has packed the record: the budget has paid for the plain one. */
@@ -835,7 +882,7 @@ int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t d
     if (!backlog_allows(agent, entry, durable)) {
         return KVF_ERR_BUSY;
     }
-    flight = flight_new(agent, KVF_FLIGHT_WRITE, entry, NULL);
+    flight = kvf_place_flight_new(agent, KVF_FLIGHT_WRITE, entry, NULL);
     if (flight == NULL) {
         return KVF_ERR_BUSY;
     }
@@ -851,7 +898,7 @@ int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t d
     entry->is_admitted = 1;
     kvf_admit_spend(drive, flight->record_bytes);
     agent->metrics.nvme_admitted_blocks++;
-    queue_push(&drive->writes, flight);
+    kvf_flights_push(&drive->writes, flight);
     return KVF_OK;
 }
 
@@ -860,10 +907,10 @@ static bool writes_pump(struct kvf_drive *drive)
     bool any = false;
 
     while (drive->writes.head != NULL && !drive->is_full) {
-        struct kvf_flight *flight = queue_pop(&drive->writes);
+        struct kvf_flight *flight = kvf_flights_pop(&drive->writes);
 
         if (write_start(flight) == KVF_ERR_BUSY) {
-            queue_unpop(&drive->writes, flight);
+            kvf_flights_unpop(&drive->writes, flight);
             drive->is_full = true;
             break;
         }
@@ -886,6 +933,12 @@ bool kvf_place_poll(struct kvf_agent *agent)
     events += agent->dram->ops->poll(agent->dram, agent->now_ns);
     for (uint32_t i = 0; i < agent->n_drives; i++) {
         events += agent->drives[i].tier->ops->poll(agent->drives[i].tier, agent->now_ns);
+    }
+    for (uint32_t i = 0; i < agent->n_hbm; i++) {
+        struct kvf_drive *source = &agent->hbm[i].source;
+
+        events += source->tier->ops->poll(source->tier, agent->now_ns);
+        events += loads_pump(source);
     }
     any = events != 0;
     for (uint32_t i = 0; i < agent->n_drives; i++) {
@@ -910,6 +963,15 @@ uint64_t kvf_place_deadline_ns(const struct kvf_agent *agent)
             drive_ns = agent->now_ns + RETRY_NS; /* memory may be freed by a release */
         }
         deadline_ns = drive_ns < deadline_ns ? drive_ns : deadline_ns;
+    }
+    for (uint32_t i = 0; i < agent->n_hbm; i++) {
+        const struct kvf_drive *source = &agent->hbm[i].source;
+        uint64_t source_ns = source->tier->ops->deadline_ns(source->tier);
+
+        if (source->loads.head != NULL || source_ns == 0) {
+            source_ns = agent->now_ns + RETRY_NS;
+        }
+        deadline_ns = source_ns < deadline_ns ? source_ns : deadline_ns;
     }
     return deadline_ns;
 }

@@ -15,7 +15,7 @@
 /* A set leaves memory as one, so one block that is pinned or on its way keeps it all. */
 static bool block_may_leave(struct kvf_agent *agent, const struct kvf_entry *block)
 {
-    if (block->state != KVF_ENTRY_READY) {
+    if (block->state != KVF_ENTRY_READY || !kvf_hbm_is_idle(agent, block)) {
         return false;
     }
     return block->dram_slot == KVF_INDEX_NONE ||
@@ -61,7 +61,7 @@ static void evict(void *ctx, kvf_location location, kvf_cookie cookie)
         block = shard_count <= 1 ? entry : kvf_index_find(&agent->index, entry->key_id, shard);
         if (block != NULL) {
             agent->metrics.evicted_blocks += block->dram_slot != KVF_INDEX_NONE;
-            all_stored &= kvf_entry_on_drive(block);
+            all_stored &= kvf_entry_on_drive(block) || kvf_entry_in_hbm(agent, block);
         }
     }
     if (!all_stored || KVF_MUTANT(stored_forgotten)) {
@@ -89,7 +89,8 @@ struct kvf_tier_host kvf_place_dram_host(struct kvf_agent *agent)
 static void leave_drive(struct kvf_agent *agent, struct kvf_entry *entry)
 {
     kvf_place_leave_drive(agent, entry, false);
-    if (entry->state == KVF_ENTRY_READY && entry->dram_slot == KVF_INDEX_NONE) {
+    if (entry->state == KVF_ENTRY_READY && entry->dram_slot == KVF_INDEX_NONE &&
+        !kvf_entry_in_hbm(agent, entry)) {
         kvf_place_forget_set(agent, entry);
     }
 }

@@ -39,7 +39,11 @@ static uint64_t clients_limit(const struct kvf_config *config, uint64_t each)
 
 static uint64_t flights_limit(const struct kvf_config *config)
 {
-    return clients_limit(config, KVF_FLIGHTS_A_CLIENT) + KVF_WRITES_MAX;
+    uint64_t hbm = config->gpu_hbm_bytes != 0
+                       ? (KVF_PROMOTES_MAX + KVF_DEMOTES_MAX) * KVF_HBM_DEVICES_MAX
+                       : 0;
+
+    return clients_limit(config, KVF_FLIGHTS_A_CLIENT) + KVF_WRITES_MAX + hbm;
 }
 
 void kvf_agent_memory(const struct kvf_config *config, struct kvf_agent_memory *memory_out)
@@ -59,6 +63,7 @@ void kvf_agent_memory(const struct kvf_config *config, struct kvf_agent_memory *
     memory_out->ghost_bytes = KVF_GHOST_ENTRIES * sizeof(uint64_t) +
                               KVF_INCOMPLETE_MAX * sizeof(struct kvf_incomplete) +
                               KVF_KEY_NAMES * sizeof(struct kvf_key_name);
+    memory_out->hbm_bytes = kvf_hbm_table_bytes(config, memory_out->index_entries);
 }
 
 static int open_tables(struct kvf_agent *agent)
@@ -336,6 +341,9 @@ int kvf_place_open(struct kvf_agent *agent)
     if (status == KVF_OK) {
         status = open_dram(agent);
     }
+    if (status == KVF_OK) {
+        status = kvf_hbm_open_all(agent);
+    }
     return status;
 }
 
@@ -361,6 +369,7 @@ void kvf_place_close(struct kvf_agent *agent)
             tier->ops->close(tier); /* a wrapper closes what is in it */
         }
     }
+    kvf_hbm_close_all(agent);
     if (agent->dram != NULL) {
         agent->dram->ops->close(agent->dram);
     } else if (agent->dram_store != NULL) {

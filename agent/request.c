@@ -71,7 +71,10 @@ void kvf_request_block_hit(struct kvf_request *request, uint32_t index, uint8_t 
     request->succeeded++;
     session->hits++;
     agent->metrics.get_bytes += entry->record_bytes;
-    if (tier == KVF_TIER_DRAM) {
+    if (tier == KVF_TIER_HBM) {
+        cqe.tier = KVF_TIER_DRAM; /* where it is for this client, by now */
+        agent->metrics.get_hits_hbm_copied++;
+    } else if (tier == KVF_TIER_DRAM) {
         agent->metrics.get_hits_dram++;
         kvf_histogram_add(&agent->metrics.get_dram_ns, agent->now_ns - request->accepted_ns);
     } else {
@@ -79,6 +82,40 @@ void kvf_request_block_hit(struct kvf_request *request, uint32_t index, uint8_t 
         kvf_histogram_add(&agent->metrics.get_nvme_ns, agent->now_ns - request->accepted_ns);
     }
     push(session, &cqe);
+}
+
+bool kvf_request_block_hit_hbm(struct kvf_request *request, uint32_t index, struct kvf_entry *entry)
+{
+    struct kvf_session *session = request->session;
+    struct kvf_agent *agent = session->agent;
+    const struct kvf_hbm_place *place = kvf_hbm_place(agent, entry);
+    struct kvf_tier *slots = agent->hbm[place->device].slots;
+    struct kvf_shm_cqe cqe = {.request = request->sqe.request,
+                              .kind = KVF_CQE_BLOCK,
+                              .tier = KVF_TIER_HBM,
+                              .status = KVF_OK,
+                              .index = index,
+                              .record_bytes = entry->record_bytes};
+
+    if (kvf_lease_begin(session, &cqe.lease) != KVF_OK) {
+        return false;
+    }
+    if (kvf_lease_add_hbm(session, cqe.lease, place->device, place->slot, entry->record_bytes, 0) !=
+        KVF_OK) {
+        (void)kvf_lease_end(session, cqe.lease);
+        return false;
+    }
+    (void)kvf_lease_publish(session, cqe.lease);
+    kvf_dram_locate(slots, place->slot, &cqe.piece, &cqe.offset);
+    kvf_dram_touch(slots, place->slot);
+    entry->is_hit = 1;
+    request->succeeded++;
+    session->hits++;
+    agent->metrics.get_bytes += entry->record_bytes;
+    agent->metrics.get_hits_hbm++;
+    kvf_histogram_add(&agent->metrics.get_hbm_ns, agent->now_ns - request->accepted_ns);
+    push(session, &cqe);
+    return true;
 }
 
 /* The status of the whole, from its blocks. */

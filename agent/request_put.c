@@ -148,11 +148,12 @@ static bool put_existing(struct kvf_request *request, struct kvf_entry *entry)
     bool durable = (request->sqe.flags & KVF_SQE_DURABLE) != 0;
     bool in_dram = kvf_entry_in_dram(entry);
     uint32_t index = request->next_key;
-    uint8_t tier = in_dram ? KVF_TIER_DRAM : KVF_TIER_NVME;
+    bool in_hbm = kvf_entry_in_hbm(agent, entry);
+    uint8_t tier = in_dram ? KVF_TIER_DRAM : in_hbm ? KVF_TIER_HBM : KVF_TIER_NVME;
     struct kvf_flight *writer = NULL;
     int status;
 
-    if (!in_dram && agent->drives[entry->drive].is_off) {
+    if (!in_dram && !in_hbm && agent->drives[entry->drive].is_off) {
         kvf_place_forget_set(agent, entry);
         return false;
     }

@@ -10,8 +10,9 @@
  * Get
  */
 
-/* On a drive: fetch it, unless that would take longer than the caller can wait. */
-static int get_from_drive(struct kvf_request *request, struct kvf_entry *entry)
+/* On a drive, or on a GPU that the client does not read: fetch it, unless that would take longer
+ * than the caller can wait. */
+static int get_from_tier(struct kvf_request *request, struct kvf_entry *entry, uint8_t tier)
 {
     struct kvf_session *session = request->session;
     struct kvf_agent *agent = session->agent;
@@ -28,8 +29,7 @@ static int get_from_drive(struct kvf_request *request, struct kvf_entry *entry)
     }
     status = kvf_place_load(agent, entry, session, &flight);
     if (status == KVF_OK) {
-        status = kvf_request_wait(request, request->next_key, KVF_WANT_LEASE, KVF_TIER_NVME, flight,
-                                  NULL);
+        status = kvf_request_wait(request, request->next_key, KVF_WANT_LEASE, tier, flight, NULL);
         assert(status == KVF_OK);
     }
     return status;
@@ -47,14 +47,21 @@ void kvf_request_start_get(struct kvf_request *request, const struct kvf_shm_key
     session->gets++;
     kvf_request_key_id(session, key, key_id);
     entry = kvf_room_find(agent, key_id, session->shard);
-    if (entry != NULL && kvf_entry_in_dram(entry)) {
+    if (entry != NULL && (request->sqe.flags & KVF_SQE_DEVICE) != 0 &&
+        kvf_hbm_serves(session, entry) &&
+        kvf_request_block_hit_hbm(request, request->next_key, entry)) {
+        status = KVF_OK;
+    } else if (entry != NULL && kvf_entry_in_dram(entry)) {
         kvf_admit_consider(agent, entry, request->has_chain_key, request->chain_key_id);
         session->touched[session->n_touched++] = kvf_place_slot(agent, entry);
         kvf_request_block_hit(request, request->next_key, KVF_TIER_DRAM, entry);
+        if ((request->sqe.flags & KVF_SQE_DEVICE) != 0) {
+            kvf_hbm_consider(session, entry);
+        }
         status = KVF_OK;
     } else if (entry != NULL && entry->state == KVF_ENTRY_READY) {
-        tier = KVF_TIER_NVME;
-        status = get_from_drive(request, entry);
+        tier = kvf_entry_in_hbm(agent, entry) ? KVF_TIER_HBM : KVF_TIER_NVME;
+        status = get_from_tier(request, entry, tier);
     } else if (entry != NULL) {
         tier = entry->state == KVF_ENTRY_LOADING ? KVF_TIER_NVME : KVF_TIER_DRAM;
         status = kvf_request_wait(request, request->next_key, KVF_WANT_LEASE, tier,
@@ -90,6 +97,13 @@ static bool lookup_block(struct kvf_request *request, struct kvf_entry *entry, u
                kvf_lease_add(session, request->lease, kvf_place_slot(agent, entry),
                              entry->record_bytes, chunk) == KVF_OK;
     }
+    if (kvf_hbm_promises(session, entry)) {
+        const struct kvf_hbm_place *place = kvf_hbm_place(agent, entry);
+
+        return request->lease == 0 ||
+               kvf_lease_add_hbm(session, request->lease, place->device, place->slot,
+                                 entry->record_bytes, chunk) == KVF_OK;
+    }
     if (fetch && agent->ops.free_count > 0) {
         if (entry->state == KVF_ENTRY_LOADING) {
             flight = kvf_place_flight(agent, entry);
@@ -108,7 +122,7 @@ static bool lookup_block(struct kvf_request *request, struct kvf_entry *entry, u
 static bool is_gone(const struct kvf_agent *agent, const struct kvf_entry *entry)
 {
     return entry->state == KVF_ENTRY_READY && entry->dram_slot == KVF_INDEX_NONE &&
-           agent->drives[entry->drive].is_off;
+           !kvf_entry_in_hbm(agent, entry) && agent->drives[entry->drive].is_off;
 }
 
 /* The chunk's whole set. False: not here, or not whole. */
@@ -201,7 +215,7 @@ void kvf_request_start_prefetch(struct kvf_request *request, const struct kvf_sh
             status = KVF_MISS;
             break;
         }
-        if (kvf_entry_in_dram(entry)) {
+        if (kvf_entry_in_dram(entry) || kvf_hbm_promises(session, entry)) {
             status = status == KVF_MISS ? KVF_OK : status;
             continue;
         }

@@ -67,9 +67,9 @@ static bool take_one(struct kvf_agent *agent, const struct room *room)
             continue;
         }
         agent->metrics.evicted_blocks += entry->dram_slot != KVF_INDEX_NONE;
-        if (room->in_dram && kvf_entry_on_drive(entry) &&
+        if (room->in_dram && (kvf_entry_on_drive(entry) || kvf_entry_in_hbm(agent, entry)) &&
             agent->namespaces[entry->namespace_index].shard_count <= 1) {
-            kvf_place_leave_dram(agent, entry); /* the drive still has it */
+            kvf_place_leave_dram(agent, entry); /* a drive or a GPU still has it */
         } else {
             kvf_place_forget_set(agent, entry);
         }

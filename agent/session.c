@@ -144,11 +144,16 @@ void kvf_session_flush(struct kvf_session *session)
         }
         session->announce_head += status == KVF_OK;
     }
+    if (status == KVF_OK && session->state == KVF_SESSION_READY) {
+        status = kvf_hbm_announce(session);
+        session->owes_device = status == KVF_ERR_BUSY;
+    }
     if (status != KVF_OK && status != KVF_ERR_BUSY) {
         session->is_broken = true;
         return;
     }
-    session->is_writing = session->owes_ready || session->announce_head != session->announce_tail;
+    session->is_writing = session->owes_ready || session->owes_device ||
+                          session->announce_head != session->announce_tail;
     if (session->is_writing != was_waiting) {
         kvf_loop_change(session->agent, session->fd,
                         EPOLLIN | EPOLLRDHUP | (session->is_writing ? EPOLLOUT : 0u),
@@ -678,6 +683,16 @@ static bool message_received(struct kvf_session *session, const union kvf_proto_
     case KVF_WIRE_GPU:
         return session->state == KVF_SESSION_READY && session->version >= KVF_WIRE_VERSION_GPU &&
                kvf_gpu_host_asked(session, &message->gpu) == KVF_OK;
+    case KVF_WIRE_DEVICE:
+        if (session->state != KVF_SESSION_READY || session->version < KVF_WIRE_VERSION_GPU ||
+            session->device_uuid[0] != '\0') {
+            return false;
+        }
+        kvf_hbm_attach(session, message->device.uuid);
+        kvf_session_flush(session);
+        return true;
+    case KVF_WIRE_DEVICE_MAPPED:
+        return kvf_hbm_mapped(session, message->piece.piece);
     case KVF_WIRE_BYE:
         kvf_session_end(session, NULL);
         return true;
@@ -744,6 +759,8 @@ static void release_run(struct kvf_work *work)
     session->touched = NULL;
     free(session->announce);
     session->announce = NULL;
+    free(session->device_pieces);
+    session->device_pieces = NULL;
 }
 
 static void release_done(struct kvf_work *work)

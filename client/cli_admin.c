@@ -211,10 +211,11 @@ static void print_blocks(const struct cli *cli, const json_t *blocks)
             free(text);
             continue;
         }
-        printf("%-64s %2" PRIu64 "/%-2" PRIu64 " %12s  %-4s %-6s %s%s\n", string(row, "key_id"),
-               number(row, "shard"), number(row, "shard_count"),
+        printf("%-64s %2" PRIu64 "/%-2" PRIu64 " %12s  %-3s %-4s %-6s %s%s\n",
+               string(row, "key_id"), number(row, "shard"), number(row, "shard_count"),
                cli_bytes_text(number(row, "record_bytes"), bytes, sizeof(bytes)),
-               flag(row, "in_dram") ? "dram" : "-", string(row, "nvme"), string(row, "state"),
+               flag(row, "in_hbm") ? "hbm" : "-", flag(row, "in_dram") ? "dram" : "-",
+               string(row, "nvme"), string(row, "state"),
                number(row, "pinned") != 0 ? " leased" : "");
     }
 }

@@ -47,8 +47,9 @@
 #define KVF_GPUD_MESSAGE_BYTES_MAX 32768
 #define KVF_GPUD_UUID_BYTES        48 /* "GPU-8-4-4-4-12", zero-terminated, rest zero */
 #define KVF_GPUD_PATH_BYTES        108
-#define KVF_GPUD_FLAG_BYTES        4096 /* of the memory that holds flags */
-#define KVF_GPUD_FLAG_STRIDE       64   /* each in a line of its own */
+#define KVF_GPUD_WINDOW_MAX        (UINT64_C(1) << 30) /* of what the tier's copies go through */
+#define KVF_GPUD_FLAG_BYTES        4096                /* of the memory that holds flags */
+#define KVF_GPUD_FLAG_STRIDE       64                  /* each in a line of its own */
 
 enum kvf_gpud_bounds {
     KVF_GPUD_ENGINES_MAX = 64,    /* of one worker */
@@ -88,6 +89,12 @@ enum kvf_gpud_type {
     KVF_GPUD_GONE = 31,
 
     KVF_GPUD_TIER_FIRST = 64, /* worker and daemon, about the tier */
+    KVF_GPUD_ARENA_START = 64,
+    KVF_GPUD_ARENA_MAKE = 65,
+    KVF_GPUD_ARENA_MADE = 66,
+    KVF_GPUD_ARENA_DROP = 67,
+    KVF_GPUD_COPY = 68,
+    KVF_GPUD_COPIED = 69,
 };
 
 struct kvf_gpud_head {
@@ -278,5 +285,48 @@ struct kvf_gpud_events {
     struct kvf_gpud_event events[];
 };
 static_assert(sizeof(struct kvf_gpud_events) == 16, "no hidden padding");
+
+/* ----------------------------------------------------------------------------------------------
+ * Worker and daemon, about the tier in device memory
+ *
+ *   daemon                                   worker
+ *   ARENA_START + 1 fd: the window       ->           maps and pins it
+ *   ARENA_MAKE  a piece                  ->
+ *                                        <-  ARENA_MADE + 1 fd, or a status
+ *   ARENA_DROP                           ->
+ *   COPY  between piece and window       ->
+ *                                        <-  COPIED, when it is done
+ */
+struct kvf_gpud_arena_message { /* ARENA_START: number 0; ARENA_MAKE; ARENA_DROP: bytes 0 */
+    struct kvf_gpud_head head;  /* number: of the piece */
+    uint64_t bytes;
+};
+static_assert(sizeof(struct kvf_gpud_arena_message) == 24, "no hidden padding");
+
+struct kvf_gpud_made { /* with one fd if status is KVF_OK */
+    struct kvf_gpud_head head;
+    int32_t status;
+    uint32_t reserved;
+};
+static_assert(sizeof(struct kvf_gpud_made) == 24, "no hidden padding");
+
+struct kvf_gpud_copy {
+    struct kvf_gpud_head head; /* number: of the piece */
+    uint64_t copy;             /* comes back with COPIED */
+    uint64_t piece_offset;
+    uint64_t window_offset;
+    uint64_t bytes;
+    uint32_t is_in; /* 1: into the device */
+    uint32_t reserved;
+};
+static_assert(sizeof(struct kvf_gpud_copy) == 56, "no hidden padding");
+
+struct kvf_gpud_copied {
+    struct kvf_gpud_head head;
+    uint64_t copy;
+    int32_t status;
+    uint32_t reserved;
+};
+static_assert(sizeof(struct kvf_gpud_copied) == 32, "no hidden padding");
 
 #endif /* KVF_TRANSPORT_GPU_WIRE_H */

@@ -58,8 +58,13 @@ size_t kvf_proto_type_bytes(unsigned type)
         return sizeof(struct kvf_wire_welcome);
     case KVF_WIRE_PROFILE:
         return sizeof(struct kvf_wire_profile);
+    case KVF_WIRE_DEVICE:
+        return sizeof(struct kvf_wire_device);
     case KVF_WIRE_PIECE:
     case KVF_WIRE_PIECE_DROP:
+    case KVF_WIRE_DEVICE_PIECE:
+    case KVF_WIRE_DEVICE_PIECE_DROP:
+    case KVF_WIRE_DEVICE_MAPPED:
         return sizeof(struct kvf_wire_piece);
     case KVF_WIRE_GPU:
         return sizeof(struct kvf_wire_gpu);
@@ -252,7 +257,7 @@ static int piece_check(const struct kvf_wire_piece *piece, const char **why_out)
     if (piece->piece > KVF_PROTO_PIECE_ID_MAX || piece->reserved != 0) {
         return kvf_proto_bad(why_out, "piece: number or reserved is out of range");
     }
-    if (piece->head.type == KVF_WIRE_PIECE_DROP) {
+    if (piece->head.type != KVF_WIRE_PIECE && piece->head.type != KVF_WIRE_DEVICE_PIECE) {
         return piece->bytes == 0 ? KVF_OK : kvf_proto_bad(why_out, "piece drop: bytes is not 0");
     }
     if (piece->bytes == 0 || piece->bytes > KVF_PROTO_PIECE_MAX ||
@@ -284,6 +289,13 @@ static int gpu_channel_check(const struct kvf_wire_gpu_channel *channel, const c
                : kvf_proto_bad(why_out, "gpu channel: text is no text");
 }
 
+static int device_check(const struct kvf_wire_device *device, const char **why_out)
+{
+    return kvf_proto_text_ok(device->uuid, sizeof(device->uuid)) && device->uuid[0] != 0
+               ? KVF_OK
+               : kvf_proto_bad(why_out, "device: uuid is no text");
+}
+
 static int note_check(const struct kvf_wire_note *note, const char **why_out)
 {
     if (!kvf_proto_status_known(note->status)) {
@@ -302,11 +314,15 @@ static bool type_is_from(unsigned type, enum kvf_proto_side sender)
     case KVF_WIRE_HELLO:
     case KVF_WIRE_MAPPED:
     case KVF_WIRE_GPU:
+    case KVF_WIRE_DEVICE:
+    case KVF_WIRE_DEVICE_MAPPED:
         return sender == KVF_PROTO_CLIENT;
     case KVF_WIRE_WELCOME:
     case KVF_WIRE_PROFILE:
     case KVF_WIRE_PIECE:
     case KVF_WIRE_PIECE_DROP:
+    case KVF_WIRE_DEVICE_PIECE:
+    case KVF_WIRE_DEVICE_PIECE_DROP:
     case KVF_WIRE_READY:
     case KVF_WIRE_GPU_CHANNEL:
         return sender == KVF_PROTO_DAEMON;
@@ -323,7 +339,10 @@ static uint32_t fds_of(const union kvf_proto_message *message)
     if (message->head.type == KVF_WIRE_GPU_CHANNEL) {
         return message->gpu_channel.status == KVF_OK ? 2 : 0;
     }
-    return message->head.type == KVF_WIRE_PIECE || message->head.type == KVF_WIRE_PROFILE ? 1 : 0;
+    return message->head.type == KVF_WIRE_PIECE || message->head.type == KVF_WIRE_PROFILE ||
+                   message->head.type == KVF_WIRE_DEVICE_PIECE
+               ? 1
+               : 0;
 }
 
 static int body_check(const union kvf_proto_message *message, const char **why_out)
@@ -337,11 +356,16 @@ static int body_check(const union kvf_proto_message *message, const char **why_o
         return profile_check(&message->profile, why_out);
     case KVF_WIRE_PIECE:
     case KVF_WIRE_PIECE_DROP:
+    case KVF_WIRE_DEVICE_PIECE:
+    case KVF_WIRE_DEVICE_PIECE_DROP:
+    case KVF_WIRE_DEVICE_MAPPED:
         return piece_check(&message->piece, why_out);
     case KVF_WIRE_GPU:
         return gpu_check(&message->gpu, why_out);
     case KVF_WIRE_GPU_CHANNEL:
         return gpu_channel_check(&message->gpu_channel, why_out);
+    case KVF_WIRE_DEVICE:
+        return device_check(&message->device, why_out);
     default:
         return note_check(&message->note, why_out);
     }

@@ -47,7 +47,8 @@ union kvf_proto_message {
     struct kvf_wire_hello hello;
     struct kvf_wire_welcome welcome;
     struct kvf_wire_profile profile;
-    struct kvf_wire_piece piece; /* PIECE, PIECE_DROP */
+    struct kvf_wire_piece piece; /* PIECE, PIECE_DROP, the same of a device, DEVICE_MAPPED */
+    struct kvf_wire_device device;
     struct kvf_wire_gpu gpu;
     struct kvf_wire_gpu_channel gpu_channel;
     struct kvf_wire_note note; /* MAPPED, READY, BYE */

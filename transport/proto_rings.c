@@ -50,7 +50,8 @@ static const struct op_rule op_rules[] = {
                        .keys = true,
                        .tails = true,
                        .budget = true},
-    [KVF_OP_GET] = {.known = true, .keys = true, .budget = true, .ranks_only = true},
+    [KVF_OP_GET] =
+        {.known = true, .flags = KVF_SQE_DEVICE, .keys = true, .budget = true, .ranks_only = true},
     [KVF_OP_PUT] = {.known = true,
                     .flags = KVF_SQE_DURABLE | KVF_SQE_NO_WRITE | KVF_SQE_HAS_PARENT |
                              KVF_SQE_UNSUMMED,
@@ -109,7 +110,8 @@ int kvf_shm_sqe_check(const struct kvf_shm_sqe *sqe, const struct kvf_shm_limits
     if ((sqe->flags & ~rule->flags) != 0 || (sqe->flags & either) == either) {
         return kvf_proto_bad(why_out, "submission: flags do not fit the opcode");
     }
-    if ((sqe->flags & KVF_SQE_UNSUMMED) != 0 && limits->version < KVF_WIRE_VERSION_UNSUMMED) {
+    if (((sqe->flags & KVF_SQE_UNSUMMED) != 0 && limits->version < KVF_WIRE_VERSION_UNSUMMED) ||
+        ((sqe->flags & KVF_SQE_DEVICE) != 0 && limits->version < KVF_WIRE_VERSION_GPU)) {
         return kvf_proto_bad(why_out, "submission: a flag of a later version than was agreed on");
     }
     if (rule->ranks_only && limits->scheduler) {

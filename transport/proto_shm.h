@@ -42,9 +42,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define KVF_SHM_MAGIC   0x31474e495246564bULL /* "KVFRING1" */
-#define KVF_SHM_VERSION 1
-#define KVF_SHM_LOOK_MS 100 /* a daemon that nobody wakes looks at its rings this often */
+#define KVF_SHM_MAGIC             0x31474e495246564bULL /* "KVFRING1" */
+#define KVF_SHM_VERSION           1
+#define KVF_SHM_DEVICE_HEAD_BYTES 8192 /* before each record in a GPU's memory: its outline */
+#define KVF_SHM_LOOK_MS           100 /* a daemon that nobody wakes looks at its rings this often */
 
 struct kvf_shm_header {
     uint64_t magic;
@@ -107,6 +108,7 @@ enum kvf_shm_sqe_flags {
         1 << 4, /* put: the entry after the n_keys keys names the chunk before the first */
     KVF_SQE_UNSUMMED = 1 << 5, /* put: the pages do not know payload_crc32c, the daemon sums; from
                                   version 2 on */
+    KVF_SQE_DEVICE = 1 << 6,   /* get: reads what is in its GPU's memory there; from version 4 on */
 };
 
 /* A submission. Keys are key entries key_first .. key_first + n_entries - 1 (modulo key_entries):
@@ -154,7 +156,8 @@ struct kvf_shm_cqe {
     uint16_t reserved0;
     int32_t status;  /* enum kvf_status */
     uint32_t index;  /* block: key position; request: blocks that succeeded */
-    uint32_t piece;  /* get: arena piece of the record */
+    uint32_t piece;  /* get: arena piece of the record; with tier HBM one of the GPU's, and a
+                        head of KVF_SHM_DEVICE_HEAD_BYTES stands before the record */
     uint64_t offset; /* get: of the record page in the piece; stat: the value */
     uint64_t record_bytes;
     uint64_t lease;     /* get: of this block; lookup (request entry): of the ready part; 0 none */

@@ -14,6 +14,11 @@
  *                                           seals ring segment and staging
  *                                       <-  READY    requests are accepted from here on
  *                                       <-  PIECE / PIECE_DROP as the arena changes
+ *   DEVICE  reads blocks in its GPU's   ->
+ *           memory from here on
+ *                                       <-  DEVICE_PIECE + 1 fd, DEVICE_PIECE_DROP: the same for
+ *                                           pieces of that memory
+ *   DEVICE_MAPPED (has mapped one)      ->  blocks in it may be answered where they are
  *                                       <-  one byte of any value: look at the completion ring
  *   GPU (which one, by which path)      ->
  *                                       <-  GPU_CHANNEL + 2 fds: to the worker, and its end
@@ -36,8 +41,9 @@
 
 #define KVF_WIRE_VERSION_UNSUMMED 2 /* the first with KVF_SQE_UNSUMMED; layouts are those of 1 */
 #define KVF_WIRE_VERSION_PROFILES 3 /* the first with PROFILE; the other layouts are those of 1 */
-#define KVF_WIRE_VERSION_GPU      4 /* the first with GPU and GPU_CHANNEL */
+#define KVF_WIRE_VERSION_GPU      4 /* the first with GPU, DEVICE and what belongs to them */
 
+#define KVF_WIRE_UUID_BYTES        48  /* "GPU-8-4-4-4-12", zero-terminated, rest zero */
 #define KVF_WIRE_NAME_BYTES        64  /* zero-terminated, rest zero */
 #define KVF_WIRE_TEXT_BYTES        256 /* zero-terminated, rest zero */
 #define KVF_WIRE_FORMATS_MAX       4   /* fixed record sizes a client announces */
@@ -52,6 +58,10 @@ enum kvf_wire_type {
     KVF_WIRE_READY = 6,
     KVF_WIRE_BYE = 7,
     KVF_WIRE_PROFILE = 8,
+    KVF_WIRE_DEVICE = 11,
+    KVF_WIRE_DEVICE_PIECE = 12,
+    KVF_WIRE_DEVICE_PIECE_DROP = 13,
+    KVF_WIRE_DEVICE_MAPPED = 14,
     KVF_WIRE_GPU = 9,
     KVF_WIRE_GPU_CHANNEL = 10,
 };
@@ -122,13 +132,20 @@ struct kvf_wire_welcome {
 };
 static_assert(sizeof(struct kvf_wire_welcome) == 360, "no hidden padding");
 
-struct kvf_wire_piece { /* PIECE (with one fd) and PIECE_DROP */
+/* PIECE and DEVICE_PIECE (with one fd), PIECE_DROP, DEVICE_PIECE_DROP, DEVICE_MAPPED */
+struct kvf_wire_piece {
     struct kvf_wire_head head;
     uint32_t piece; /* number used by completions: names one memfd, is never used again */
     uint32_t reserved;
     uint64_t bytes;
 };
 static_assert(sizeof(struct kvf_wire_piece) == 32, "no hidden padding");
+
+struct kvf_wire_device {
+    struct kvf_wire_head head;
+    char uuid[KVF_WIRE_UUID_BYTES];
+};
+static_assert(sizeof(struct kvf_wire_device) == 64, "no hidden padding");
 
 struct kvf_wire_profile { /* with one fd: sealed memory of codec/profile_blob.h */
     struct kvf_wire_head head;

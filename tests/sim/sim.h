@@ -11,6 +11,7 @@
  *   sim_hostile.c  clients that break every rule
  *   sim_model.c    what each block may be
  *   sim_audit.c    the daemon's own books
+ *   sim_hbm.c      a GPU's memory
  *   sim_durable.c  what must come back after a restart
  *
  * Everything is owned by the one thread. Every decision comes from the seed.
@@ -45,8 +46,10 @@ enum sim_limits {
     SIM_DRIVES_MAX = 2,
 };
 
-#define SIM_ROWS       24                  /* of an answer to the operator */
-#define SIM_FOREVER_NS (60 * KVF_NS_PER_S) /* a request without a budget ends before that */
+#define SIM_GPU_UUID   "GPU-00000000-0000-0000-0000-000000000001"
+#define SIM_ON_GPU     UINT32_C(0x80000000) /* in numbers of pieces: of the GPU's memory */
+#define SIM_ROWS       24                   /* of an answer to the operator */
+#define SIM_FOREVER_NS (60 * KVF_NS_PER_S)  /* a request without a budget ends before that */
 
 enum sim_cover {
 #define SIM_COVER(name, text) SIM_COVER_##name,
@@ -69,7 +72,8 @@ struct sim_shape {
     uint32_t durable_in, budget_in, ttl_in, version_in; /* one put or request in so many */
     uint32_t fault_in, crash_in;                        /* one step in so many; 0: never */
     bool has_silent_faults, has_hostile;
-    bool has_soft; /* payloads that can be packed, by drives that do so in some lives; odd seeds */
+    uint32_t n_hbm; /* GPUs; even seeds */
+    bool has_soft;  /* payloads that can be packed, by drives that do so in some lives; odd seeds */
 };
 
 /* A block as the model knows it: one shard of one chunk. Bits of masks are versions. */
@@ -163,8 +167,9 @@ struct sim_client {
     bool is_hostile, is_scheduler;
     bool is_sleeping; /* told the ring so */
     bool has_bye;
-    bool is_slow;     /* will not finish its handshake */
-    bool was_too_old; /* it has seen a lease lost for its age */
+    bool wants_device, has_device; /* reads what is in the GPU's memory; has said so */
+    bool is_slow;                  /* will not finish its handshake */
+    bool was_too_old;              /* it has seen a lease lost for its age */
     uint8_t number;
     uint16_t ns, shard;
     uint16_t version; /* of the protocol */
@@ -234,6 +239,8 @@ struct sim {
     const struct sim_block *suspect; /* NULL: none in this turn */
     uint32_t suspect_client;
     uint64_t suspect_request;
+    bool hbm_dies; /* the GPU's worker, in the next turn */
+    uint64_t hbm_died_turn;
     struct kvf_control purge;
     bool purge_running, purge_seen, purge_done;
     uint16_t purge_ns;
@@ -305,6 +312,9 @@ void sim_daemon_count(struct sim *sim); /* metrics into cover */
 /* Has a drive been made to lie since it was new? */
 bool sim_drives_may_lie(const struct sim *sim);
 
+/* sim_hbm.c */
+struct kvf_hbm_port *sim_hbm_open(void *ctx, uint32_t index);
+
 /* sim_step.c */
 void sim_step(struct sim *sim);
 
@@ -364,6 +374,8 @@ void sim_model_put_end(struct sim *sim, struct sim_client *client,
 void sim_model_hit(struct sim *sim, struct sim_block *block, uint32_t version);
 void sim_model_zombie(struct sim *sim, struct sim_block *block, uint32_t version);
 void sim_model_gone(struct sim *sim, struct sim_block *block);
+/* Any block may have gone with a GPU's worker. */
+void sim_model_gone_all(struct sim *sim);
 /* The same for all shards of a chunk. */
 void sim_model_gone_set(struct sim *sim, uint32_t ns, uint32_t chain, uint32_t chunk);
 /* May the block be there, for somebody who looked at `since_turn` or later? */

@@ -8,6 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum {
+    SIM_GPU_SLOTS = 1 << 16,
+};
+
 struct sums {
     uint64_t blocks[KVF_INDEX_NAMESPACES_MAX];
     uint64_t dram_bytes[KVF_INDEX_NAMESPACES_MAX], nvme_bytes[KVF_INDEX_NAMESPACES_MAX];
@@ -19,6 +23,11 @@ struct sums {
     uint64_t leased_bytes, writeback_bytes, staging_bytes;
     uint32_t requests, ops, sessions;
     uint16_t *slot_pins; /* by slot number */
+    struct {             /* of the GPU */
+        uint64_t stored_bytes, leased_bytes, tenant_leased_bytes[SIM_TENANTS];
+        uint32_t pinned_slots, doomed_slots, promotes, demotes;
+        uint16_t slot_pins[SIM_GPU_SLOTS];
+    } hbm;
 };
 
 #define CHECK(condition, ...)                                                                      \
@@ -77,7 +86,8 @@ static void audit_entry(struct sim *sim, const struct kvf_entry *entry, struct s
     }
     sums->blocks[entry->namespace_index] += entry->state != KVF_ENTRY_FILLING;
     if (entry->state == KVF_ENTRY_READY) {
-        CHECK(entry->dram_slot != KVF_INDEX_NONE || kvf_entry_on_drive(entry),
+        CHECK(entry->dram_slot != KVF_INDEX_NONE || kvf_entry_on_drive(entry) ||
+                  kvf_entry_in_hbm(agent, entry),
               "an entry that is nowhere");
         if (entry->dram_slot != KVF_INDEX_NONE) {
             audit_dram(sim, entry, sums);
@@ -89,6 +99,13 @@ static void audit_entry(struct sim *sim, const struct kvf_entry *entry, struct s
         CHECK(flight != NULL && flight->cookie == kvf_index_cookie(&agent->index, entry) &&
                   !flight->is_abandoned,
               "an entry on its way without a flight");
+    }
+    if (kvf_entry_in_hbm(agent, entry)) {
+        const struct kvf_hbm_place *place = kvf_hbm_place(agent, entry);
+
+        CHECK(kvf_dram_state(agent->hbm[place->device].slots, place->slot) == KVF_SLOT_READY,
+              "an entry in a slot of the GPU that is not ready");
+        sums->hbm.stored_bytes += KVF_HBM_HEAD_BYTES + entry->record_bytes;
     }
     if (kvf_entry_on_drive(entry)) {
         sums->nvme_bytes[entry->namespace_index] += entry->record_bytes;
@@ -129,9 +146,41 @@ static void audit_pin(struct sim *sim, struct sums *sums, kvf_location slot, uin
     }
 }
 
+static void audit_pin_hbm(struct sim *sim, struct sums *sums, uint32_t device, kvf_location slot,
+                          uint64_t bytes)
+{
+    uint32_t number = (uint32_t)slot;
+    enum kvf_slot_state state = kvf_dram_state(sim->agent->hbm[device].slots, slot);
+
+    CHECK(state == KVF_SLOT_READY || state == KVF_SLOT_DOOMED, "a pin of a GPU's slot in state %d",
+          state);
+    CHECK(number < SIM_GPU_SLOTS, "slot %u", number);
+    if (sums->hbm.slot_pins[number]++ == 0) {
+        sums->hbm.pinned_slots++;
+        if (state == KVF_SLOT_DOOMED) {
+            sums->hbm.doomed_slots++;
+            sums->hbm.stored_bytes += KVF_HBM_HEAD_BYTES + bytes;
+        }
+    }
+}
+
+static void audit_lease_pin(struct sim *sim, const struct kvf_session *session, struct sums *sums,
+                            const struct kvf_pin *pin, uint64_t leased_bytes[2])
+{
+    sums->pins++;
+    leased_bytes[pin->device != 0] += pin->bytes;
+    if (pin->device == 0) {
+        audit_pin(sim, sums, pin->slot, pin->bytes);
+        return;
+    }
+    sums->hbm.leased_bytes += pin->bytes;
+    sums->hbm.tenant_leased_bytes[session->tenant] += pin->bytes;
+    audit_pin_hbm(sim, sums, pin->device - 1, pin->slot, pin->bytes);
+}
+
 static void audit_session(struct sim *sim, const struct kvf_session *session, struct sums *sums)
 {
-    uint64_t leased_bytes = 0;
+    uint64_t leased_bytes[2] = {0};
 
     if (session->state == KVF_SESSION_FREE) {
         return;
@@ -153,15 +202,15 @@ static void audit_session(struct sim *sim, const struct kvf_session *session, st
     }
     for (uint32_t i = session->lease_oldest; i != KVF_INDEX_NONE; i = session->leases[i].newer) {
         for (const struct kvf_pin *pin = session->leases[i].pins; pin != NULL; pin = pin->next) {
-            sums->pins++;
-            leased_bytes += pin->bytes;
-            audit_pin(sim, sums, pin->slot, pin->bytes);
+            audit_lease_pin(sim, session, sums, pin, leased_bytes);
         }
     }
-    CHECK(leased_bytes == session->leased_bytes, "%llu bytes leased, %llu counted",
-          (unsigned long long)leased_bytes, (unsigned long long)session->leased_bytes);
-    sums->leased_bytes += leased_bytes;
-    sums->tenant_leased_bytes[session->tenant] += leased_bytes;
+    CHECK(leased_bytes[0] == session->leased_bytes && leased_bytes[1] == session->hbm_leased_bytes,
+          "%llu bytes leased, %llu counted; on the GPU %llu and %llu",
+          (unsigned long long)leased_bytes[0], (unsigned long long)session->leased_bytes,
+          (unsigned long long)leased_bytes[1], (unsigned long long)session->hbm_leased_bytes);
+    sums->leased_bytes += leased_bytes[0];
+    sums->tenant_leased_bytes[session->tenant] += leased_bytes[0];
 }
 
 static void audit_flights(struct sim *sim, struct sums *sums)
@@ -180,10 +229,18 @@ static void audit_flights(struct sim *sim, struct sums *sums)
             sums->writers++;
             sums->writeback_bytes += flight->record_bytes;
             audit_pin(sim, sums, flight->slot, flight->record_bytes);
+        } else if (flight->kind == KVF_FLIGHT_PROMOTE) {
+            sums->hbm.promotes++;
+            sums->hbm.stored_bytes += KVF_HBM_HEAD_BYTES + flight->record_bytes;
+            audit_pin(sim, sums, flight->slot, flight->record_bytes);
         } else {
             const struct kvf_entry *entry = kvf_index_at(&agent->index, flight->cookie);
 
             sums->abandoned += flight->is_abandoned;
+            sums->hbm.demotes += flight->is_demotion;
+            if (flight->hbm_slot != KVF_LOCATION_NONE) {
+                audit_pin_hbm(sim, sums, 0, flight->hbm_slot, flight->record_bytes);
+            }
             if (flight->slot != KVF_LOCATION_NONE) {
                 sums->stored_bytes += flight->record_bytes;
                 charge(sim, sums, entry->namespace_index, flight->record_bytes);
@@ -232,9 +289,9 @@ static void audit_sums(struct sim *sim, const struct sums *sums)
     CHECK(kvf_pool_taken_count(&agent->ops) == sums->ops, "%u, %u",
           kvf_pool_taken_count(&agent->ops), sums->ops);
     CHECK(kvf_pool_taken_count(&agent->flights) ==
-              sums->on_their_way + sums->abandoned + sums->writers,
-          "%u; %u + %u + %u", kvf_pool_taken_count(&agent->flights), sums->on_their_way,
-          sums->abandoned, sums->writers);
+              sums->on_their_way + sums->abandoned + sums->writers + sums->hbm.promotes,
+          "%u; %u + %u + %u + %u", kvf_pool_taken_count(&agent->flights), sums->on_their_way,
+          sums->abandoned, sums->writers, sums->hbm.promotes);
     if (agent->verify == NULL) { /* it pins one slot that only itself knows */
         CHECK(info.pinned_slots == sums->pinned_slots, "%llu, %u",
               (unsigned long long)info.pinned_slots, sums->pinned_slots);
@@ -242,6 +299,34 @@ static void audit_sums(struct sim *sim, const struct sums *sums)
               (unsigned long long)info.doomed_slots, sums->doomed_slots);
         CHECK(stat.stored_bytes == sums->stored_bytes, "%llu, %llu",
               (unsigned long long)stat.stored_bytes, (unsigned long long)sums->stored_bytes);
+    }
+}
+
+static void audit_hbm(struct sim *sim, const struct sums *sums)
+{
+    struct kvf_agent *agent = sim->agent;
+    const struct kvf_hbm_device *device = agent->hbm;
+    struct kvf_tier_stat stat;
+    struct kvf_dram_info info;
+
+    if (agent->n_hbm == 0) {
+        return;
+    }
+    kvf_dram_info(device->slots, &info);
+    device->source.tier->ops->stat(device->source.tier, &stat);
+    CHECK(device->promotes == sums->hbm.promotes && device->promotes <= KVF_PROMOTES_MAX, "%u, %u",
+          device->promotes, sums->hbm.promotes);
+    CHECK(device->demotes == sums->hbm.demotes && device->demotes <= KVF_DEMOTES_MAX, "%u, %u",
+          device->demotes, sums->hbm.demotes);
+    CHECK(info.pinned_slots == sums->hbm.pinned_slots, "%llu, %u",
+          (unsigned long long)info.pinned_slots, sums->hbm.pinned_slots);
+    CHECK(info.doomed_slots == sums->hbm.doomed_slots, "%llu, %u",
+          (unsigned long long)info.doomed_slots, sums->hbm.doomed_slots);
+    CHECK(stat.stored_bytes == sums->hbm.stored_bytes, "%llu, %llu",
+          (unsigned long long)stat.stored_bytes, (unsigned long long)sums->hbm.stored_bytes);
+    for (uint32_t i = 0; i < agent->n_tenants; i++) {
+        CHECK(agent->tenants[i].hbm_leased_bytes == sums->hbm.tenant_leased_bytes[i], "tenant %u",
+              i);
     }
 }
 
@@ -263,6 +348,7 @@ void sim_audit(struct sim *sim)
     audit_flights(sim, sums);
     audit_namespaces(sim, sums);
     audit_sums(sim, sums);
+    audit_hbm(sim, sums);
     sim_durable_audit(sim);
     free(sums->slot_pins);
     free(sums);
@@ -368,6 +454,17 @@ void sim_audit_empty(struct sim *sim)
         CHECK(drive->loads.count == 0 && drive->loads_inflight == 0 && drive->reading_bytes == 0,
               "drive %u: %u, %u, %llu", i, drive->loads.count, drive->loads_inflight,
               (unsigned long long)drive->reading_bytes);
+    }
+    for (uint32_t i = 0; i < agent->n_hbm; i++) {
+        const struct kvf_hbm_device *device = &agent->hbm[i];
+
+        kvf_dram_info(device->slots, &info);
+        CHECK(info.pinned_slots == 0 && info.doomed_slots == 0, "%llu, %llu",
+              (unsigned long long)info.pinned_slots, (unsigned long long)info.doomed_slots);
+        CHECK(device->source.loads.count == 0 && device->source.loads_inflight == 0 &&
+                  device->source.reading_bytes == 0 && device->promotes == 0 &&
+                  device->demotes == 0,
+              "GPU %u", i);
     }
     check_drives(sim);
 }

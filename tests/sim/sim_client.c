@@ -44,13 +44,16 @@ static void learn_piece(struct sim *sim, const struct sim_client *client,
                         const struct kvf_wire_piece *message, int fd)
 {
     uint16_t tenant = sim->namespaces[client->ns].tenant;
-    const struct sim_piece *known = sim_piece_find(sim, message->piece);
+    bool is_device = message->head.type == KVF_WIRE_DEVICE_PIECE;
+    uint32_t id = message->piece | (is_device ? SIM_ON_GPU : 0);
+    const struct sim_piece *known = sim_piece_find(sim, id);
     struct sim_piece *piece = &sim->pieces[sim->n_pieces];
     char text[KVF_ERROR_TEXT_BYTES];
     struct stat st;
     void *map;
 
-    if (fstat(fd, &st) != 0 || kvf_segment_check(fd, message->bytes, true, text, sizeof(text))) {
+    if (fstat(fd, &st) != 0 ||
+        kvf_segment_check(fd, message->bytes, !is_device, text, sizeof(text))) {
         sim_fail(sim, "piece %u is no sealed memory of its size", message->piece);
     }
     if (known != NULL) {
@@ -71,11 +74,8 @@ static void learn_piece(struct sim *sim, const struct sim_client *client,
         kvf_segment_map(fd, message->bytes, false, &map, text, sizeof(text)) != KVF_OK) {
         sim_fail(sim, "piece %u cannot be mapped", message->piece);
     }
-    *piece = (struct sim_piece){.id = message->piece,
-                                .tenant = tenant,
-                                .inode = st.st_ino,
-                                .bytes = message->bytes,
-                                .map = map};
+    *piece = (struct sim_piece){
+        .id = id, .tenant = tenant, .inode = st.st_ino, .bytes = message->bytes, .map = map};
     sim->n_pieces++;
 }
 
@@ -217,7 +217,7 @@ static void send_hello(struct sim *sim, struct sim_client *client)
     kvf_proto_head_init(&hello.head, KVF_WIRE_HELLO);
     hello.head.version = 1;
     hello.version_min = 1;
-    hello.version_max = (uint16_t)(1 + sim_below(sim, 2));
+    hello.version_max = (uint16_t)(1 + sim_below(sim, sim->shape.n_hbm != 0 ? 8 : 2));
     hello.shard = client->shard;
     hello.shard_count = ns->shard_count;
     hello.ring_entries = 64u << sim_below(sim, 3);
@@ -276,6 +276,8 @@ static void welcome(struct sim *sim, struct sim_client *client,
     client->staging_bytes = message->staging_bytes;
     client->connection_id = message->connection_id;
     client->version = message->version;
+    client->wants_device = sim->shape.n_hbm != 0 && !client->is_scheduler && !client->is_hostile &&
+                           message->version >= KVF_WIRE_VERSION_GPU && !sim_one_in(sim, 5);
     client->pieces_expected = message->n_pieces;
     memcpy(&header, client->ring_map, sizeof(header));
     if (kvf_shm_header_check(&header, message->ring_bytes, &why) != KVF_OK ||
@@ -313,6 +315,27 @@ static void piece_dropped(struct sim *sim, struct sim_client *client, uint32_t i
     }
 }
 
+/* Sooner or later; some never do. */
+static void say_device_mapped(struct sim *sim, struct sim_client *client, uint32_t id)
+{
+    struct kvf_wire_piece message = {.piece = id};
+
+    kvf_proto_head_init(&message.head, KVF_WIRE_DEVICE_MAPPED);
+    if (!sim_one_in(sim, 10)) {
+        (void)kvf_seqpacket_send(client->fd, &message, sizeof(message), NULL, 0);
+    }
+}
+
+static void say_device(struct sim *sim, struct sim_client *client)
+{
+    struct kvf_wire_device message = {.uuid = SIM_GPU_UUID};
+
+    (void)sim;
+    kvf_proto_head_init(&message.head, KVF_WIRE_DEVICE);
+    client->has_device = kvf_seqpacket_send(client->fd, &message, sizeof(message), NULL, 0) ==
+                         KVF_OK;
+}
+
 static void message_received(struct sim *sim, struct sim_client *client,
                              const union kvf_proto_message *message,
                              struct kvf_seqpacket_message *received)
@@ -328,6 +351,16 @@ static void message_received(struct sim *sim, struct sim_client *client,
         break;
     case KVF_WIRE_PIECE_DROP:
         piece_dropped(sim, client, message->piece.piece);
+        break;
+    case KVF_WIRE_DEVICE_PIECE:
+        if (!client->has_device) {
+            sim_fail(sim, "client %u is given memory of a GPU", client->number);
+        }
+        learn_piece(sim, client, &message->piece, received->fds[0]);
+        say_device_mapped(sim, client, message->piece.piece);
+        break;
+    case KVF_WIRE_DEVICE_PIECE_DROP:
+        piece_dropped(sim, client, message->piece.piece | SIM_ON_GPU);
         break;
     case KVF_WIRE_READY:
         client->state = SIM_READY;
@@ -402,6 +435,10 @@ void sim_client_poll(struct sim *sim, struct sim_client *client)
         !client->is_slow) {
         send_mapped(sim, client);
     }
+    if (client->state == SIM_READY && client->wants_device && !client->has_device &&
+        sim_one_in(sim, 4)) {
+        say_device(sim, client);
+    }
     if (client->state == SIM_READY && client->is_sleeping && kvf_ring_client_ready(&client->ring)) {
         sim_fail(sim, "client %u sleeps beside completions", client->number);
     }
@@ -449,6 +486,9 @@ static void check_loss(struct sim *sim, struct sim_client *client, struct sim_le
                            sim->config.lease_max_age * KVF_NS_PER_S;
     if (ns->purge_turn >= lease->since_turn) {
         sim_cover(sim, SIM_COVER_purged_in_use);
+    } else if ((lease->is_lookup || (lease->piece & SIM_ON_GPU) != 0) &&
+               sim->hbm_died_turn >= lease->since_turn) {
+        sim_cover(sim, SIM_COVER_hbm_lease_lost);
     } else if (!client->was_too_old && !sim->is_draining && !client->has_bye) {
         /* it may be a lease beside the one that was too old: look whether we are connected */
         receive(sim, client);

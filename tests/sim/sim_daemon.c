@@ -104,6 +104,7 @@ static void choose_shape(struct sim *sim)
     shape->crash_in = (uint32_t)sim_between(sim, 1500, 8000);
     choose_sizes(sim, shape, 200000);
     shape->has_soft = sim->seed % 2 != 0;
+    shape->n_hbm = sim->seed % 2 == 0;
 }
 
 static void choose_config(struct sim *sim)
@@ -128,6 +129,10 @@ static void choose_config(struct sim *sim)
     config->quota_namespace_share = sim_one_in(sim, 3) ? sim_between(sim, 15, 40) : 100;
     config->prefetch_inflight = sim_between(sim, 1, 32);
     config->drain_timeout = sim_one_in(sim, 4) ? 0 : 20;
+    if (sim->shape.n_hbm != 0) {
+        config->gpu_hbm_bytes = sim_between(sim, 4, 10) * 2 * MIB;
+        config->gpu_promote_hits = sim_between(sim, 1, 3);
+    }
     config->n_sockets = sim->shape.n_tenants;
     for (uint32_t i = 0; i < config->n_sockets; i++) {
         (void)snprintf(config->sockets[i].tenant, sizeof(config->sockets[i].tenant), "tenant%u", i);
@@ -226,6 +231,8 @@ static int try_start(struct sim *sim)
                                     .open_drive = open_drive,
                                     .wait = wait_for_drive,
                                     .memory_allows = memory_allows,
+                                    .open_hbm = sim->shape.n_hbm != 0 ? sim_hbm_open : NULL,
+                                    .n_hbm = sim->shape.n_hbm,
                                     .ctx = sim};
     struct sim_work_config work = {.now_ns = &sim->now_ns,
                                    .random = &sim->work_random,
@@ -301,6 +308,10 @@ void sim_daemon_count(struct sim *sim)
     COUNT(second_sight, nvme_rejected_blocks);
     COUNT(reinserted, nvme_reinserted_blocks);
     COUNT(reclaimed, nvme_reclaimed_blocks);
+    COUNT(hbm_promoted, hbm_promoted_blocks);
+    COUNT(hbm_demoted, hbm_demoted_blocks);
+    COUNT(hbm_evicted, hbm_evicted_blocks);
+    COUNT(hbm_copied, get_hits_hbm_copied);
 #undef COUNT
     sim->metrics_before = *now;
     sim->cover[SIM_COVER_index_full] += sim->was_index_full;

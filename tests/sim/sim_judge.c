@@ -35,12 +35,24 @@ static bool is_success(int status)
 
 /* ---- get ------------------------------------------------------------------------------------- */
 
+/* Records on a GPU have a head before them. */
+static uint64_t record_offset(const struct kvf_shm_cqe *cqe)
+{
+    return cqe->offset + (cqe->tier == KVF_TIER_HBM ? KVF_SHM_DEVICE_HEAD_BYTES : 0);
+}
+
+static uint32_t piece_id(const struct kvf_shm_cqe *cqe)
+{
+    return cqe->piece | (cqe->tier == KVF_TIER_HBM ? SIM_ON_GPU : 0);
+}
+
 static void lease_new(struct sim *sim, struct sim_client *client, struct sim_request *request,
                       const struct kvf_shm_cqe *cqe, const struct sim_piece *piece)
 {
     struct sim_block *block = block_of(sim, client, request, cqe->index);
     struct sim_lease *lease = &client->leases[client->n_leases++];
-    const struct kvf_record_page *page = (const void *)(piece->map + cqe->offset);
+    uint64_t offset = record_offset(cqe);
+    const struct kvf_record_page *page = (const void *)(piece->map + offset);
 
     if (client->n_leases > SIM_LEASES) {
         wrong(sim, client, request, cqe, "more leases than asked for");
@@ -49,8 +61,8 @@ static void lease_new(struct sim *sim, struct sim_client *client, struct sim_req
         .id = cqe->lease,
         .version = (uint8_t)sim_payload_version(sim, block, (const uint8_t *)(page + 1),
                                                 cqe->record_bytes - KVF_RECORD_PAGE_BYTES),
-        .piece = cqe->piece,
-        .offset = cqe->offset,
+        .piece = piece_id(cqe),
+        .offset = offset,
         .bytes = cqe->record_bytes,
         .block = block,
         .cq_index = client->observed,
@@ -68,20 +80,23 @@ static void judge_hit(struct sim *sim, struct sim_client *client, struct sim_req
                       const struct kvf_shm_cqe *cqe)
 {
     struct sim_block *block = block_of(sim, client, request, cqe->index);
-    const struct sim_piece *piece = sim_piece_find(sim, cqe->piece);
+    const struct sim_piece *piece = sim_piece_find(sim, piece_id(cqe));
     const struct kvf_record_page *page;
     const struct sim_lease *lease;
 
     if (piece == NULL) {
         sim_client_poll(sim, client); /* a piece is announced before its first record */
-        piece = sim_piece_find(sim, cqe->piece);
+        piece = sim_piece_find(sim, piece_id(cqe));
     }
     if (client->state != SIM_READY) {
         return; /* disconnected meanwhile, for a reason */
     }
+    if (cqe->tier == KVF_TIER_HBM && (request->flags & KVF_SQE_DEVICE) == 0) {
+        wrong(sim, client, request, cqe, "hit on a GPU that was not asked for");
+    }
     if (piece == NULL || piece->tenant != sim->namespaces[client->ns].tenant ||
         cqe->offset % KVF_PROTO_PAGE_BYTES != 0 || cqe->record_bytes <= KVF_RECORD_PAGE_BYTES ||
-        cqe->offset + cqe->record_bytes > piece->bytes) {
+        record_offset(cqe) + cqe->record_bytes > piece->bytes) {
         wrong(sim, client, request, cqe, "hit outside of the tenant's memory");
     }
     lease_new(sim, client, request, cqe, piece);
@@ -90,7 +105,7 @@ static void judge_hit(struct sim *sim, struct sim_client *client, struct sim_req
                              kvf_lease_id_generation(lease->id))) {
         return; /* lost in the same turn; release finds out why */
     }
-    page = (const struct kvf_record_page *)(piece->map + cqe->offset);
+    page = (const struct kvf_record_page *)(piece->map + record_offset(cqe));
     if (page->header.total_bytes != cqe->record_bytes || page->header.shard != client->shard ||
         page->header.shard_count != sim->namespaces[client->ns].shard_count ||
         memcmp(page->header.key_id, sim_block_key_id(sim, block), 32) != 0) {
@@ -99,6 +114,7 @@ static void judge_hit(struct sim *sim, struct sim_client *client, struct sim_req
     sim_model_hit(sim, block, lease->version);
     (void)sim_lease_check(sim, client, &client->leases[client->n_leases - 1]);
     sim->cover[SIM_COVER_hit_dram] += cqe->tier == KVF_TIER_DRAM;
+    sim->cover[SIM_COVER_hit_hbm] += cqe->tier == KVF_TIER_HBM;
     if (cqe->tier == KVF_TIER_NVME) {
         sim_cover(sim, SIM_COVER_hit_nvme);
         sim->cover[SIM_COVER_load_coalesced] += block->loaded_turn == sim->turn;

@@ -369,6 +369,14 @@ void sim_model_gone(struct sim *sim, struct sim_block *block)
     }
 }
 
+void sim_model_gone_all(struct sim *sim)
+{
+    for (uint32_t i = 0; i < SIM_NAMESPACES * SIM_CHAINS * SIM_CHUNKS * SIM_SHARDS_MAX; i++) {
+        void_promises(&sim->blocks[i]);
+        sim->blocks[i].gone_turn = sim->turn;
+    }
+}
+
 void sim_model_gone_set(struct sim *sim, uint32_t ns, uint32_t chain, uint32_t chunk)
 {
     for (uint32_t shard = 0; shard < sim->namespaces[ns].shard_count; shard++) {

@@ -349,6 +349,9 @@ void sim_request_read(struct sim *sim, struct sim_client *client, uint8_t opcode
                                                                                   : 0;
         request->flags |= sim_one_in(sim, 3) ? KVF_SQE_PREFETCH : 0;
     }
+    if (opcode == KVF_OP_GET && client->has_device && !sim_one_in(sim, 6)) {
+        request->flags |= KVF_SQE_DEVICE;
+    }
     if (opcode != KVF_OP_EVICT && opcode != KVF_OP_PREFETCH &&
         sim_one_in(sim, sim->shape.budget_in)) {
         request->budget_ms = 1 + (uint32_t)sim_below(sim, 4);

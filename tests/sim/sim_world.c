@@ -411,6 +411,7 @@ void sim_world_act(struct sim *sim)
         end_daemon(sim);
         return;
     }
+    sim->hbm_dies |= sim->shape.n_hbm != 0 && sim_one_in(sim, 3000);
     if (sim_one_in(sim, 4000)) {
         purge(sim);
     } else if (sim_one_in(sim, 1000)) {
