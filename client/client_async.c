@@ -225,6 +225,23 @@ static int hit_locate(struct kvf_client *client, const struct kvf_shm_cqe *cqe,
     return KVF_OK;
 }
 
+/* The same in the memory of the client's GPU: the daemon knows that it is mapped. */
+static int hit_locate_device(const struct kvf_client *client,
+                             const struct kvf_client_request *request,
+                             const struct kvf_shm_cqe *cqe, struct kvf_client_piece **piece_out)
+{
+    struct kvf_client_piece *piece = kvf_session_device_piece(client->session, cqe->piece);
+
+    if (!request->takes_device || piece == NULL || cqe->offset % KVF_PROTO_PAGE_BYTES != 0 ||
+        cqe->record_bytes <= KVF_RECORD_PAGE_BYTES || cqe->record_bytes > KVF_PROTO_RECORD_MAX ||
+        cqe->offset >= piece->bytes ||
+        KVF_SHM_DEVICE_HEAD_BYTES + cqe->record_bytes > piece->bytes - cqe->offset) {
+        return KVF_ERR_PROTOCOL;
+    }
+    *piece_out = piece;
+    return KVF_OK;
+}
+
 /* The completion of one block. KVF_OK, or why the session must end. */
 static int on_block(struct kvf_client *client, struct kvf_client_request *request,
                     const struct kvf_shm_cqe *cqe)
@@ -244,16 +261,21 @@ static int on_block(struct kvf_client *client, struct kvf_client_request *reques
     if (is_hit && request->is_orphan) {
         kvf_lease_give_up(client->session, cqe->lease);
     } else if (is_hit) {
-        status = hit_locate(client, cqe, &piece);
+        bool is_device = cqe->tier == KVF_TIER_HBM;
+
+        status = is_device ? hit_locate_device(client, request, cqe, &piece)
+                           : hit_locate(client, cqe, &piece);
         if (status == KVF_OK) {
             status = kvf_lease_note(client->session, cqe->lease, piece, &handle);
         }
         if (status != KVF_OK) {
             return status;
         }
-        event.hit.record = (const uint8_t *)piece->base + cqe->offset;
+        if (!is_device) { /* else nothing of it has an address on the host */
+            event.hit.record = (const uint8_t *)piece->base + cqe->offset;
+            event.hit.payload = (const uint8_t *)event.hit.record + KVF_RECORD_PAGE_BYTES;
+        }
         event.hit.record_bytes = cqe->record_bytes;
-        event.hit.payload = (const uint8_t *)event.hit.record + KVF_RECORD_PAGE_BYTES;
         event.hit.payload_bytes = cqe->record_bytes - KVF_RECORD_PAGE_BYTES;
         event.hit.lease = handle;
     }
@@ -462,6 +484,7 @@ int kvf_request_keys(struct kvf_client *client, uint8_t opcode, const struct kvf
     request = request_take(client, kvf_shm_sqe_blocks(sqe));
     request->n_tails = sqe->n_tails;
     request->n_chain = n - sqe->n_tails;
+    request->takes_device = opcode == KVF_OP_GET && (sqe->flags & KVF_SQE_DEVICE) != 0;
     submit(client, request, sqe, sink, user, request_out);
     return KVF_OK;
 }

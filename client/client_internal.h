@@ -74,6 +74,7 @@ struct kvf_client_piece {
     uint64_t drop_ns;  /* when it was dropped */
     uint32_t id;       /* the daemon's number, of this memfd only */
     uint32_t n_leases; /* hits that point into it */
+    int fd;            /* of the client's GPU: until it is mapped, by libkvferry_gpu; else -1 */
     bool is_dropped;
     bool is_blank; /* zero pages by now */
 };
@@ -121,8 +122,11 @@ struct kvf_session {
     uint32_t pieces_size;
     uint32_t n_pieces;
     uint64_t arena_bytes;
-    struct kvf_client_piece *dropped; /* still leased */
-    struct kvf_client_lease *leases;  /* ring.lease_entries */
+    struct kvf_client_piece *dropped;       /* still leased */
+    struct kvf_client_piece *device_pieces; /* of the client's GPU, dropped ones while in use */
+    bool is_device_asked;                   /* the daemon knows of the GPU */
+    bool is_device_over;                    /* the GPU handle has been closed */
+    struct kvf_client_lease *leases;        /* ring.lease_entries */
     uint32_t n_leases;
     struct kvf_client_deferred *deferred; /* a queue of deferred_size, bounded by what can wait */
     uint32_t deferred_size;
@@ -164,7 +168,8 @@ struct kvf_client_request {
     uint32_t n_tails;
     uint32_t next_free;
     uint8_t opcode;
-    bool is_orphan; /* nobody waits for it: completions are dropped, their leases released */
+    bool takes_device; /* get: hits may lie in the GPU's memory */
+    bool is_orphan;    /* nobody waits for it: completions are dropped, their leases released */
     bool is_canceled;
     uint16_t groups[KVF_CLIENT_GROUPS_MAX];
 };
@@ -288,6 +293,14 @@ KVF_PRIVATE struct kvf_session *kvf_session_find(const struct kvf_client *client
 
 /* The mapped piece of this number, or NULL. */
 struct kvf_client_piece *kvf_session_piece(const struct kvf_session *session, uint32_t id);
+
+/* The piece of the GPU's memory of this number, or NULL. */
+struct kvf_client_piece *kvf_session_device_piece(const struct kvf_session *session, uint32_t id);
+
+/* Say to the daemon which GPU reads hits in its own memory, once a session; and that a piece of
+ * that memory has been mapped. */
+KVF_PRIVATE void kvf_session_say_device(struct kvf_session *session, const char *uuid);
+KVF_PRIVATE void kvf_session_say_device_mapped(struct kvf_session *session, uint32_t piece_id);
 
 /* After a lease or slot of a lost session or a dropped piece has gone: free what that frees. */
 KVF_PRIVATE void kvf_session_trim(struct kvf_client *client, struct kvf_session *session);

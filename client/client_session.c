@@ -104,6 +104,7 @@ static int piece_add(struct kvf_session *session, const struct kvf_wire_piece *m
     }
     piece->id = message->piece;
     piece->bytes = message->bytes;
+    piece->fd = -1;
     status = kvf_segment_map(fd, message->bytes, false, &piece->base, text, text_bytes);
     if (status != KVF_OK) {
         free(piece);
@@ -142,8 +143,84 @@ static void session_free_staging(struct kvf_session *session)
     kvf_stage_area_fini(&session->area);
 }
 
+struct kvf_client_piece *kvf_session_device_piece(const struct kvf_session *session, uint32_t id)
+{
+    struct kvf_client_piece *piece = session->device_pieces;
+
+    while (piece != NULL && (piece->id != id || piece->is_dropped)) {
+        piece = piece->next;
+    }
+    return piece;
+}
+
+void kvf_session_say_device(struct kvf_session *session, const char *uuid)
+{
+    struct kvf_wire_device message = {0};
+
+    if (session->is_device_asked || session->is_device_over ||
+        session->welcome.version < KVF_WIRE_VERSION_GPU) {
+        return;
+    }
+    session->is_device_asked = true;
+    kvf_proto_head_init(&message.head, KVF_WIRE_DEVICE);
+    (void)snprintf(message.uuid, sizeof(message.uuid), "%s", uuid);
+    /* a socket that is full of ours is one that the daemon will end */
+    (void)kvf_seqpacket_send(session->socket_fd, &message, sizeof(message), NULL, 0);
+}
+
+void kvf_session_say_device_mapped(struct kvf_session *session, uint32_t piece_id)
+{
+    struct kvf_wire_piece message = {.piece = piece_id};
+
+    kvf_proto_head_init(&message.head, KVF_WIRE_DEVICE_MAPPED);
+    (void)kvf_seqpacket_send(session->socket_fd, &message, sizeof(message), NULL, 0);
+}
+
+/* Takes the descriptor: the memory is mapped by who can. */
+static int device_piece_add(struct kvf_session *session, const struct kvf_wire_piece *message,
+                            int *fd, char *text, size_t text_bytes)
+{
+    struct kvf_client_piece *piece;
+
+    if (session->state != KVF_SESSION_LIVE || !session->is_device_asked ||
+        kvf_session_device_piece(session, message->piece) != NULL) {
+        snprintf(text, text_bytes, "the daemon sent a piece of a GPU out of order");
+        return KVF_ERR_PROTOCOL;
+    }
+    piece = calloc(1, sizeof(*piece));
+    if (piece == NULL) {
+        return KVF_ERR_NO_MEMORY;
+    }
+    piece->id = message->piece;
+    piece->bytes = message->bytes;
+    piece->fd = *fd;
+    *fd = -1;
+    piece->next = session->device_pieces;
+    session->device_pieces = piece;
+    return KVF_OK;
+}
+
+/* Free pieces of a GPU that are dropped, or all, as far as nobody uses them. */
+static void device_pieces_trim(struct kvf_session *session, bool all)
+{
+    struct kvf_client_piece **link = &session->device_pieces;
+
+    while (*link != NULL) {
+        struct kvf_client_piece *piece = *link;
+
+        if ((piece->is_dropped || all) && piece->n_leases == 0) {
+            *link = piece->next;
+            kvf_fd_close(&piece->fd);
+            free(piece);
+        } else {
+            link = &piece->next;
+        }
+    }
+}
+
 static void dropped_trim(struct kvf_session *session)
 {
+    device_pieces_trim(session, false);
     struct kvf_client_piece **link = &session->dropped;
 
     while (*link != NULL) {
@@ -176,6 +253,11 @@ static void session_destroy(struct kvf_session *session)
         session->dropped = piece->next;
         piece_free(piece);
     }
+    for (struct kvf_client_piece *piece = session->device_pieces; piece != NULL;
+         piece = piece->next) {
+        piece->n_leases = 0;
+    }
+    device_pieces_trim(session, true);
     free(session->pieces);
     free(session->leases);
     free(session);
@@ -278,6 +360,10 @@ void kvf_session_break(struct kvf_client *client, int severity, const char *why)
     }
     if (session->n_slots == 0) {
         session_free_staging(session);
+    }
+    for (struct kvf_client_piece *piece = session->device_pieces; piece != NULL;
+         piece = piece->next) {
+        piece->is_dropped = true;
     }
     session->deadline_ns = kvf_now_ns() + KVF_CLIENT_KEEP_NS;
     session->next = client->lost;
@@ -498,6 +584,19 @@ static int on_message(struct kvf_client *client, struct kvf_session *session,
         }
         piece_drop(session, message->piece.piece % KVF_PROTO_PIECES_MAX);
         return KVF_OK;
+    case KVF_WIRE_DEVICE_PIECE:
+        return device_piece_add(session, &message->piece, &fds[0], text, text_bytes);
+    case KVF_WIRE_DEVICE_PIECE_DROP: {
+        struct kvf_client_piece *piece = kvf_session_device_piece(session, message->piece.piece);
+
+        if (piece == NULL) {
+            snprintf(text, text_bytes, "the daemon dropped a piece that it had not announced");
+            return KVF_ERR_PROTOCOL;
+        }
+        piece->is_dropped = true;
+        device_pieces_trim(session, false);
+        return KVF_OK;
+    }
     case KVF_WIRE_READY:
         return on_ready(client, session, &message->note, text, text_bytes);
     case KVF_WIRE_GPU_CHANNEL:

@@ -344,7 +344,7 @@ static void memory_free(struct kvf_gpu *gpu)
 {
     kvf_gpu_put_sleep(gpu);
     kvf_gpu_get_sleep(gpu);
-    kvf_gpu_pins_drop(gpu);
+    kvf_gpu_pins_drop(gpu, false);
     (void)gpu->device->driver.cuMemFree(gpu->given_address);
     gpu->given_address = 0;
     gpu->is_awake = false;
@@ -887,6 +887,11 @@ struct kvf_gpu *kvf_gpu_close(struct kvf_gpu *gpu)
         kvf_gpu_get_fail(gpu, KVF_ERR_CANCELED);
         kvf_gpu_put_fail(gpu, KVF_ERR_CANCELED);
         memory_free(gpu);
+        kvf_gpu_pins_drop(gpu, true);
+        if (gpu->client->session != NULL) {
+            gpu->client->session->is_device_asked = false;
+            gpu->client->session->is_device_over = true;
+        }
         kvf_gpu_device_leave(gpu->device);
         if (!gpu->is_device_lent) {
             kvf_gpu_device_close(gpu->device);

@@ -155,6 +155,7 @@ void kvf_gpu_get_sleep(struct kvf_gpu *gpu)
     free(gpu->groups);
     gpu->groups = NULL;
     gpu->groups_in_flight = gpu->group_first = 0;
+    kvf_gpu_peeks_sleep(gpu);
     free(gpu->cut_parts);
     free(gpu->cut_lists);
     free(gpu->cut_page_ids);
@@ -190,6 +191,7 @@ static void lease_end(struct kvf_gpu *gpu, struct kvf_gpu_item *item)
 static void item_end(struct kvf_gpu *gpu, struct kvf_gpu_item *item)
 {
     lease_end(gpu, item);
+    kvf_gpu_peek_give(gpu, item);
     if (item->pin != NULL) {
         item->pin->n_uses--;
         item->pin = NULL;
@@ -205,8 +207,9 @@ static void on_block(struct kvf_client_sink *sink, const struct kvf_event *event
         (struct kvf_gpu_request *)((char *)sink - offsetof(struct kvf_gpu_request, sink));
     struct kvf_gpu_item *item = &request->items[event->index];
 
-    (void)value;
     item->hit = event->hit;
+    item->is_device = event->hit.tier == KVF_TIER_HBM;
+    item->device_offset = value;
     if (event->hit.status != KVF_OK) {
         kvf_gpu_item_done(gpu, item, event->hit.status, event->hit.tier);
         return;
@@ -254,6 +257,14 @@ static bool cut_begin(struct kvf_gpu *gpu)
     if (item == NULL) {
         return false;
     }
+    if (item->is_device && item->status == KVF_OK) {
+        int status = kvf_gpu_peek_query(gpu, item);
+
+        if (status == KVF_EMPTY) {
+            return false;
+        }
+        item->status = status;
+    }
     gpu->hits = item->next;
     if (gpu->hits == NULL) {
         gpu->hits_tail = &gpu->hits;
@@ -263,12 +274,16 @@ static bool cut_begin(struct kvf_gpu *gpu)
     cut->is_section = false;
     ranges.token_first = item->token_first;
     ranges.n_tokens = item->n_tokens;
-    item->status = kvf_block_open(&gpu->plan, item->hit.record, item->hit.record_bytes, &ranges,
-                                  &cut->reader);
+    if (item->status != KVF_OK) {
+        return true; /* canceled, or the GPU has failed */
+    }
+    item->status = item->is_device ? kvf_gpu_peek_open(gpu, item, &ranges, &cut->reader)
+                                   : kvf_block_open(&gpu->plan, item->hit.record,
+                                                    item->hit.record_bytes, &ranges, &cut->reader);
     if (item->status == KVF_ERR_INVALID) {
         item->status = KVF_ERR_MISMATCH; /* other tokens than are wanted */
     }
-    if (item->status == KVF_OK) {
+    if (item->status == KVF_OK && !item->is_device) {
         item->pin = kvf_gpu_pin_hit(gpu, item->hit.lease);
         if (item->pin != NULL) {
             item->pin->n_uses++;
@@ -337,8 +352,10 @@ static bool group_takes(const struct kvf_gpu *gpu, const struct kvf_gpu_group *g
         (group->request->region != request->region || group->request->stream != request->stream)) {
         return false;
     }
-    return align_up(group->used_bytes, KVF_BLOCK_ALIGN_BYTES) + bytes <= gpu->group_bytes &&
-           group->n_parts < KVF_GPU_GROUP_PARTS && group->n_spans < KVF_GPU_GROUP_SPANS &&
+    return (cut->item->is_device || /* nothing of it is copied */
+            (align_up(group->used_bytes, KVF_BLOCK_ALIGN_BYTES) + bytes <= gpu->group_bytes &&
+             group->n_spans < KVF_GPU_GROUP_SPANS)) &&
+           group->n_parts < KVF_GPU_GROUP_PARTS &&
            (group->last_item == cut->item || group->n_items < KVF_GPU_GROUP_ITEMS);
 }
 
@@ -368,16 +385,17 @@ static void group_add(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
     const struct kvf_gpu_region *region = item->request->region;
     uint32_t layer = cut->is_section ? cut->section.layer : cut->part.layer;
     bool is_v = cut->is_section ? cut->section.is_v : cut->part.is_v;
-    uint64_t at = cut->is_section
-                      ? group_append(group, item, cut->section.offset, cut->section.bytes)
-                      : group_append(group, item, cut->part.offset, cut->part.bytes);
+    uint64_t offset = cut->is_section ? cut->section.offset : cut->part.offset;
+    uint64_t bytes = cut->is_section ? cut->section.bytes : cut->part.bytes;
+    uint64_t stored = item->is_device ? kvf_gpu_item_payload(item) + offset
+                                      : group->address + group_append(group, item, offset, bytes);
     struct kvf_gpu_part *part = &gpu->cut_parts[group->n_parts];
 
     gpu->cut_lists[group->n_parts++] = list_of(gpu);
     group->request = item->request;
     *part = (struct kvf_gpu_part){
         .base = region->layers[is_v][layer],
-        .stored = group->address + at,
+        .stored = stored,
         .first_page = group_page_ids(gpu, group, item),
         .n_tokens = cut->reader.page.header.n_tokens,
         .token_first = (uint16_t)cut->reader.ranges.token_first,
@@ -536,7 +554,9 @@ static int group_copy(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
     }
     if (group->window != NULL || KVF_MUTANT(gpu_release_wait)) {
         for (uint32_t i = 0; i < group->n_ends; i++) {
-            lease_end(gpu, group->ends[i]);
+            if (!group->ends[i]->is_device || KVF_MUTANT(gpu_release_wait)) {
+                lease_end(gpu, group->ends[i]);
+            }
         }
     }
     return status == KVF_OK ? kvf_gpu_record(gpu, group->copied, gpu->in_stream) : status;
@@ -645,6 +665,9 @@ int kvf_gpu_get_advance(struct kvf_gpu *gpu)
     int status = groups_end(gpu);
 
     canceled_hits_end(gpu);
+    if (status == KVF_OK) {
+        status = kvf_gpu_peeks_advance(gpu);
+    }
     for (uint32_t n = 0;
          status == KVF_OK && n < KVF_GPU_GROUPS_A_CALL && gpu->groups_in_flight < gpu->n_groups;
          n++) {
@@ -783,6 +806,9 @@ static int get_begin(struct kvf_gpu *gpu, struct kvf_gpu_request *request,
         status = kvf_gpu_device_result(
             gpu->device, gpu->device->driver.cuStreamWaitEvent(request->stream, wait_event, 0),
             "cuStreamWaitEvent");
+    }
+    if (kvf_session_is_live(gpu->client) && gpu->client->session->is_device_asked) {
+        sqe->flags |= KVF_SQE_DEVICE;
     }
     if (status == KVF_OK) {
         request->sink = (struct kvf_client_sink){.on_block = on_block, .arg = gpu};

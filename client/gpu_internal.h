@@ -43,6 +43,8 @@ enum kvf_gpu_bounds {
     KVF_GPU_GROUP_ITEMS = 64,
     KVF_GPU_GROUP_SPANS = 3 * KVF_GPU_GROUP_ITEMS,
     KVF_GPU_ALIGN_BYTES = 256, /* of ranges in device memory */
+    KVF_GPU_PEEKS_MAX = 64,    /* heads and pages of hits in device memory, on their way */
+    KVF_GPU_PEEK_BYTES = KVF_SHM_DEVICE_HEAD_BYTES + KVF_RECORD_PAGE_BYTES,
 };
 
 #define KVF_GPU_TEXT_OF(number)  KVF_GPU_TEXT_OF_(number)
@@ -74,8 +76,9 @@ struct kvf_gpu_pin {
     struct kvf_session *session;
     struct kvf_client_piece *piece; /* NULL: staging */
     void *base;
-    uint32_t n_uses; /* by copies that are queued */
-    bool is_pinned;  /* false: the driver refused; copies go through memory of its own, slowly */
+    uint64_t address; /* of a piece of the GPU's own memory; else 0 */
+    uint32_t n_uses;  /* by copies that are queued */
+    bool is_pinned;   /* false: the driver refused; copies go through memory of its own, slowly */
 };
 
 struct kvf_gpu_request;
@@ -98,6 +101,15 @@ struct kvf_gpu_item {
     int32_t status; /* get: KVF_OK so far, or why it fails */
     struct kvf_hit hit;
     struct kvf_gpu_pin *pin; /* get: of the hit's piece, NULL in mode WINDOW */
+    bool is_device;          /* get: lies in the GPU's memory, at device_offset of the piece */
+    uint64_t device_offset;
+    uint32_t peek; /* 1 + index; 0: none */
+};
+
+/* What the host sees of a hit in the GPU's memory. */
+struct kvf_gpu_peek {
+    void *copied; /* event */
+    bool is_used;
 };
 
 struct kvf_gpu_request {
@@ -276,6 +288,9 @@ struct kvf_gpu {
     struct kvf_gpu_item *hits;
     struct kvf_gpu_item **hits_tail;
     bool has_canceled_hits; /* among hits */
+    void *peek_stream;
+    uint8_t *peek_memory; /* pinned; NULL: not needed so far */
+    struct kvf_gpu_peek peeks[KVF_GPU_PEEKS_MAX];
     struct kvf_gpu_cut cut;
     struct kvf_gpu_part *cut_parts;
     struct kvf_gpu_list *cut_lists; /* of each of these parts */
@@ -374,11 +389,36 @@ struct kvf_gpu_pin *kvf_gpu_pin_staging(struct kvf_gpu *gpu);
 /* The pin of the piece that a hit lies in; NULL: mode WINDOW, or no memory. */
 struct kvf_gpu_pin *kvf_gpu_pin_hit(struct kvf_gpu *gpu, uint64_t lease);
 
+/* Map a piece of the GPU's own memory. KVF_OK, or the driver refuses. */
+int kvf_gpu_pin_device(struct kvf_gpu *gpu, struct kvf_session *session,
+                       struct kvf_client_piece *piece);
+
 /* Pin new pieces (mode EAGER), unpin what nobody needs any longer. */
 void kvf_gpu_pins_tend(struct kvf_gpu *gpu);
 
-/* Unpin everything; no copy is in flight. */
-void kvf_gpu_pins_drop(struct kvf_gpu *gpu);
+/* Unpin everything; no copy is in flight. all: and unmap the daemon's share of the GPU's memory,
+ * which is not the engine's to get back. */
+void kvf_gpu_pins_drop(struct kvf_gpu *gpu, bool all);
+
+/* --- gpu_device.c ----------------------------------------------------------------------------- */
+
+/* Tell the daemon of the GPU, and map what it gives of that GPU's memory. */
+void kvf_gpu_device_tend(struct kvf_gpu *gpu);
+
+/* Queue copies of heads and pages of hits in the GPU's memory. KVF_OK, or the GPU has failed. */
+int kvf_gpu_peeks_advance(struct kvf_gpu *gpu);
+void kvf_gpu_peeks_sleep(struct kvf_gpu *gpu);
+
+/* Are they there? KVF_OK; KVF_EMPTY; KVF_ERR_IO. */
+int kvf_gpu_peek_query(struct kvf_gpu *gpu, const struct kvf_gpu_item *item);
+
+/* As kvf_block_open. What was peeked at stays as it is until give. */
+int kvf_gpu_peek_open(struct kvf_gpu *gpu, const struct kvf_gpu_item *item,
+                      const struct kvf_block_ranges *ranges, struct kvf_block_reader *reader);
+void kvf_gpu_peek_give(struct kvf_gpu *gpu, struct kvf_gpu_item *item);
+
+/* Where the payload of a hit in the GPU's memory lies. */
+uint64_t kvf_gpu_item_payload(const struct kvf_gpu_item *item);
 
 /* --- gpu_put.c -------------------------------------------------------------------------------- */
 int kvf_gpu_put_wake(struct kvf_gpu *gpu);

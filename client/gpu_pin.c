@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "client/gpu_internal.h"
+#include "gpu/piece.h"
 #include "transport/shm_lease.h"
 
 static struct kvf_gpu_pin *pin_find(const struct kvf_gpu *gpu, const struct kvf_session *session,
@@ -58,7 +59,14 @@ static void pin_drop(struct kvf_gpu *gpu, struct kvf_gpu_pin **link)
     struct kvf_gpu_pin *pin = *link;
 
     *link = pin->next;
-    if (pin->is_pinned) {
+    if (pin->address != 0) {
+        struct kvf_gpu_piece memory = {pin->address, pin->piece->bytes};
+
+        if (gpu->peek_stream != NULL) { /* of hits that were canceled, perhaps */
+            (void)gpu->device->driver.cuStreamSynchronize(gpu->peek_stream);
+        }
+        kvf_gpu_piece_close(gpu->device, &memory);
+    } else if (pin->is_pinned) {
         kvf_gpu_unpin(gpu->device, pin->base);
     }
     if (pin->piece != NULL) {
@@ -85,17 +93,49 @@ struct kvf_gpu_pin *kvf_gpu_pin_staging(struct kvf_gpu *gpu)
     return pin != NULL ? pin : pin_new(gpu, session, NULL);
 }
 
+int kvf_gpu_pin_device(struct kvf_gpu *gpu, struct kvf_session *session,
+                       struct kvf_client_piece *piece)
+{
+    struct kvf_gpu_pin *pin = calloc(1, sizeof(*pin));
+    struct kvf_gpu_piece memory;
+    int status = pin == NULL ? KVF_ERR_NO_MEMORY
+                             : kvf_gpu_piece_open(gpu->device, piece->fd, piece->bytes, &memory);
+
+    if (status != KVF_OK) {
+        free(pin);
+        if (!gpu->is_pin_failure_said) {
+            gpu->is_pin_failure_said = true;
+            kvf_client_log(gpu->client, 1,
+                           "blocks in the GPU's memory are out of reach, they come through the "
+                           "host: %s; give both containers the same device nodes",
+                           gpu->device->text);
+        }
+        return status;
+    }
+    pin->session = session;
+    pin->piece = piece;
+    pin->address = memory.address;
+    piece->n_leases++;
+    session->n_leases++;
+    pin->next = gpu->pins;
+    gpu->pins = pin;
+    return KVF_OK;
+}
+
 struct kvf_gpu_pin *kvf_gpu_pin_hit(struct kvf_gpu *gpu, uint64_t lease)
 {
     struct kvf_session *session = kvf_session_find(gpu->client, (uint16_t)(lease >> 48));
     struct kvf_client_piece *piece;
     struct kvf_gpu_pin *pin;
 
-    if (gpu->options.pinning == KVF_GPU_PIN_WINDOW || session == NULL) {
+    if (session == NULL) {
         return NULL;
     }
     piece = session->leases[kvf_lease_id_index(lease)].piece;
     pin = pin_find(gpu, session, piece);
+    if (pin == NULL && (piece->base == NULL || gpu->options.pinning == KVF_GPU_PIN_WINDOW)) {
+        return NULL;
+    }
     return pin != NULL ? pin : pin_new(gpu, session, piece);
 }
 
@@ -104,6 +144,7 @@ void kvf_gpu_pins_tend(struct kvf_gpu *gpu)
     struct kvf_session *session = gpu->client->session;
     struct kvf_gpu_pin **link = &gpu->pins;
 
+    kvf_gpu_device_tend(gpu);
     while (*link != NULL) {
         struct kvf_gpu_pin *pin = *link;
         bool is_stale = pin->session != session || (pin->piece != NULL && pin->piece->is_dropped);
@@ -124,9 +165,15 @@ void kvf_gpu_pins_tend(struct kvf_gpu *gpu)
     }
 }
 
-void kvf_gpu_pins_drop(struct kvf_gpu *gpu)
+void kvf_gpu_pins_drop(struct kvf_gpu *gpu, bool all)
 {
-    while (gpu->pins != NULL) {
-        pin_drop(gpu, &gpu->pins);
+    struct kvf_gpu_pin **link = &gpu->pins;
+
+    while (*link != NULL) {
+        if (all || (*link)->address == 0) {
+            pin_drop(gpu, link);
+        } else {
+            link = &(*link)->next;
+        }
     }
 }

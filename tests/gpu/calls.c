@@ -457,6 +457,7 @@ static void outcome_note(struct calls_outcome *outcome, const struct kvf_gpu_eve
         assert_false(outcome->has_block[event->index]);
         outcome->has_block[event->index] = true;
         outcome->blocks[event->index] = event->status;
+        outcome->tiers[event->index] = event->tier;
         break;
     default:
         outcome->is_over = true;

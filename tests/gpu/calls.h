@@ -132,6 +132,7 @@ struct calls_outcome {
     int32_t status;
     uint32_t n_good;
     int32_t blocks[64];
+    uint8_t tiers[64];
 };
 
 /* Take what events there are, waiting up to timeout_ms for the first; events of other requests end
