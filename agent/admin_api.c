@@ -461,6 +461,8 @@ static json_t *client_json(const void *row)
 
     if (object != NULL) {
         json_object_set_new(object, "profile_text", text_json(c->profile_text));
+        json_object_set_new(object, "gpu_path", text_json(c->gpu_path));
+        json_object_set_new(object, "gpu_uuid", text_json(c->gpu_uuid));
         json_object_set_new(object, "leased_bytes", u64_json(c->leased_bytes));
         json_object_set_new(object, "staging_bytes", u64_json(c->staging_bytes));
         json_object_set_new(object, "puts", u64_json(c->puts));

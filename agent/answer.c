@@ -44,6 +44,33 @@ static void finish(struct kvf_control *control, int status)
 /* ----------------------------------------------------------------------------------------------
  * Figures and lists
  */
+static void gpu_metrics(struct kvf_agent *agent)
+{
+    struct kvf_metrics *metrics = &agent->metrics;
+    struct kvf_gpu_host_counts counts;
+
+    kvf_gpu_host_counts(agent->gpu_host, &counts);
+    metrics->gpu_put_blocks = counts.put_blocks;
+    metrics->gpu_put_bytes = counts.put_bytes;
+    metrics->gpu_get_blocks = counts.get_blocks;
+    metrics->gpu_get_bytes = counts.get_bytes;
+    metrics->gpu_refused = counts.refused;
+    metrics->gpu_delayed_ns = counts.delayed_ns;
+    metrics->gpu_worker_starts = counts.starts;
+    metrics->gpu_workers = counts.workers;
+    metrics->gpu_engines = counts.engines;
+    metrics->gpu_free_bytes = counts.free_bytes;
+    metrics->gpu_clients_engine = metrics->gpu_clients_agent = 0;
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
+        const struct kvf_session *session = &agent->sessions[i];
+
+        if (session->state == KVF_SESSION_READY) {
+            metrics->gpu_clients_engine += session->gpu_path == KVF_GPU_PATH_ENGINE;
+            metrics->gpu_clients_agent += session->gpu_path == KVF_GPU_PATH_AGENT;
+        }
+    }
+}
+
 static void answer_stat(struct kvf_agent *agent, struct kvf_control *control)
 {
     struct kvf_control_stat *stat = control->stat;
@@ -95,6 +122,7 @@ static void answer_stat(struct kvf_agent *agent, struct kvf_control *control)
                                                       .used_slots = classes[i].used,
                                                       .exact = classes[i].is_exact};
     }
+    gpu_metrics(agent);
     agent->metrics.clients = agent->sessions_count;
     agent->metrics.index_entries = agent->index.count;
     agent->metrics.leased_bytes = agent->leased_bytes;
@@ -120,6 +148,11 @@ static void client_row(struct kvf_session *session, struct kvf_control_client *r
                    session->is_draining                  ? "draining"
                    : session->state == KVF_SESSION_READY ? "ready"
                                                          : "attaching");
+    (void)snprintf(row->gpu_path, sizeof(row->gpu_path), "%s",
+                   session->gpu_path == KVF_GPU_PATH_AGENT    ? "agent"
+                   : session->gpu_path == KVF_GPU_PATH_ENGINE ? "engine"
+                                                              : "");
+    memcpy(row->gpu_uuid, session->gpu_uuid, sizeof(row->gpu_uuid));
     row->pid = session->pid;
     row->uid = session->uid;
     row->shard = session->shard;

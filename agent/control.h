@@ -39,8 +39,10 @@ struct kvf_control_client {
     char profile[16];
     char profile_text[256]; /* where it comes from */
     char tenant[64];
-    char state[16]; /* "attaching", "ready", "draining" */
-    int32_t pid;    /* from peer credentials: for people only, 0 across containers */
+    char state[16];    /* "attaching", "ready", "draining" */
+    char gpu_path[8];  /* "agent", "engine"; "": it uses no GPU, or has not said so */
+    char gpu_uuid[48]; /* which it asked for */
+    int32_t pid;       /* from peer credentials: for people only, 0 across containers */
     uint32_t uid;
     uint16_t shard, shard_count;
     uint16_t protocol_version;

@@ -162,6 +162,21 @@ static void worker_start(struct kvf_gpu_worker *worker)
     worker->state = WORKER_STARTING;
 }
 
+/* Its engines have no worker any more, and may ask for one. */
+static void engines_forget(struct kvf_gpu_worker *worker)
+{
+    struct kvf_agent *agent = worker->host->agent;
+
+    for (uint32_t i = 0; agent->sessions != NULL && i < agent->sessions_high; i++) {
+        struct kvf_session *session = &agent->sessions[i];
+
+        if (session->is_gpu_asked && strcasecmp(session->gpu_uuid, worker->uuid) == 0) {
+            session->is_gpu_asked = false;
+            session->gpu_path = 0;
+        }
+    }
+}
+
 /* The socket is over; what the worker has queued on the GPU is over when it has exited. */
 static void worker_hang_up(struct kvf_gpu_worker *worker)
 {
@@ -172,6 +187,7 @@ static void worker_hang_up(struct kvf_gpu_worker *worker)
         kvf_loop_remove(worker->host->agent, worker->fd);
         kvf_fd_close(&worker->fd);
     }
+    engines_forget(worker);
     memset(&worker->counts, 0, sizeof(worker->counts));
     worker->state = WORKER_ENDING;
 }
@@ -554,6 +570,7 @@ void kvf_gpu_host_counts(const struct kvf_gpu_host *host, struct kvf_gpu_host_co
 
         counts_out->workers += host->workers[i].state == WORKER_UP;
         counts_out->engines += counts->engines;
+        counts_out->free_bytes += counts->free_bytes;
         counts_out->put_blocks += counts->put_blocks;
         counts_out->put_bytes += counts->put_bytes;
         counts_out->get_blocks += counts->get_blocks;

@@ -564,6 +564,7 @@ struct kvf_gpud_engine *kvf_gpud_engine_end(struct kvf_gpud_engine *engine)
     (void)kvf_seqpacket_send(engine->fd, &gone, sizeof(gone), NULL, 0);
     kvf_fd_close(&engine->fd);
     tell_daemon(engine, KVF_ERR_DISCONNECTED);
+    engine->gpud->counted_ns = 0; /* there is news */
     kvf_log(KVF_LOG_INFO, "GPU worker: engine %s has gone: %llu MiB unmapped, %llu us",
             engine->name, (unsigned long long)(bytes >> 20),
             (unsigned long long)((kvf_now_ns() - began_ns) / KVF_NS_PER_US));

@@ -281,9 +281,9 @@ int cli_clients(const struct cli *cli)
         cli_print_json(answer);
         return CLI_OK;
     }
-    printf("%-16s %-16s %-15s %-9s %8s %11s %10s %10s %10s %10s %8s  %s\n", "connection", "name",
-           "profile", "state", "pid", "shard", "leased", "puts", "hits", "misses", "age s",
-           "notes");
+    printf("%-16s %-16s %-15s %-9s %8s %11s %-6s %10s %10s %10s %10s %8s  %s\n", "connection",
+           "name", "profile", "state", "pid", "shard", "gpu", "leased", "puts", "hits", "misses",
+           "age s", "notes");
     json_array_foreach(json_object_get(answer, "clients"), i, row)
     {
         char shard[48];
@@ -291,11 +291,12 @@ int cli_clients(const struct cli *cli)
 
         snprintf(shard, sizeof(shard), "%" PRIu64 "/%" PRIu64, number(row, "shard"),
                  number(row, "shard_count"));
-        printf("%-16s %-16.16s %-15s %-9s %8" PRIu64 " %11s %10s %10" PRIu64 " %10" PRIu64
+        printf("%-16s %-16.16s %-15s %-9s %8" PRIu64 " %11s %-6s %10s %10" PRIu64 " %10" PRIu64
                " %10" PRIu64 " %8" PRIu64 "  %s\n",
                string(row, "connection_id"), string(row, "name"), string(row, "profile"),
                string(row, "state"), number(row, "pid"),
                number(row, "shard") == KVF_SHARD_NONE ? "scheduler" : shard,
+               string(row, "gpu_path"),
                cli_bytes_text(number(row, "leased_bytes"), leased, sizeof(leased)),
                number(row, "puts"), number(row, "hits"), number(row, "misses"),
                number(row, "attached_s"), string(row, "profile_text"));

@@ -83,37 +83,66 @@ static struct {
     size_t bytes;
 } mapped[16];
 
+static const struct kvf_cuda_allocation *piece_kind(size_t *unit_out)
+{
+    static struct kvf_cuda_allocation allocation;
+
+    allocation = (struct kvf_cuda_allocation){
+        .type = KVF_CUDA_ALLOCATION_PINNED,
+        .handle_types = KVF_CUDA_HANDLE_POSIX_FD,
+        .location = {KVF_CUDA_LOCATION_DEVICE, calls_device->device},
+    };
+    calls_check(calls_device->driver.cuMemGetAllocationGranularity(unit_out, &allocation,
+                                                                   KVF_CUDA_GRANULARITY_MINIMUM));
+    return &allocation;
+}
+
 /* Pieces of the least size, each of its own, one behind the other. */
-static uint64_t map_pieces(size_t bytes)
+static void pieces_make(uint64_t base, size_t bytes)
 {
     const struct kvf_gpu_driver *driver = &calls_device->driver;
-    const struct kvf_cuda_location here = {KVF_CUDA_LOCATION_DEVICE, calls_device->device};
-    const struct kvf_cuda_allocation allocation = {.type = KVF_CUDA_ALLOCATION_PINNED,
-                                                   .handle_types = KVF_CUDA_HANDLE_POSIX_FD,
-                                                   .location = here};
-    const struct kvf_cuda_access access = {here, KVF_CUDA_ACCESS_READ_WRITE};
     size_t unit = 0;
-    uint64_t base = 0;
-    uint32_t slot = 0;
+    const struct kvf_cuda_allocation *allocation = piece_kind(&unit);
+    const struct kvf_cuda_access access = {allocation->location, KVF_CUDA_ACCESS_READ_WRITE};
 
-    calls_check(
-        driver->cuMemGetAllocationGranularity(&unit, &allocation, KVF_CUDA_GRANULARITY_MINIMUM));
-    bytes = (bytes + unit / 2 + unit - 1) / unit * unit;
-    calls_check(driver->cuMemAddressReserve(&base, bytes, 0, 0, 0));
     for (size_t at = 0; at < bytes; at += unit) {
         uint64_t handle = 0;
 
-        calls_check(driver->cuMemCreate(&handle, unit, &allocation, 0));
+        calls_check(driver->cuMemCreate(&handle, unit, allocation, 0));
         calls_check(driver->cuMemMap(base + at, unit, 0, handle, 0));
         calls_check(driver->cuMemRelease(handle));
     }
     calls_check(driver->cuMemSetAccess(base, bytes, &access, 1));
+}
+
+static uint64_t map_pieces(size_t bytes)
+{
+    size_t unit = 0;
+    uint64_t base = 0;
+    uint32_t slot = 0;
+
+    (void)piece_kind(&unit);
+    bytes = (bytes + unit / 2 + unit - 1) / unit * unit;
+    calls_check(calls_device->driver.cuMemAddressReserve(&base, bytes, 0, 0, 0));
+    pieces_make(base, bytes);
     while (mapped[slot].base != 0) {
         slot++;
     }
     mapped[slot].base = base;
     mapped[slot].bytes = bytes;
     return base + unit / 2;
+}
+
+void calls_pages_replace(struct calls *calls)
+{
+    const struct kvf_gpu_driver *driver = &calls_device->driver;
+
+    for (size_t i = 0; i < sizeof(mapped) / sizeof(mapped[0]); i++) {
+        if (mapped[i].base != 0 && calls->pages.address - mapped[i].base < mapped[i].bytes) {
+            calls_check(driver->cuMemUnmap(mapped[i].base, mapped[i].bytes));
+            pieces_make(mapped[i].base, mapped[i].bytes);
+        }
+    }
 }
 
 static bool unmap_pieces(uint64_t address)
@@ -501,6 +530,11 @@ void calls_wait(struct calls *calls, uint64_t request, struct calls_outcome *out
  * Chains
  */
 static uint64_t next_key = 1;
+
+void calls_key_first(uint64_t number)
+{
+    next_key = number;
+}
 
 void calls_chain_ids(uint32_t i, uint32_t ids[CALLS_CHUNK_PAGES])
 {

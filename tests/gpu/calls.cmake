@@ -43,8 +43,6 @@ if(TARGET kvf_test_daemon)
     target_link_libraries(kvferryd-gpu-fake PRIVATE kvf_client_gpu kvf_client kvf_codec
                           kvf_transport kvf_gpu kvf_base)
     kvf_add_calls_test(NAME agent_path CLIENT kvf_client_gpu SOURCES test_agent_path.c)
-    target_compile_definitions(test_gpu_agent_path
-                               PRIVATE KVF_TEST_WORKER="$<TARGET_FILE:kvferryd-gpu>")
     target_compile_definitions(test_fake_gpu_agent_path
                                PRIVATE KVF_TEST_WORKER="$<TARGET_FILE:kvferryd-gpu-fake>")
     add_dependencies(test_fake_gpu_agent_path kvferryd-gpu-fake)
@@ -60,8 +58,21 @@ if(TARGET kvf_test_daemon)
     list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/client/)
     add_library(kvf_client_gpu_mutated STATIC ${sources})
     target_compile_definitions(kvf_client_gpu_mutated PRIVATE KVF_MUTATIONS)
-    target_link_libraries(kvf_client_gpu_mutated PUBLIC kvf_client kvf_codec kvf_gpu kvf_base
-                          kvf_flags)
+    target_link_libraries(kvf_client_gpu_mutated PUBLIC kvf_client kvf_codec kvf_transport kvf_gpu
+                          kvf_base kvf_flags)
     kvf_add_calls_test(NAME order CLIENT kvf_client_gpu_mutated SOURCES test_order.c
                        OPTIONS -Wl,--wrap=kvf_lease_release)
+
+    # The same between processes.
+    add_executable(kvferryd-gpu-mutated ${gpud_sources} ${kvf_calls_folder}/mutant_env.c
+                   ${kvf_calls_folder}/fake_image.c)
+    target_compile_definitions(kvferryd-gpu-mutated PRIVATE KVF_MUTATIONS)
+    target_link_libraries(kvferryd-gpu-mutated PRIVATE kvf_client_gpu_mutated kvf_client kvf_codec
+                          kvf_transport kvf_gpu kvf_base)
+    kvf_add_calls_test(NAME agent_order CLIENT kvf_client_gpu_mutated SOURCES test_order.c
+                       OPTIONS -Wl,--wrap=kvf_lease_release)
+    target_compile_definitions(test_gpu_agent_order PRIVATE KVF_TEST_AGENT)
+    target_compile_definitions(test_fake_gpu_agent_order PRIVATE KVF_TEST_AGENT
+                               KVF_TEST_WORKER="$<TARGET_FILE:kvferryd-gpu-mutated>")
+    add_dependencies(test_fake_gpu_agent_order kvferryd-gpu-mutated)
 endif()

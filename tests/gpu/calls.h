@@ -98,6 +98,9 @@ int calls_run_tests(struct calls *calls, const struct CMUnitTest *tests, size_t 
 void calls_pages_init(struct calls *calls, struct calls_pages *pages);
 void calls_pages_fini(struct calls_pages *pages);
 
+/* Put new memory, of calls_maps, in the place of the pages. */
+void calls_pages_replace(struct calls *calls);
+
 /* Other content in host and device. */
 void calls_fill(struct calls *calls);
 
@@ -122,6 +125,9 @@ bool calls_pages_are_equal(struct calls_pages *pages);
 
 /* Keys by number. */
 struct kvf_key calls_key(uint64_t number, char text[24]);
+
+/* The number of the next chain's first key, where others use the same daemon. */
+void calls_key_first(uint64_t number);
 
 /* What became of a request: each event comes once. */
 struct calls_outcome {

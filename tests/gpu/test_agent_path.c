@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -48,17 +49,275 @@ static void test_mapped_pieces(void **state)
     calls_maps = false;
 }
 
-int main(void)
+/* ----------------------------------------------------------------------------------------------
+ * The end of one of three processes
+ */
+
+/* The worker: the daemon's only child. */
+static pid_t worker_pid(void)
+{
+    DIR *proc = opendir("/proc");
+    const struct dirent *entry;
+    pid_t found = 0;
+
+    assert_non_null(proc);
+    while ((entry = readdir(proc)) != NULL) {
+        char path[300];
+        char state;
+        int parent = 0;
+        FILE *stat;
+
+        (void)snprintf(path, sizeof(path), "/proc/%s/stat", entry->d_name);
+        stat = entry->d_name[0] >= '1' && entry->d_name[0] <= '9' ? fopen(path, "re") : NULL;
+        if (stat != NULL) {
+            if (fscanf(stat, "%*d (%*[^)]) %c %d", &state, &parent) == 2 && state != 'Z' &&
+                parent == calls.daemon.process.pid) {
+                found = (pid_t)strtol(entry->d_name, NULL, 10);
+            }
+            (void)fclose(stat);
+        }
+    }
+    (void)closedir(proc);
+    return found;
+}
+
+/* Put until that works again; what comes between may fail, but has to come. */
+static void put_until_it_works(struct calls_chain *chain)
+{
+    struct calls_outcome outcome = {.status = KVF_ERR_DISCONNECTED};
+
+    while (outcome.status != KVF_OK) {
+        const struct timespec pause = {.tv_nsec = 2000000};
+        uint64_t request = 0;
+        int status = kvf_gpu_put(calls.gpu, calls.pages.region, chain->puts, chain->n, NULL, NULL,
+                                 NULL, 7, NULL, &request);
+
+        outcome = (struct calls_outcome){.status = status};
+        if (status == KVF_OK) {
+            calls_wait(&calls, request, &outcome);
+            assert_true(outcome.pages_free);
+        } else {
+            assert_true(status == KVF_ERR_DISCONNECTED || status == KVF_ERR_NO_DAEMON ||
+                        status == KVF_ERR_BUSY);
+            (void)nanosleep(&pause, NULL);
+        }
+    }
+}
+
+/* A process is killed while puts and gets are under way: all of them end, the pages are the
+ * engine's, and later everything works again, with the pages as they were registered. */
+static void kill_amid(void (*end)(void))
+{
+    struct calls_chain chain;
+    struct calls_chain old;
+    uint64_t requests[8];
+    struct calls_outcome outcomes[8] = {0};
+
+    engine_open("balanced");
+    calls_chain_init(&old, 4, 0);
+    calls_chain_put_and_check(&calls, &old);
+    for (uint32_t i = 0; i < 8; i++) {
+        calls_chain_init(&chain, 4, 0);
+        if (i % 2 == 0) {
+            assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain.puts, chain.n, NULL,
+                                         NULL, NULL, 7, NULL, &requests[i]),
+                             KVF_OK);
+        } else {
+            assert_int_equal(kvf_gpu_get(calls.gpu, calls.pages.region, old.gets, old.n, NULL, NULL,
+                                         NULL, 8, &requests[i]),
+                             KVF_OK);
+        }
+    }
+    end();
+    for (uint32_t over = 0; over < 8;) {
+        (void)calls_take(&calls, requests, outcomes, 8, 100);
+        over = 0;
+        for (uint32_t i = 0; i < 8; i++) {
+            over += outcomes[i].is_over;
+        }
+    }
+    calls_chain_init(&chain, 4, 0);
+    put_until_it_works(&chain);
+    calls_fill(&calls);
+    calls_chain_init(&chain, 4, 0);
+    calls_chain_put_and_check(&calls, &chain);
+    calls_chain_get_and_check(&calls, &chain);
+    calls_close(&calls);
+}
+
+static void worker_kill(void)
+{
+    pid_t pid = worker_pid();
+
+    assert_true(pid > 0);
+    assert_int_equal(kill(pid, SIGKILL), 0);
+}
+
+static void test_worker_is_killed(void **state)
+{
+    (void)state;
+    kill_amid(worker_kill);
+}
+
+static void daemon_kill(void)
+{
+    kvf_test_daemon_kill(&calls.daemon);
+    kvf_test_daemon_start(&calls.daemon);
+}
+
+static void test_daemon_is_killed(void **state)
+{
+    (void)state;
+    kill_amid(daemon_kill);
+}
+
+/* In a process of its own: puts and gets until it is killed. */
+static void victim(const char *socket_path, const char *first_key)
+{
+    struct calls_chain chain;
+    uint64_t request;
+
+    (void)snprintf(calls.daemon.socket_path, sizeof(calls.daemon.socket_path), "%s", socket_path);
+    calls_key_first(strtoull(first_key, NULL, 10));
+    engine_open("balanced");
+    for (;;) {
+        struct kvf_gpu_event events[64];
+        uint32_t n;
+
+        calls_chain_init(&chain, 8, 0);
+        (void)kvf_gpu_put(calls.gpu, calls.pages.region, chain.puts, chain.n, NULL, NULL, NULL, 7,
+                          NULL, &request);
+        (void)kvf_gpu_get(calls.gpu, calls.pages.region, chain.gets, chain.n, NULL, NULL, NULL, 8,
+                          &request);
+        (void)kvf_gpu_poll(calls.gpu, events, 64, 0, &n);
+        (void)putchar('.');
+        (void)fflush(stdout);
+    }
+}
+
+/* Engines die with copies in flight: each time the worker unmaps their pages, and another engine is
+ * served. Device memory stays as it was. */
+static void test_engines_are_killed(void **state)
+{
+    uint32_t n = kvf_test_scaled(calls_fake.fake_cuda_seed != NULL ? 15 : 100);
+    char program[KVF_TEST_PATH_BYTES];
+    uint64_t free_bytes = 0;
+    ssize_t length = readlink("/proc/self/exe", program, sizeof(program) - 1);
+
+    (void)state;
+    assert_true(length > 0);
+    program[length] = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct kvf_test_process process;
+        char output[KVF_TEST_PATH_BYTES];
+        char key[24];
+        char name[24];
+        char *argv[] = {program, calls.daemon.socket_path, key, NULL};
+        char *said = NULL;
+
+        (void)snprintf(key, sizeof(key), "%u", 1000000 * (i + 1));
+        (void)snprintf(name, sizeof(name), "victim-%u", i);
+        kvf_test_dir_path(&calls.daemon.dir, name, output);
+        kvf_test_process_start(&process, argv, NULL, output);
+        do {
+            const struct timespec pause = {.tv_nsec = 2000000};
+
+            free(said);
+            (void)nanosleep(&pause, NULL);
+            said = kvf_test_file_read(output, NULL);
+        } while (said == NULL || strchr(said, '.') == NULL);
+        free(said);
+        kvf_test_process_stop(&process);
+        assert_true(kvf_test_daemon_wait_number(&calls.daemon, "metrics.gpu_engines", 0, 60000));
+        if (i > 0) {
+            assert_int_equal(kvf_test_daemon_number(&calls.daemon, "metrics.gpu_free_bytes"),
+                             free_bytes);
+        }
+        free_bytes = kvf_test_daemon_number(&calls.daemon, "metrics.gpu_free_bytes");
+    }
+    print_message("%u engines killed, %llu bytes free\n", n, (unsigned long long)free_bytes);
+}
+
+static void test_sleep_gives_pages_back(void **state)
+{
+    struct calls_chain chain;
+    uint64_t asleep;
+
+    (void)state;
+    engine_open("balanced");
+    calls_chain_init(&chain, 4, 0);
+    calls_chain_put_and_check(&calls, &chain);
+    assert_int_equal(kvf_gpu_sleep(calls.gpu), KVF_OK);
+    asleep = calls.pages.address;
+    /* other memory at the same place, as an engine's sleep mode makes it */
+    calls_pages_replace(&calls);
+    assert_int_equal(calls.pages.address, asleep);
+    assert_int_equal(kvf_gpu_wake(calls.gpu), KVF_OK);
+    calls_fill(&calls);
+    calls_chain_init(&chain, 4, 0);
+    calls_chain_put_and_check(&calls, &chain);
+    calls_chain_get_and_check(&calls, &chain);
+    calls_close(&calls);
+}
+
+static void test_sleep_of_mapped_pages(void **state)
+{
+    calls_maps = true;
+    test_sleep_gives_pages_back(state);
+    calls_maps = false;
+}
+
+/* What cannot be shared is refused with what to do about it. */
+static void test_refusals_name_the_cure(void **state)
+{
+    struct kvf_gpu_options options = {.struct_bytes = sizeof(options), .path = KVF_GPU_PATH_AGENT};
+    struct kvf_gpu_region_options region = {
+        .struct_bytes = sizeof(region), .n_pages = 1, .tokens_a_page = 1};
+    struct kvf_test_daemon kept = calls.daemon;
+    struct kvf_gpu_region *unused = NULL;
+    void *layers[CALLS_LAYERS];
+
+    (void)state;
+    engine_open("exact");
+    for (uint32_t i = 0; i < CALLS_LAYERS; i++) {
+        layers[i] = calls.pages.host; /* no memory of the device */
+    }
+    region.k.layers = region.v.layers = layers;
+    if (calls_fake.fake_cuda_seed != NULL) {
+        assert_int_equal(kvf_gpu_register(calls.gpu, &region, &unused), KVF_ERR_INVALID);
+        assert_non_null(strstr(calls.log_text, "register what"));
+    }
+    calls_close(&calls);
+
+    calls_daemon_start(&calls, NULL); /* without workers */
+    calls_client_open(&calls, "exact", seed);
+    assert_int_equal(kvf_gpu_open(calls.client, &options, &calls.gpu), KVF_ERR_UNSUPPORTED);
+    assert_non_null(strstr(calls.log_text, "set gpu.devices"));
+    calls.client = kvf_close(calls.client);
+    calls_daemon_stop(&calls);
+    calls.daemon = kept;
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes_are_the_same),
-        cmocka_unit_test(test_mapped_pieces),
+        cmocka_unit_test(test_bytes_are_the_same),    cmocka_unit_test(test_mapped_pieces),
+        cmocka_unit_test(test_sleep_of_mapped_pages), cmocka_unit_test(test_refusals_name_the_cure),
+        cmocka_unit_test(test_engines_are_killed),    cmocka_unit_test(test_worker_is_killed),
+        cmocka_unit_test(test_daemon_is_killed),
     };
-    static const char *const sets[] = {"gpu.devices=all", "gpu.worker=" KVF_TEST_WORKER, NULL};
+    static const char *const sets[] = {"gpu.devices=all",
+#ifdef KVF_TEST_WORKER
+                                       "gpu.worker=" KVF_TEST_WORKER,
+#endif
+                                       NULL};
     int failed;
 
     if (!calls_begin(&seed)) {
         return 77;
+    }
+    if (argc == 3) {
+        victim(argv[1], argv[2]);
     }
     calls_daemon_start(&calls, sets);
     failed = cmocka_run_group_tests(tests, NULL, NULL);

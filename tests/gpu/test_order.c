@@ -29,14 +29,30 @@
 
 const char *kvf_mutant_chosen;
 
+#ifdef KVF_TEST_AGENT
+/* Between processes: the first two are of this one, the others of the worker. */
+static const char *const mutants[] = {
+    "agent_writer_wait", "agent_reader_wait", "gpud_writer_wait",
+    "gpud_reader_wait",  "gpu_free_wait",     "gpu_complete_wait",
+};
+#else
 static const char *const mutants[] = {
     "gpu_writer_wait", "gpu_upload_wait",   "gpu_free_wait",  "gpu_encode_wait",
     "gpu_submit_wait", "gpu_ring_wait",     "gpu_copy_wait",  "gpu_release_wait",
     "gpu_reader_wait", "gpu_complete_wait", "gpu_lists_wait",
 };
+#endif
 
 enum {
+#ifdef KVF_TEST_AGENT
+    ROUNDS = 100,
+    PATH = KVF_GPU_PATH_AGENT,
+    OWN_MUTANTS = 2,
+#else
     ROUNDS = 1000,
+    PATH = KVF_GPU_PATH_AUTO,
+    OWN_MUTANTS = sizeof(mutants) / sizeof(mutants[0]),
+#endif
     MUTANT_ROUNDS = 1000,
     CHUNKS = 3,
     DELAY_BYTES = 64 << 20, /* some 30 us of a GPU */
@@ -85,6 +101,7 @@ int __wrap_kvf_lease_release(struct kvf_client *client, uint64_t lease)
 static void engine_open(uint32_t pinning)
 {
     calls.options.pinning = pinning;
+    calls.options.path = PATH;
     calls.options.burst_bytes = 1 << 17;
     calls.options.ring_bytes = 48 << 10; /* one block: each one waits for the one before */
     calls_open(&calls, "balanced", seed);
@@ -339,6 +356,39 @@ static int run_alone(const char *program, const char *mutant, uint32_t number)
     return wait_status;
 }
 
+static void daemon_start(void)
+{
+#ifdef KVF_TEST_AGENT
+    static const char *const sets[] = {"gpu.devices=all",
+#ifdef KVF_TEST_WORKER
+                                       "gpu.worker=" KVF_TEST_WORKER,
+#endif
+                                       NULL};
+
+    calls_daemon_start(&calls, sets);
+#else
+    calls_daemon_start(&calls, NULL);
+#endif
+}
+
+/* A mutant of the worker has a daemon of its own, whose environment names it. */
+static int run_mutant(const char *program, uint32_t i)
+{
+    struct kvf_test_daemon kept = calls.daemon;
+    int wait_status;
+
+    if (i < OWN_MUTANTS) {
+        return run_alone(program, mutants[i], i);
+    }
+    assert_int_equal(setenv("KVF_TEST_MUTANT", mutants[i], 1), 0);
+    daemon_start();
+    wait_status = run_alone(program, mutants[i], i);
+    calls_daemon_stop(&calls);
+    assert_int_equal(unsetenv("KVF_TEST_MUTANT"), 0);
+    calls.daemon = kept;
+    return wait_status;
+}
+
 static void test_each_removed_wait_is_caught(void **state)
 {
     char program[KVF_TEST_PATH_BYTES];
@@ -348,7 +398,7 @@ static void test_each_removed_wait_is_caught(void **state)
     assert_true(n > 0);
     program[n] = 0;
     for (size_t i = 0; i < sizeof(mutants) / sizeof(mutants[0]); i++) {
-        int wait_status = run_alone(program, mutants[i], (uint32_t)i);
+        int wait_status = run_mutant(program, (uint32_t)i);
         bool is_caught = WIFSIGNALED(wait_status) || WEXITSTATUS(wait_status) == 1;
 
         print_message("%s: %s\n", mutants[i], is_caught ? "caught" : "not caught");
@@ -365,6 +415,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_a_thousand_rounds),
         cmocka_unit_test(test_each_removed_wait_is_caught),
     };
+    int failed;
 
     if (!calls_begin(&seed)) {
         return 77;
@@ -374,5 +425,8 @@ int main(int argc, char **argv)
         first_key = strtoull(argv[3], NULL, 10);
         mutant_run(argv[1]);
     }
-    return calls_run(&calls, tests);
+    daemon_start();
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    calls_daemon_stop(&calls);
+    return failed;
 }
