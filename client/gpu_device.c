@@ -107,17 +107,28 @@ static int peek_begin(struct kvf_gpu *gpu, struct kvf_gpu_item *item, uint32_t p
         "cuMemcpyDtoHAsync");
 
     if (status == KVF_OK) {
-        status = kvf_gpu_record(gpu, gpu->peeks[peek].copied, gpu->peek_stream);
-    }
-    if (status == KVF_OK) {
         gpu->peeks[peek].is_used = true;
         item->peek = 1 + peek;
     }
     return status;
 }
 
+/* One event for all that a call has queued: it stands in the place of the last one. An event that
+ * has been used again since tells of what came after, and so of this, too. */
+static int peeks_mark(struct kvf_gpu *gpu, const bool *is_new, uint32_t last)
+{
+    for (uint32_t i = 0; i < KVF_GPU_PEEKS_MAX; i++) {
+        if (is_new[i]) {
+            gpu->peeks[i].marked_by = last;
+        }
+    }
+    return kvf_gpu_record(gpu, gpu->peeks[last].copied, gpu->peek_stream);
+}
+
 int kvf_gpu_peeks_advance(struct kvf_gpu *gpu)
 {
+    bool is_new[KVF_GPU_PEEKS_MAX] = {false};
+    uint32_t last = KVF_GPU_PEEKS_MAX;
     uint32_t peek = 0;
     int status = KVF_OK;
 
@@ -142,8 +153,10 @@ int kvf_gpu_peeks_advance(struct kvf_gpu *gpu)
         }
         item->pin->n_uses++;
         status = peek_begin(gpu, item, peek);
+        is_new[peek] = true;
+        last = peek;
     }
-    return status;
+    return status == KVF_OK && last < KVF_GPU_PEEKS_MAX ? peeks_mark(gpu, is_new, last) : status;
 }
 
 int kvf_gpu_peek_query(struct kvf_gpu *gpu, const struct kvf_gpu_item *item)
@@ -151,7 +164,8 @@ int kvf_gpu_peek_query(struct kvf_gpu *gpu, const struct kvf_gpu_item *item)
     if (item->peek == 0) {
         return KVF_EMPTY;
     }
-    return kvf_gpu_event_query(gpu->device, gpu->peeks[item->peek - 1].copied);
+    return kvf_gpu_event_query(gpu->device,
+                               gpu->peeks[gpu->peeks[item->peek - 1].marked_by].copied);
 }
 
 int kvf_gpu_peek_open(struct kvf_gpu *gpu, const struct kvf_gpu_item *item,

@@ -108,7 +108,8 @@ struct kvf_gpu_item {
 
 /* What the host sees of a hit in the GPU's memory. */
 struct kvf_gpu_peek {
-    void *copied; /* event */
+    void *copied;       /* event, of a batch */
+    uint32_t marked_by; /* whose event it is */
     bool is_used;
 };
 

@@ -7,6 +7,10 @@
  *
  * --group, --window: of copies on the way in, and of all that are in flight; else the library's.
  *
+ * hbm_hit: the blocks lie in the daemon's share of the GPU's memory, four requests are in flight;
+ * "copy" is a copy inside the GPU that reads and writes as many bytes in all as the hits read and
+ * write.
+ *
  * "Ideal" is the link's speed for one plain copy of the same encoded bytes, times what a byte of
  * them stands for. Figures are GB of bf16 KV a second, and processors that client and daemon keep
  * busy meanwhile.
@@ -25,6 +29,7 @@
 #include <time.h>
 
 #define CHUNKS 32 /* 1 GiB of KV */
+#define DEPTH  4  /* requests for hits on the GPU */
 
 struct calls {
     struct kvf_gpu_device *gpu;
@@ -40,6 +45,8 @@ struct calls {
     struct kvf_gpu_region *region;
     uint64_t group_bytes; /* 0: the library's choice */
     uint64_t window_bytes;
+    uint64_t spare; /* device memory, what copies write */
+    uint32_t in_flight;
     uint64_t next_key;
     double cpus; /* of the last puts */
 };
@@ -101,18 +108,17 @@ static void close_handle(struct calls *calls)
     calls->client = kvf_close(calls->client);
 }
 
-/* workers: a setting, or NULL for the daemon's default. */
-static void start(struct calls *calls, const char *workers, enum kvf_gpu_pinning pinning)
+/* more: settings beside those of all, NULL-terminated, or NULL. */
+static void start(struct calls *calls, const char *const *more, enum kvf_gpu_pinning pinning)
 {
-    const char *const sets[] = {"dram.bytes=4GiB",
-                                "dram.area_bytes=128MiB",
-                                "staging.total=2GiB",
-                                "staging.client=1GiB",
-                                "allow_uncalibrated=true",
-                                workers,
-                                NULL};
+    const char *const sets[] = {"dram.bytes=4GiB",         "dram.area_bytes=128MiB",
+                                "staging.total=2GiB",      "staging.client=1GiB",
+                                "allow_uncalibrated=true", NULL};
 
     kvf_test_daemon_create(&calls->daemon, sets);
+    while (more != NULL && *more != NULL) {
+        kvf_test_daemon_set(&calls->daemon, *more++);
+    }
     kvf_test_daemon_start(&calls->daemon);
     if (clock_getcpuclockid(calls->daemon.process.pid, &calls->daemon_clock) != 0) {
         bench_die("the daemon's CPU time cannot be read");
@@ -140,13 +146,16 @@ static struct kvf_key name_of(uint64_t number, struct name *name)
 }
 
 /* Take one event. True: it ended a request. */
-static bool take_event(struct calls *calls)
+static bool take_event(struct calls *calls, uint8_t *tier_out)
 {
     struct kvf_gpu_event event;
     uint32_t n;
 
     must(kvf_gpu_poll(calls->handle, &event, 1, 20000, &n), "poll");
     must(event.status, "a request");
+    if (tier_out != NULL && event.kind == KVF_GPU_EVENT_BLOCK) {
+        *tier_out = event.tier;
+    }
     return event.kind == KVF_GPU_EVENT_REQUEST;
 }
 
@@ -185,14 +194,14 @@ static void put_all(struct calls *calls, uint64_t first)
             at += taken;
             in_flight++;
         } else if (status == KVF_ERR_BUSY && in_flight > 0) {
-            in_flight -= take_event(calls);
+            in_flight -= take_event(calls, NULL);
         } else {
             must(status, "put");
         }
     }
 }
 
-static void get_all(struct calls *calls, uint64_t first)
+static void get_begin(struct calls *calls, uint64_t first)
 {
     struct kvf_gpu_get_item items[CHUNKS];
     struct name names[CHUNKS];
@@ -208,8 +217,26 @@ static void get_all(struct calls *calls, uint64_t first)
     }
     must(kvf_gpu_get(calls->handle, calls->region, items, CHUNKS, NULL, NULL, NULL, 0, &request),
          "get");
-    while (!take_event(calls)) {
+}
+
+/* Wait for one request. True: the GPU's own memory had all of it. */
+static bool get_end(struct calls *calls)
+{
+    uint8_t tier = KVF_TIER_HBM;
+    bool is_over = false;
+    bool was_there = true;
+
+    while (!is_over) {
+        is_over = take_event(calls, &tier);
+        was_there = was_there && tier == KVF_TIER_HBM;
     }
+    return was_there;
+}
+
+static void get_all(struct calls *calls, uint64_t first)
+{
+    get_begin(calls, first);
+    (void)get_end(calls);
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -276,6 +303,45 @@ static void copy_in(struct calls *calls)
     copy(calls, false);
 }
 
+/* A request more, and one less of those in flight. */
+static void get_in_step(struct calls *calls)
+{
+    while (calls->in_flight < DEPTH) {
+        get_begin(calls, calls->next_key - CHUNKS);
+        calls->in_flight++;
+    }
+    if (!get_end(calls)) {
+        bench_die("a block is not where it was in the GPU's memory");
+    }
+    calls->in_flight--;
+}
+
+static double hbm_hit(void *ctx, double seconds)
+{
+    struct calls *calls = ctx;
+    double gb_s = repeat(calls, seconds, get_in_step);
+
+    while (calls->in_flight > 0) { /* neither side has them */
+        (void)get_end(calls);
+        calls->in_flight--;
+    }
+    return gb_s;
+}
+
+static uint64_t half_of_traffic(const struct calls *calls)
+{
+    return (calls->load.kv_bytes + gpu_load_payloads_bytes(&calls->load)) / 2;
+}
+
+static void copy_inside(struct calls *calls)
+{
+    gpu_must(calls->gpu,
+             calls->gpu->driver.cuMemcpyDtoDAsync(calls->spare, calls->load.pages,
+                                                  half_of_traffic(calls), calls->stream),
+             "copy");
+    gpu_must(calls->gpu, calls->gpu->driver.cuStreamSynchronize(calls->stream), "copy");
+}
+
 #define SIDE(name, once)                                                                           \
     static double name(void *ctx, double seconds)                                                  \
     {                                                                                              \
@@ -285,6 +351,7 @@ SIDE(put, put_new)
 SIDE(get, get_newest)
 SIDE(plain_out, copy_out)
 SIDE(plain_in, copy_in)
+SIDE(plain_inside, copy_inside)
 
 static double put_cpus(void *ctx, double seconds)
 {
@@ -307,8 +374,32 @@ static void init(struct calls *calls)
     calls->next_key = 1;
 }
 
+/* Hits where they lie. */
+static void measure_hbm(struct bench_run *run, struct calls *calls)
+{
+    static const char *const more[] = {"gpu.devices=all", "gpu.hbm_bytes=8GiB",
+                                       "gpu.promote_hits=1", NULL};
+    uint64_t deadline_ns = kvf_now_ns() + 60 * KVF_NS_PER_S;
+    bool is_there;
+
+    start(calls, more, KVF_GPU_PIN_LAZY);
+    calls->spare = gpu_memory(calls->gpu, half_of_traffic(calls));
+    put_new(calls);
+    do {
+        get_begin(calls, calls->next_key - CHUNKS);
+        is_there = get_end(calls);
+        if (kvf_now_ns() > deadline_ns) {
+            bench_die("blocks do not get into the GPU's memory: see the daemon's log");
+        }
+    } while (!is_there);
+    bench_pairs(run, "hbm_hit_vs_copy", hbm_hit, plain_inside, calls);
+    gpu_must(calls->gpu, calls->gpu->driver.cuMemFree(calls->spare), "cuMemFree");
+    stop(calls);
+}
+
 int main(int argc, char **argv)
 {
+    static const char *const eight[] = {"workers=8", NULL};
     static struct calls calls;
     struct bench_run run;
 
@@ -328,10 +419,11 @@ int main(int argc, char **argv)
     bench_pairs(&run, "get_window_vs_ideal", get, plain_in, &calls);
     stop(&calls);
 
-    start(&calls, "workers=8", KVF_GPU_PIN_WINDOW);
+    start(&calls, eight, KVF_GPU_PIN_WINDOW);
     put_new(&calls);
     bench_pairs(&run, "put_stored_8_vs_ideal", put, plain_out, &calls);
     bench_values(&run, "put_stored_8_cpus", put_cpus, &calls);
     stop(&calls);
+    measure_hbm(&run, &calls);
     return 0;
 }
