@@ -3,7 +3,7 @@
  * codec_saw.cu: kernels of the saw codec. Bytes are those of codec_saw_scalar.c.
  *
  *   kvf_saw_encode_<dim>_<bits>, kvf_saw_decode_<dim>_<bits>   bf16, on tensor cores
- *   kvf_saw_search_<dim>_<bits>                                the first with up to 4 clip ratios
+ *   kvf_saw_search_<dim>_<bits>                                the first with three clip ratios
  *   kvf_saw_encode, kvf_saw_decode                             everything else
  *
  * codec_saw_gpu.c chooses, codec_saw_shape.h says how many thread blocks.

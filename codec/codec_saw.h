@@ -56,13 +56,15 @@
  *      with (2^b - 1) scale >= hi - lo. If lo or hi is not finite, or 0 < scale < 2^-20: escape.
  *   7. q_i = (y_i - lo d) * (c * (1 / scale)), the last product exact and rounded to an integer,
  *      ties to even, clamped to 0 .. 2^b - 1; 0 if scale is 0.
- *   S. With a list of ratios instead of one, steps 5 and 6 are done for each, largest first; of
- *      those that make no escape the one with the least error is taken, the larger one of two that
- *      are alike; if all make one, the vector is an escape. The error: e = fma(u, f, -q) at each
- *      stored position, with u = y - lo d, f = c (1 / scale) or 0 if scale is 0, and q as in step
- *      7; 8 partial sums, each over (n + 7) / 8 positions, from 0 by fma(e, e, sum) in ascending
- *      order, added as in step 2; times (scale scale). A sum is over what the lane of a group g
- *      owns.
+ *   S. With a list of ratios r_0 > r_1 > ... instead of one, steps 5 and 6 are done for each; of
+ *      those that make no escape the one with the least cost is taken, the larger one of two that
+ *      are alike; if all make one, the vector is an escape. With mid of step 5, and f = 16 (c (1 /
+ *      scale)) of r_0, or 0 if its scale is 0 or it makes an escape: i = |y - mid| f, the product
+ *      exact and rounded to an integer, ties to even. The cost of r_j is the sum of integers, each
+ *      of an i alone: q = fma(i, a, -.5) with a = r_0 / (16 r_j), rounded to an integer, ties to
+ *      even, no more than 2^(b-1) - 1; e = fma(-(q + .5), s, i) with s = 16 r_j / r_0; e e, exact
+ *      and rounded to an integer, ties to even. So i counts sixteenths of r_0's step from the
+ *      middle, and e those from the level that r_j would take, were lo and scale not rounded.
  * An escape has scale NaN (0x7e00), lo 0 and codes 0, and its input is in the raw area. If more
  * than 1/16 of the vectors, sinks apart, are escapes, the tensor of this layer is stored by codec
  * raw.
@@ -82,6 +84,7 @@ enum kvf_saw_layout {
     KVF_SAW_PARTIAL_SUMS = 8, /* sampled tiles, at most */
     KVF_SAW_TILE_TOKENS = 8,
     KVF_SAW_DROP_BINADES = 12,
+    KVF_SAW_COST_STEPS = 128, /* (S) i is less, by the ratios below */
     KVF_SAW_ESCAPE_SCALE = 0x7e00,
     KVF_SAW_ESCAPE_EXPONENT = 127 + 64, /* of fp32: 2^64 */
 };
@@ -132,12 +135,6 @@ enum kvf_saw_clip {
     {                                                                                              \
         29491, 27525, 26214, 24904, 23593, 22282, 20972, 19661, 18350 /* .90 .84 .80 .76 .. .56 */ \
     }
-
-/* (S) Positions of one partial sum of a vector of n elements. */
-static inline uint32_t kvf_saw_error_run(uint32_t n)
-{
-    return (n + KVF_SAW_PARTIAL_SUMS - 1) / KVF_SAW_PARTIAL_SUMS;
-}
 
 /* Bits of the second plane of codes of so many bits; 0: there is one plane. */
 static inline uint32_t kvf_saw_low_bits(uint32_t bits)

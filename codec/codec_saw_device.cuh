@@ -306,6 +306,28 @@ static __device__ __forceinline__ saw_scale choose_scale(float clip_ratio, float
     return chosen;
 }
 
+/* (S) of codec_saw.h: what it takes to find the costs of a ratio. */
+struct saw_costs {
+    float a;
+    float step;
+    float last;
+
+    __device__ __forceinline__ saw_costs(float first_ratio, float ratio, uint32_t bits)
+        : a(__fdiv_rn(first_ratio, 16.0f * ratio)), step(__fdiv_rn(16.0f * ratio, first_ratio)),
+          last((float)((1 << (bits - 1)) - 1))
+    {
+    }
+
+    /* The cost of i. */
+    __device__ __forceinline__ uint32_t of(float i) const
+    {
+        constexpr float zero = 12582912.0f; /* 1.5 2^23: adding it rounds to an integer */
+        float level = fminf(__fmaf_rn(i, a, -0.5f), last) + zero - zero;
+        float error = __fmaf_rn(-(level + 0.5f), step, i);
+        return __float_as_uint(__fmaf_rn(error, error, zero)) - __float_as_uint(zero);
+    }
+};
+
 /* Count escapes of a warp's lanes in the block's result. */
 static __device__ __forceinline__ void count_escapes(const struct kvf_gpu_work &work,
                                                      const struct kvf_gpu_part &part, bool is_one)

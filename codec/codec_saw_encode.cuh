@@ -21,16 +21,16 @@ constexpr uint32_t escape_threshold = 0x7fff7fff; /* NaN: nothing is kept */
 /* A test and a bench have encoders that are wrong on purpose: all but the first two. */
 enum class encode_variant {
     normal,
-    search,         /* of some clip ratios the best is taken */
-    search_swapped, /* the same, with the sums of an error added in another order */
-    swapped,        /* two stages of the rotation change places */
+    search,      /* of three clip ratios the best is taken */
+    search_last, /* the same, but of two that are alike the smaller one */
+    swapped,     /* two stages of the rotation change places */
     unrotated,
     one_mean_barrier, /* not two by turns */
 };
 
 static constexpr __device__ bool has_search(encode_variant variant)
 {
-    return variant == encode_variant::search || variant == encode_variant::search_swapped;
+    return variant == encode_variant::search || variant == encode_variant::search_last;
 }
 
 /* (1) The largest magnitudes of the lane's elements, 0x7fff if one is NaN, in either half. */
@@ -240,10 +240,9 @@ struct encode_target {
     uint8_t *meta;
     int32_t n_sinks; /* before the tile, plus the lane's g: its vector is one if positive */
     uint32_t t;
-    float clip_ratio;  /* search: that which the lane is to try */
-    uint32_t n_ratios; /* search: that a vector's four lanes try, so four at most */
+    float clip_ratio; /* search: that which the lane is to try */
     const struct kvf_gpu_tensor *tensor;
-    const uint32_t *table; /* of tq */
+    const uint32_t *table; /* of a search or of tq */
 };
 
 /* -------------------------------------------------------------------------------------------------
@@ -526,54 +525,59 @@ static __device__ __forceinline__ void store_codes(const encode_target &at, floa
  * (S) Search
  */
 
-/* The error of a vector with a scale, the same in its four lanes. A code q is 1 - q / 2^24, which
- * floats below 1 are rounded to, ties to even as they should; so 0 is where they saturate. */
-template <int dim, int bits, encode_variant variant>
-static __device__ __forceinline__ float find_error(float y[dim / 32][2][4], const saw_scale &scale)
+/* By all threads: what the second and the third ratio cost at each i, less what the first one does,
+ * in the lower and the upper half of a word, as signed numbers that are added. With the ratios of
+ * codec_saw.h sums over a vector of 128 have room in 16 bits. */
+static __device__ __forceinline__ void fill_cost_table(const struct kvf_gpu_tensor &tensor,
+                                                       uint32_t *table)
 {
-    constexpr uint32_t run = dim / KVF_SAW_PARTIAL_SUMS; /* of positions; a lane has two */
-    constexpr float last = 1.0f - (float)((1 << bits) - 1) * 0x1p-24f;
-    float factor = scale.factor * -0x1p-24f;
-    float sums[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (uint32_t i = 0; i < 2 * run; i++) {
-        float difference = element_at<dim>(y, i) - scale.offset;
-        float code = fmaxf(fma_saturated(difference, factor, 1.0f), last);
-        float error = __fmaf_rn(difference, scale.factor, __fmaf_rn(code, 0x1p24f, -0x1p24f));
-        sums[i / run] = __fmaf_rn(error, error, sums[i / run]);
+    const float *ratios = tensor.clip_ratios;
+    const saw_costs with[SAW_SEARCH_RATIOS] = {{ratios[0], ratios[0], tensor.bits},
+                                               {ratios[0], ratios[1], tensor.bits},
+                                               {ratios[0], ratios[2], tensor.bits}};
+    for (uint32_t i = threadIdx.x; i < SAW_SEARCH_STEPS; i += SAW_ENCODE_THREADS) {
+        uint32_t first = with[0].of((float)i);
+        table[i] = with[1].of((float)i) - first + ((with[2].of((float)i) - first) << 16);
     }
-#pragma unroll
-    for (uint32_t step = 2; step > 0; step /= 2) {
-        uint32_t mask = variant == encode_variant::search ? step : 3 - step;
-        sums[0] += __shfl_xor_sync(all_lanes, sums[0], mask);
-        sums[1] += __shfl_xor_sync(all_lanes, sums[1], mask);
-    }
-    float unit = f32_of_half_bits(scale.meta >> 16);
-    return (sums[0] + sums[1]) * (unit * unit);
 }
 
-/* The best of the scales that a vector's lanes have. */
-template <int dim, int bits, encode_variant variant>
+/* The best of the scales that the first three of a vector's lanes have. An i is found as codes are,
+ * see above. */
+template <int dim, encode_variant variant>
 static __device__ __forceinline__ saw_scale choose_best(float y[dim / 32][2][4],
-                                                        const saw_scale &scale, uint32_t n_ratios)
+                                                        const saw_scale &scale, float min,
+                                                        float max, const uint32_t *table)
 {
     constexpr uint32_t escape_meta = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
-    uint32_t first = threadIdx.x % warp_lanes / 4 * 4;
-    saw_scale best = {escape_meta, 0.0f, 0.0f};
-    float least = __int_as_float(0x7f800000);
-#pragma unroll 1
-    for (uint32_t k = 0; k < n_ratios; k++) {
-        const saw_scale tried = {__shfl_sync(all_lanes, scale.meta, first + k),
-                                 __shfl_sync(all_lanes, scale.offset, first + k),
-                                 __shfl_sync(all_lanes, scale.factor, first + k)};
-        float error = find_error<dim, bits, variant>(y, tried);
-        bool is_better = tried.meta != escape_meta && error < least;
-        least = is_better ? error : least;
-        best.meta = is_better ? tried.meta : best.meta;
-        best.offset = is_better ? tried.offset : best.offset;
-        best.factor = is_better ? tried.factor : best.factor;
+    uint32_t lane = threadIdx.x % warp_lanes / 4 * 4;
+    float factor = __shfl_sync(all_lanes, scale.factor, lane) * 0x1p-102f; /* 16 2^-106 */
+    float middle = 0.5f * (min + max) * -0x1p-43f;
+    uint32_t sum = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < dim / 4; i++) {
+        float distance = fabsf(__fmaf_rn(element_at<dim>(y, i), 0x1p-43f, middle));
+        sum += table[__float_as_uint(__fmul_rn(distance, factor))];
     }
-    return best;
+    sum += __shfl_xor_sync(all_lanes, sum, 1);
+    sum += __shfl_xor_sync(all_lanes, sum, 2);
+    int32_t costs[SAW_SEARCH_RATIOS];
+    costs[0] = 0;
+    costs[1] = (int16_t)sum;
+    costs[2] = (int32_t)(sum - (uint32_t)costs[1]) >> 16;
+    uint32_t coded = __ballot_sync(all_lanes, scale.meta != escape_meta) >> lane;
+    int32_t least = 0x7fffffff;
+    uint32_t best = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < SAW_SEARCH_RATIOS; k++) {
+        bool is_less = costs[k] < least ||
+                       (variant == encode_variant::search_last && costs[k] == least);
+        bool is_better = (coded >> k & 1) != 0 && is_less;
+        least = is_better ? costs[k] : least;
+        best = is_better ? k : best;
+    }
+    lane += best;
+    return {__shfl_sync(all_lanes, scale.meta, lane), __shfl_sync(all_lanes, scale.offset, lane),
+            __shfl_sync(all_lanes, scale.factor, lane)};
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -619,7 +623,7 @@ saw_coder<dim, bits, variant>::encode_tile(encode_target &at, const encode_ring<
                                    1.0f / levels, threshold == escape_threshold);
     *peak = find_peak(lane_peak);
     if constexpr (has_search(variant)) {
-        scale = choose_best<dim, bits, variant>(y, scale, at.n_ratios);
+        scale = choose_best<dim, variant>(y, scale, min, max, at.table);
     }
     store_codes<dim, bits>(at, y, scale, is_there);
     bool is_first = is_there && at.t == 0;
@@ -656,7 +660,7 @@ struct encode_warp {
     encode_ring<dim> ring;
     encode_shared<dim> *shared;
     const uint32_t *signs;
-    const uint32_t *table;     /* of the coder, behind the rings */
+    const uint32_t *table;     /* of a search or of the coder, behind the rings */
     encode_source<dim> source; /* of the row whose tiles are asked for */
     hadamard_pair h16;
     uint32_t peak; /* of the lane's vector of the tile that is next */
@@ -736,9 +740,8 @@ struct encode_warp {
         at.n_sinks = (int32_t)(row.n_sinks - token);
         at.table = table;
         at.clip_ratio = at.tensor->clip_ratio;
-        at.n_ratios = at.tensor->n_clips;
         if constexpr (has_search(variant)) {
-            at.clip_ratio = at.tensor->clip_ratios[min(at.t, at.n_ratios - 1)];
+            at.clip_ratio = at.tensor->clip_ratios[min(at.t, SAW_SEARCH_RATIOS - 1u)];
         }
         return at;
     }
@@ -847,6 +850,11 @@ static __device__ __forceinline__ void encode_rows_fast(const struct kvf_gpu_wor
     KVF_SHARED_BYTES(shared_bytes);
     static_assert(sizeof(encode_shared<dim>) == saw_encode_sums_bytes(dim), "the host asks for it");
     fill_signs(work, reinterpret_cast<uint32_t *>(shared_bytes + sizeof(encode_shared<dim>)));
+    if constexpr (has_search(variant)) {
+        fill_cost_table(
+            work.tensors[tensors == 2 ? 1 : 0],
+            reinterpret_cast<uint32_t *>(shared_bytes + saw_encode_shared_bytes(&work, dim)));
+    }
     encode_warp<dim, bits, variant>(work, tensors, shared_bytes).run();
 }
 

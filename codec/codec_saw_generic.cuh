@@ -209,49 +209,35 @@ static __device__ __forceinline__ float code_of(const saw_scale &scale, float y,
     return fminf(fmaxf(q, round_magic), round_magic + levels);
 }
 
-/* (S) By eight lanes, which all get the sum: the squared error with a scale. */
-static __device__ float error_of(const generic_row &at, const saw_scale &scale, float levels)
+/* (S) By a warp: the cost with a ratio; factor: c (1 / scale) of the first one. */
+static __device__ uint32_t cost_of(const generic_row &at, const generic_range &range, float factor,
+                                   float ratio)
 {
     const float *y = at.shared->floats[warp_id()].now;
-    uint32_t n = at.tensor.group;
-    uint32_t run = ceil_div(n, KVF_SAW_PARTIAL_SUMS);
-    uint32_t first = lane_id() % KVF_SAW_PARTIAL_SUMS * run;
-    float sum = 0.0f;
-    for (uint32_t position = first; position < min(first + run, n); position++) {
-        float value = y[at.tensor.order[position]];
-        float q = code_of(scale, value, levels) - round_magic;
-        float error = __fmaf_rn(value - scale.offset, scale.factor, -q);
-        sum = __fmaf_rn(error, error, sum);
+    const saw_costs costs(at.tensor.clip_ratios[0], ratio, at.tensor.bits);
+    float middle = 0.5f * (range.min + range.max);
+    uint32_t cost = 0;
+    for (uint32_t i = lane_id(); i < at.tensor.group; i += warp_lanes) {
+        float steps = __fmaf_rn(fabsf(y[i] - middle), 16.0f * factor, round_magic);
+        cost += costs.of(steps - round_magic);
     }
-    for (uint32_t mask = KVF_SAW_PARTIAL_SUMS / 2; mask > 0; mask /= 2) {
-        sum += __shfl_xor_sync(all_lanes, sum, mask);
-    }
-    float unit = f32_of_half_bits(scale.meta >> 16);
-    return sum * (unit * unit);
+    return __reduce_add_sync(all_lanes, cost);
 }
 
-/* (S) Four ratios at a time, eight lanes each. */
+/* (S) */
 static __device__ saw_scale search_scale(const generic_row &at, const generic_range &range)
 {
-    constexpr uint32_t at_once = warp_lanes / KVF_SAW_PARTIAL_SUMS;
     constexpr uint32_t escape_meta = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
+    const float *ratios = at.tensor.clip_ratios;
     saw_scale best = {escape_meta, 0.0f, 0.0f};
-    float least = __int_as_float(0x7f800000);
-    for (uint32_t first = 0; first < at.tensor.n_clips; first += at_once) {
-        uint32_t mine = first + lane_id() / KVF_SAW_PARTIAL_SUMS;
-        float ratio = at.tensor.clip_ratios[min(mine, at.tensor.n_clips - 1u)];
-        saw_scale scale = scale_of(at, range, ratio);
-        float error = error_of(at, scale, range.levels);
-        for (uint32_t k = 0; k < at_once && first + k < at.tensor.n_clips; k++) {
-            uint32_t lane = k * KVF_SAW_PARTIAL_SUMS;
-            float other = __shfl_sync(all_lanes, error, lane);
-            const saw_scale tried = {__shfl_sync(all_lanes, scale.meta, lane),
-                                     __shfl_sync(all_lanes, scale.offset, lane),
-                                     __shfl_sync(all_lanes, scale.factor, lane)};
-            if (tried.meta != escape_meta && other < least) {
-                least = other;
-                best = tried;
-            }
+    float factor = scale_of(at, range, ratios[0]).factor;
+    uint32_t least = 0xffffffff;
+    for (uint32_t k = 0; k < at.tensor.n_clips; k++) {
+        const saw_scale tried = scale_of(at, range, ratios[k]);
+        uint32_t cost = cost_of(at, range, factor, ratios[k]);
+        if (tried.meta != escape_meta && cost < least) {
+            least = cost;
+            best = tried;
         }
     }
     return best;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * codec_saw_gpu.c: which kernels of codec_saw.cu, and in what shape. Kernels on tensor cores exist
- * for bf16 heads of 64, 128 and 256 that are rotated as a whole, with some clip ratios to try for
+ * for bf16 heads of 64, 128 and 256 that are rotated as a whole, with three clip ratios to try for
  * heads of 128; the generic ones do all else.
  */
 #include "codec/codec_saw_gpu.h"
@@ -19,7 +19,7 @@ struct fast_kernels {
     uint32_t dim;
     const char *encode[9];
     const char *decode[9];
-    const char *search[9]; /* encode with up to SEARCH_RATIOS_MAX clip ratios */
+    const char *search[9]; /* encode with SAW_SEARCH_RATIOS clip ratios */
 };
 
 #define KERNELS_OF(what, dim)                                                                      \
@@ -40,10 +40,6 @@ static const struct fast_kernels fast_kernels[] = {
 
 /* A smaller share of the range could give codes, before they are clamped, of more than 15 bits. */
 #define CLIP_RATIO_MIN 0.125f
-
-enum {
-    SEARCH_RATIOS_MAX = 4 /* lanes of a vector */
-};
 
 /* NULL: the generic kernels. */
 static const struct fast_kernels *fast_kernels_of(const struct kvf_gpu_tensor *tensor)
@@ -73,16 +69,25 @@ static const char *fast_encode_of(const struct kvf_gpu_tensor *tensor)
     if (fast == NULL || tensor->n_clips == 0) {
         return fast != NULL ? fast->encode[tensor->bits] : NULL;
     }
-    bool is_known = tensor->n_clips <= SEARCH_RATIOS_MAX &&
+    /* (S) i is at most this, rounded, and one more */
+    float steps = 8.0f * (float)((1u << tensor->bits) - 1) / tensor->clip_ratios[0];
+    bool is_known = tensor->n_clips == SAW_SEARCH_RATIOS && steps < SAW_SEARCH_STEPS - 2 &&
                     tensor->clip_ratios[tensor->n_clips - 1] >= CLIP_RATIO_MIN;
     return is_known ? fast->search[tensor->bits] : NULL;
+}
+
+static uint32_t fast_encode_bytes(const struct kvf_gpu_work *work,
+                                  const struct kvf_gpu_tensor *tensor)
+{
+    return tensor->n_clips != 0 ? saw_search_shared_bytes(work, tensor->group)
+                                : saw_encode_shared_bytes(work, tensor->group);
 }
 
 static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
     const char *fast = fast_encode_of(tensor);
-    if (fast == NULL || !has_room(work, saw_encode_shared_bytes(work, tensor->group)) ||
+    if (fast == NULL || !has_room(work, fast_encode_bytes(work, tensor)) ||
         !saw_encode_takes_mean(work, tensor)) {
         return (struct kvf_gpu_launch){
             .kernel = "kvf_saw_encode",
@@ -96,7 +101,7 @@ static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint
         .n_blocks = saw_encode_units(work, tensors),
         .blocks_a_processor = saw_encode_blocks_a_processor(tensor->group),
         .n_threads = SAW_ENCODE_THREADS,
-        .shared_bytes = saw_encode_shared_bytes(work, tensor->group),
+        .shared_bytes = fast_encode_bytes(work, tensor),
         .tensors = tensors,
     };
 }
@@ -134,7 +139,9 @@ static uint32_t plan_launches(const struct kvf_gpu_work *work,
                               struct kvf_gpu_launch *launches_out)
 {
     uint32_t tensors = saw_tensors(work);
-    if (tensors == 3 && strcmp(launch(work, 1).kernel, launch(work, 2).kernel) == 0) {
+    const struct kvf_gpu_tensor *both = work->tensors;
+    if (tensors == 3 && strcmp(launch(work, 1).kernel, launch(work, 2).kernel) == 0 &&
+        memcmp(both[0].clip_ratios, both[1].clip_ratios, sizeof(both[0].clip_ratios)) == 0) {
         launches_out[0] = launch(work, 3);
         return 1;
     }

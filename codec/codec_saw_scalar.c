@@ -11,6 +11,7 @@
 
 #include "codec/codec_fp.h"
 
+#include <assert.h>
 #include <math.h>
 
 enum {
@@ -261,29 +262,45 @@ static inline double quantize(float difference, float factor, double top)
     return q + 0x1.8p52;
 }
 
-/* (S) The squared error of each vector with these scales. */
-static void find_errors(const struct kvf_saw_tile_row *row, const struct saw_lanes *lanes,
-                        float errors_out[LANES])
+/* (S) What each i costs with each of the tensor's ratios. */
+static void fill_costs(const struct kvf_saw_tile_row *row)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
-    double top = (double)((1 << tensor->descriptor.bits) - 1);
-    uint32_t run = kvf_saw_error_run(tensor->group);
-    float sums[KVF_SAW_PARTIAL_SUMS][LANES] = {{0.0f}};
-    for (uint32_t position = 0; position < tensor->group; position++) {
-        const float *y = row->work->tile[tensor->order[position]];
-        float *sum = sums[position / run];
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            float difference = y[lane] - lanes->offset[lane];
-            float q = (float)(quantize(difference, lanes->factor[lane], top) - 0x1.8p52);
-            float error = kvf_fma_f32(difference, lanes->factor[lane], -q);
-            sum[lane] = kvf_fma_f32(error, error, sum[lane]);
+    float last = (float)((1 << (tensor->descriptor.bits - 1)) - 1);
+    for (uint32_t k = 0; k < tensor->n_clips; k++) {
+        float first_ratio = (float)tensor->clips_q15[0];
+        float ratio = (float)tensor->clips_q15[k];
+        float a = first_ratio / (16.0f * ratio);
+        float step = 16.0f * ratio / first_ratio;
+        for (uint32_t i = 0; i < KVF_SAW_COST_STEPS; i++) {
+            float level = kvf_fma_f32((float)i, a, -0.5f) + 0x1.8p23f - 0x1.8p23f;
+            level = level < last ? level : last;
+            float error = kvf_fma_f32(-(level + 0.5f), step, (float)i);
+            row->work->costs[k][i] = (uint16_t)(kvf_fma_f32(error, error, 0x1.8p23f) - 0x1.8p23f);
         }
     }
-    for (uint32_t lane = 0; lane < LANES; lane++) {
-        float sum = ((sums[0][lane] + sums[4][lane]) + (sums[2][lane] + sums[6][lane])) +
-                    ((sums[1][lane] + sums[5][lane]) + (sums[3][lane] + sums[7][lane]));
-        float scale = kvf_f32_from_f16((uint16_t)(lanes->meta[lane] >> 16));
-        errors_out[lane] = sum * (scale * scale);
+}
+
+/* (S) The cost of each vector with each ratio; first: of the first one. */
+static void find_costs(const struct kvf_saw_tile_row *row, const float *min, const float *max,
+                       const struct saw_lanes *first,
+                       uint32_t costs_out[KVF_CODEC_CLIPS_MAX][LANES])
+{
+    uint32_t n_clips = row->tensor->n_clips;
+    memset(costs_out, 0, n_clips * sizeof(costs_out[0]));
+    for (uint32_t i = 0; i < row->tensor->group; i++) {
+        const float *y = row->work->tile[i];
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            float distance = fabsf(y[lane] - 0.5f * (min[lane] + max[lane]));
+            double steps = (double)distance * (double)(16.0f * first->factor[lane]) + 0x1p52;
+            uint64_t bits;
+            memcpy(&bits, &steps, sizeof(bits));
+            uint32_t at = (uint32_t)bits;
+            assert(at < KVF_SAW_COST_STEPS);
+            for (uint32_t k = 0; k < n_clips; k++) {
+                costs_out[k][lane] += row->work->costs[k][at];
+            }
+        }
     }
 }
 
@@ -292,21 +309,23 @@ static void search_scales(const struct kvf_saw_tile_row *row, const float *min, 
                           struct saw_lanes *lanes)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
-    float best[LANES];
+    uint32_t costs[KVF_CODEC_CLIPS_MAX][LANES];
+    uint32_t best[LANES];
     struct saw_lanes found = *lanes;
+    struct saw_lanes first = *lanes;
+    choose_scales(tensor, min, max, tensor->clips_q15[0], &first);
+    find_costs(row, min, max, &first, costs);
     for (uint32_t lane = 0; lane < LANES; lane++) {
-        best[lane] = INFINITY;
+        best[lane] = UINT32_MAX;
         found.escaped[lane] = true;
         choose_scale(tensor, 0.0f, 0.0f, lane, &found);
     }
     for (uint32_t i = 0; i < tensor->n_clips; i++) {
         struct saw_lanes tried = *lanes;
-        float errors[LANES];
         choose_scales(tensor, min, max, tensor->clips_q15[i], &tried);
-        find_errors(row, &tried, errors);
         for (uint32_t lane = 0; lane < LANES; lane++) {
-            if (!tried.escaped[lane] && errors[lane] < best[lane]) {
-                best[lane] = errors[lane];
+            if (!tried.escaped[lane] && costs[i][lane] < best[lane]) {
+                best[lane] = costs[i][lane];
                 found.offset[lane] = tried.offset[lane];
                 found.factor[lane] = tried.factor[lane];
                 found.meta[lane] = tried.meta[lane];
@@ -433,6 +452,7 @@ static int scalar_encode_row(const struct kvf_saw_row *at, uint8_t *mean, uint8_
         kvf_saw_take_mean(&row, mean);
         rotate_mean(&row);
     }
+    fill_costs(&row);
     return encode_tiles(&row, meta, codes, escapes);
 }
 

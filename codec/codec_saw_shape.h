@@ -20,6 +20,8 @@
 enum saw_shape {
     SAW_GENERIC_THREADS = 128, /* a warp has one vector at a time */
     SAW_ENCODE_THREADS = 256,
+    SAW_SEARCH_RATIOS = 3, /* that the fast encoders try, by a table of so many steps */
+    SAW_SEARCH_STEPS = 64,
 };
 
 /* Fast kernels, encode. A warp has a share of a row, up to 4 tiles of 8 tokens; eight warps share a
@@ -86,6 +88,12 @@ KVF_SAW_SHAPE uint32_t saw_encode_shared_bytes(const struct kvf_gpu_work *work, 
 {
     uint32_t ring = saw_encode_slots(dim) * 8 * dim * 2;
     return saw_encode_more_bytes(work, dim) + SAW_ENCODE_THREADS / 32 * ring;
+}
+
+/* With a search: its table is behind the rings. */
+KVF_SAW_SHAPE uint32_t saw_search_shared_bytes(const struct kvf_gpu_work *work, uint32_t dim)
+{
+    return saw_encode_shared_bytes(work, dim) + SAW_SEARCH_STEPS * 4;
 }
 
 /* Fast kernels, decode: a thread block has a row. Few bits want more tiles of a warp on their way.

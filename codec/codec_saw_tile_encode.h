@@ -56,30 +56,37 @@ KVF_LANES_INLINE lanes_i quantize(const float *y, const struct tile_scale *scale
     return i_bits(f_fma(f_load(y) - scale->offset, scale->factor, f_set1(0x1.8p23f)));
 }
 
-/* (S) The squared error of each vector with these scales. order NULL: y is in the stored order. */
-KVF_LANES_INLINE lanes_f find_errors(uint32_t n, uint32_t bits, const uint8_t *order,
-                                     float (*y)[LANES], const struct tile_scale *scale)
+/* (S) i of each element, from the first ratio's scale. */
+static void find_steps(uint32_t n, float (*y)[LANES], lanes_f min, lanes_f max,
+                       const struct tile_scale *first, float (*steps)[LANES])
 {
     lanes_f zero = f_set1(0x1.8p23f);
-    lanes_f top = f_set1(0x1.8p23f + (float)((1 << bits) - 1));
-    uint32_t run = kvf_saw_error_run(n);
-    lanes_f sums[KVF_SAW_PARTIAL_SUMS];
-    for (uint32_t s = 0; s < KVF_SAW_PARTIAL_SUMS; s++) {
-        lanes_f sum = f_set1(0.0f);
-        for (uint32_t position = s * run; position < (s + 1) * run && position < n; position++) {
-            lanes_f value = f_load(at_position(y, order, n, position));
-            lanes_f difference = value - scale->offset;
-            lanes_f q = f_fma(difference, scale->factor, zero);
-            q = f_min(f_max(q, zero), top) - zero;
-            lanes_f error = f_fma(difference, scale->factor, f_set1(0.0f) - q);
-            sum = f_fma(error, error, sum);
-        }
-        sums[s] = sum;
+    lanes_f middle = f_set1(0.5f) * (min + max);
+    lanes_f factor = f_set1(16.0f) * first->factor;
+    lanes_i magnitude = i_set1(0x7fffffff);
+    for (uint32_t i = 0; i < n; i++) {
+        lanes_f distance = f_bits(i_bits(f_load(y[i]) - middle) & magnitude);
+        f_store(steps[i], f_fma(distance, factor, zero) - zero);
     }
-    lanes_f sum = ((sums[0] + sums[4]) + (sums[2] + sums[6])) +
-                  ((sums[1] + sums[5]) + (sums[3] + sums[7]));
-    lanes_f step = f_from_half(i_right(scale->meta, 16));
-    return sum * (step * step);
+}
+
+/* (S) The cost of each vector with a ratio. What rounds to integers leaves them in the low bits. */
+static lanes_i find_cost(uint32_t n, float (*steps)[LANES], uint32_t bits, float first_ratio,
+                         float ratio)
+{
+    lanes_f zero = f_set1(0x1.8p23f);
+    lanes_f half = f_set1(0.5f);
+    lanes_f last = f_set1((float)((1 << (bits - 1)) - 1));
+    lanes_f a = f_set1(first_ratio / (16.0f * ratio));
+    lanes_f step = f_set1(-(16.0f * ratio / first_ratio));
+    lanes_i cost = i_set1(0u - n * 0x4b400000u);
+    for (uint32_t i = 0; i < n; i++) {
+        lanes_f at = f_load(steps[i]);
+        lanes_f level = f_min(f_fma(at, a, f_set1(0.0f) - half), last) + zero - zero;
+        lanes_f error = f_fma(level + half, step, at);
+        cost = i_add(cost, i_bits(f_fma(error, error, zero)));
+    }
+    return cost;
 }
 
 /* (S) */
@@ -87,8 +94,9 @@ static struct tile_scale search_scale(const struct tile_row *row, float (*y)[LAN
                                       lanes_f max, lanes_m escaped)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
-    const uint8_t *order = row->width != 0 ? NULL : tensor->order;
-    lanes_i best = i_set1(0x7f800000); /* infinity */
+    const uint16_t *clips = tensor->clips_q15;
+    _Alignas(64) float steps[GROUP_MAX][LANES];
+    lanes_i best = i_set1(0x7fffffff);
     struct tile_scale found = {
         .offset = f_set1(0.0f),
         .factor = f_set1(0.0f),
@@ -96,10 +104,13 @@ static struct tile_scale search_scale(const struct tile_row *row, float (*y)[LAN
         .escaped = m_lanes(0xffffffff),
     };
     for (uint32_t i = 0; i < tensor->n_clips; i++) {
-        struct tile_scale tried = choose_scale(tensor, tensor->clips_q15[i], min, max, escaped);
-        lanes_f error = find_errors(row->n, tensor->descriptor.bits, order, y, &tried);
-        lanes_m better = m_and(m_not(tried.escaped), m_less(error, f_bits(best)));
-        best = i_select(better, i_bits(error), best);
+        struct tile_scale tried = choose_scale(tensor, clips[i], min, max, escaped);
+        if (i == 0) {
+            find_steps(row->n, y, min, max, &tried, steps);
+        }
+        lanes_i cost = find_cost(row->n, steps, tensor->descriptor.bits, clips[0], clips[i]);
+        lanes_m better = m_and(m_not(tried.escaped), m_greater_i(best, cost));
+        best = i_select(better, cost, best);
         found.offset = f_bits(i_select(better, i_bits(tried.offset), i_bits(found.offset)));
         found.factor = f_bits(i_select(better, i_bits(tried.factor), i_bits(found.factor)));
         found.meta = i_select(better, tried.meta, found.meta);

@@ -157,52 +157,64 @@ static bool model_range(const struct saw_model *model, const float *y, float c, 
     return out->scale == 0 || saw_model_f16_value(out->scale) >= 0x1p-20;
 }
 
-/* Step 7. Returns the squared error, as the text of the search has it; 0 without an order. */
-static float model_codes(const struct saw_model *model, const float *y, float c, float d,
-                         struct saw_model_vector *out)
+/* Step 7. */
+static void model_codes(const struct saw_model *model, const float *y, float c, float d,
+                        struct saw_model_vector *out)
 {
     float scale = (float)saw_model_f16_value(out->scale);
     float offset = (float)saw_model_f16_value(out->lo) * d;
     float factor = out->scale != 0 ? c * (1.0f / scale) : 0.0f;
     double top = (double)((1u << model->bits) - 1);
-    uint32_t run = (model->n + 7) / 8;
-    float sums[8] = {0};
-    if (model->n_sums != 0) {
-        run = (model->n + model->n_sums - 1) / model->n_sums;
-    }
     for (uint32_t i = 0; i < model->n; i++) {
         float difference = y[i] - offset;
         double q = nearbyint((double)difference * (double)factor);
         out->codes[i] = (uint8_t)fmin(fmax(q, 0.0), top);
     }
-    for (uint32_t p = 0; p < model->n && model->stored != NULL; p++) {
-        float difference = y[model->stored[p]] - offset;
-        float error = fmaf(difference, factor, -(float)out->codes[model->stored[p]]);
-        float *sum = &sums[p / run];
-        *sum = fmaf(error, error, *sum);
-    }
-    for (int half = 4; half > 0; half /= 2) {
-        for (int s = 0; s < half; s++) {
-            sums[s] += sums[s + half];
-        }
-    }
-    return sums[0] * (scale * scale);
 }
 
-/* The search: the ratio with the least error, the larger one of two. */
+/* Of a coefficient that is i sixteenths of the first ratio's step from the middle, if it is coded
+ * with another ratio. */
+static uint32_t model_cost(const struct saw_model *model, float i, uint32_t clip)
+{
+    float first = (float)model->clips_q15[0] / 32768.0f;
+    float ratio = (float)model->clips_q15[clip] / 32768.0f;
+    float q = nearbyintf(fmaf(i, first / (16.0f * ratio), -0.5f));
+    q = fminf(q, (float)((1u << (model->bits - 1)) - 1));
+    float e = fmaf(-(q + 0.5f), 16.0f * ratio / first, i);
+    return (uint32_t)nearbyint((double)e * (double)e);
+}
+
+/* The search: the ratio with the least cost, the larger one of two. */
 static void model_search(const struct saw_model *model, const float *y, float c, float d,
                          struct saw_model_vector *out)
 {
-    float least = INFINITY;
-    for (uint32_t i = 0; i < model->n_clips; i++) {
+    struct saw_model_vector first = {.escape = false};
+    float factor = 0.0f;
+    uint32_t least = UINT32_MAX;
+    float min = y[0];
+    float max = y[0];
+    for (uint32_t i = 1; i < model->n; i++) {
+        min = fminf(min, y[i]);
+        max = fmaxf(max, y[i]);
+    }
+    if (model_range(model, y, c, model->clips_q15[0], &first) && first.scale != 0) {
+        factor = c * (1.0f / (float)saw_model_f16_value(first.scale));
+    }
+    for (uint32_t k = 0; k < model->n_clips; k++) {
         struct saw_model_vector tried = {.escape = false};
-        if (model_range(model, y, c, model->clips_q15[i], &tried)) {
-            float error = model_codes(model, y, c, d, &tried);
-            if (error < least) {
-                least = error;
-                *out = tried;
-            }
+        uint32_t cost = 0;
+        for (uint32_t i = 0; i < model->n; i++) {
+            double distance = (double)fabsf(y[i] - 0.5f * (min + max));
+            cost += model_cost(model, (float)nearbyint(distance * 16.0 * (double)factor), k);
         }
+        if (model_range(model, y, c, model->clips_q15[k], &tried) &&
+            (cost < least || (cost == least && model->takes_last))) {
+            least = cost;
+            *out = tried;
+        }
+    }
+    if (!out->escape) {
+        model_codes(model, y, c, d, out);
     }
 }
 
@@ -239,7 +251,7 @@ void saw_model_encode(const struct saw_model *model, const float *input, const f
     }
     struct saw_model_vector coded = {.escape = false};
     if (model_range(model, y, c, model->clip_q15, &coded)) {
-        (void)model_codes(model, y, c, d, &coded);
+        model_codes(model, y, c, d, &coded);
         *out = coded;
     }
 }

@@ -22,10 +22,9 @@ struct saw_model {
     uint32_t clip_q15;
     uint32_t n_clips; /* ratios to try; 0: clip_q15 */
     const uint16_t *clips_q15;
-    const uint8_t *stored; /* stored position -> coefficient; for n_clips */
     const uint8_t *sign_bits;
     const uint8_t *stages; /* of the Sylvester part; NULL: the documented order */
-    uint32_t n_sums;       /* of the error; 0: the documented number */
+    bool takes_last;       /* of ratios that cost alike; not what is documented */
 };
 
 struct saw_model_vector {
