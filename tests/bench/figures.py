@@ -266,6 +266,8 @@ def gpu_calls_figures():
                              note=f"client and daemon meanwhile; {workers} workers"))
     result.append(Figure("get_pages_vs_ideal", "GB/s", "pinned H2D times ratio",
                          note=f"{what}, out of the arena, which is pinned"))
+    result.append(Figure("hbm_hit_vs_copy", "GB/s", "device copy of as many bytes in all", 0.85,
+                         note=f"{what}, where they lie in the daemon's share of the GPU's memory"))
     result.append(Figure("get_window_vs_ideal", "GB/s", "pinned H2D times ratio",
                          note=f"{what}, by a pinned window, into which the client copies"))
     return result
