@@ -218,6 +218,53 @@ static void test_ranges_choose_layers(void **state)
     block_fini(&block);
 }
 
+/* With the page and the outline alone a reader finds what it finds with the payload. */
+static void test_outlines_stand_for_payloads(void **state)
+{
+    struct kvf_random_seeded random;
+    (void)state;
+    kvf_random_seeded_init(&random, seed);
+    for (uint32_t i = 0; i < N_PROFILES; i++) {
+        struct kvf_block_ranges some = {.layer_first = 1, .token_first = 9};
+        uint32_t outline[KVF_BLOCK_OUTLINE_WORDS];
+        struct kvf_block_reader whole;
+        struct kvf_block_reader outlined;
+        struct kvf_record_page page;
+        struct kvf_block_part parts[2];
+        struct kvf_block_section sections[2];
+        struct block block;
+        block_init(&block, profiles[i], CHUNK - 3, 0, &random);
+        const struct kvf_codec_plan *plan = &block.codec.plan;
+        size_t bytes = block.codec.record_bytes;
+        memcpy(&page, block.codec.page, sizeof(page));
+        assert_int_equal(kvf_block_outline(plan, block.codec.page, bytes, outline), KVF_OK);
+        assert_int_equal(kvf_block_open(plan, block.codec.page, bytes, &some, &whole), KVF_OK);
+        assert_int_equal(kvf_block_open_outlined(plan, &page, bytes, outline, &some, &outlined),
+                         KVF_OK);
+        int status = KVF_OK;
+        while (status == KVF_OK) {
+            status = kvf_block_next_part(&whole, &parts[0]);
+            assert_int_equal(kvf_block_next_part(&outlined, &parts[1]), status);
+            assert_true(status != KVF_OK ||
+                        (parts[0].tensor == parts[1].tensor && parts[0].offset == parts[1].offset &&
+                         parts[0].bytes == parts[1].bytes));
+        }
+        assert_int_equal(status, KVF_EMPTY);
+        for (status = KVF_OK; status == KVF_OK;) {
+            status = kvf_block_next_section(&whole, &sections[0]);
+            assert_int_equal(kvf_block_next_section(&outlined, &sections[1]), status);
+            assert_true(status != KVF_OK || (sections[0].count == sections[1].count &&
+                                             sections[0].offset == sections[1].offset &&
+                                             sections[0].bytes == sections[1].bytes));
+        }
+        assert_int_equal(status, KVF_EMPTY);
+        outline[kvf_random_seeded_next(&random) % (1 + 3 * LAYERS)] ^= 1;
+        assert_int_equal(kvf_block_open_outlined(plan, &page, bytes, outline, &some, &outlined),
+                         KVF_ERR_CORRUPT);
+        block_fini(&block);
+    }
+}
+
 /* Whatever the payload says, parts and sections lie inside the record. */
 static void test_damaged_payloads_stay_inside_the_record(void **state)
 {
@@ -268,6 +315,7 @@ int main(void)
         cmocka_unit_test(test_results_of_no_finished_encode_are_refused),
         cmocka_unit_test(test_parts_and_sections_tile_the_payload),
         cmocka_unit_test(test_ranges_choose_layers),
+        cmocka_unit_test(test_outlines_stand_for_payloads),
         cmocka_unit_test(test_damaged_payloads_stay_inside_the_record),
     };
     seed = kvf_test_seed();
