@@ -298,9 +298,25 @@ def gpu_stolen_figures():
     return result
 
 
+def gpu_agent_figures():
+    """The whole way of puts, by either path; _mps: with the control daemon of MPS running."""
+    result = []
+    for suffix, how in (("", "without MPS"), ("_mps", "under MPS")):
+        for loop, what, _ in GPU_LOOPS:
+            for path in ("engine", "agent"):
+                for rate in GPU_RATES:
+                    tail = f"{loop}_{path}_{rate}{suffix}"
+                    note = f"puts at {rate} GB/s beside {what}, path {path.upper()}, {how}"
+                    result.append(Figure(f"puts_{tail}", "ms", "GiB encoded", better="lower",
+                                         is_bounded=True, note=f"ms/GiB; {note}"))
+                    result.append(Figure(f"rate_{tail}", "GB/s", note=f"in truth; {note}"))
+    return result
+
+
 FIGURES = {"local": LOCAL, "codec": codec_figures(), "nvme": nvme_figures(),
            "gpu": (GPU_KERNELS + gpu_link_figures() + gpu_calls_figures() +
-                   gpu_stolen_figures()), "hostile": HOSTILE, "accuracy": ACCURACY}
+                   gpu_stolen_figures() + gpu_agent_figures()),
+           "hostile": HOSTILE, "accuracy": ACCURACY}
 
 
 def fio_names():
