@@ -68,7 +68,9 @@ static void print_latency(const char *name, const json_t *metrics, const char *f
 static void print_stat(const json_t *stat)
 {
     const json_t *metrics = json_object_get(stat, "metrics");
+    const json_t *gpus = json_object_get(stat, "hbm");
     const json_t *drive;
+    const json_t *gpu;
     size_t i;
     char used[32];
     char total[32];
@@ -83,6 +85,14 @@ static void print_stat(const json_t *stat)
     printf("%-14s %s of %s\n", "staging",
            cli_bytes_text(number(stat, "staging_used_bytes"), used, sizeof(used)),
            cli_bytes_text(number(stat, "staging_total_bytes"), total, sizeof(total)));
+    json_array_foreach(gpus, i, gpu)
+    {
+        char name[32];
+
+        snprintf(name, sizeof(name), "hbm %zu", i);
+        print_tier(name, gpu);
+        printf("%-14s %s\n", "", string(gpu, "uuid"));
+    }
     print_tier("dram", json_object_get(stat, "dram"));
     printf("%-14s fill of full areas %.3f\n", "",
            json_real_value(json_object_get(json_object_get(stat, "dram"), "fill")));
@@ -101,6 +111,11 @@ static void print_stat(const json_t *stat)
     printf("%-14s stored %" PRIu64 ", present %" PRIu64 ", conflicts %" PRIu64 "\n", "puts",
            number(metrics, "put_blocks"), number(metrics, "put_exists"),
            number(metrics, "put_conflict"));
+    if (json_array_size(gpus) > 0) {
+        printf("%-14s in place %" PRIu64 ", copied down first %" PRIu64 "\n", "gets from hbm",
+               number(metrics, "get_hits_hbm"), number(metrics, "get_hits_hbm_copied"));
+    }
+    print_latency("get from hbm", metrics, "get_hbm_ns");
     print_latency("get from dram", metrics, "get_dram_ns");
     print_latency("get from nvme", metrics, "get_nvme_ns");
     print_latency("put", metrics, "put_ns");
