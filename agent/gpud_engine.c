@@ -199,6 +199,7 @@ static void on_mapped(struct kvf_gpud_engine *engine)
         return;
     }
     engine->state = KVF_GPUD_SERVED;
+    engine->gpud->counted_ns = 0; /* there is news */
     tell_daemon(engine, KVF_OK);
     kvf_log(KVF_LOG_INFO, "GPU worker: serves engine %s (connection %llu)", engine->name,
             (unsigned long long)engine->connection_id);

@@ -4,7 +4,9 @@
  * it opens by a handle or by descriptors: the bytes are those of the C codecs. And the ends: of the
  * worker, of the daemon, of the engine.
  */
+#include "client/gpu_remote.h"
 #include "tests/gpu/calls.h"
+#include "transport/seqpacket.h"
 
 #include <dirent.h>
 #include <setjmp.h>
@@ -298,12 +300,90 @@ static void test_refusals_name_the_cure(void **state)
     calls.daemon = kept;
 }
 
+/* ----------------------------------------------------------------------------------------------
+ * An engine that lies
+ */
+
+/* Pages that reach beyond what was opened, by all ways: each is refused, and the device never sees
+ * an address of them. */
+static void refuse_regions(struct kvf_gpu_remote *remote)
+{
+    const struct kvf_gpu_region *honest = calls.pages.region;
+    const uint64_t wrong[][3] = {
+        /* n_pages, page stride, offset */
+        {CALLS_PAGES, calls.pages.page_bytes, remote->memories[0].bytes},
+        {CALLS_PAGES, calls.pages.page_bytes, UINT64_MAX - 1},
+        {1u << 24, calls.pages.page_bytes, 0},
+        {UINT32_MAX, 2, 0},
+        {CALLS_PAGES, UINT64_MAX / 2 + 1, 0},
+        {CALLS_PAGES, calls.pages.page_bytes, 1}, /* not aligned */
+        {CALLS_PAGES, 0, 0},
+    };
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        struct kvf_gpud_register *message = &remote->message.region;
+        size_t bytes = sizeof(*message) + 2 * CALLS_LAYERS * sizeof(message->places[0]);
+
+        *message = (struct kvf_gpud_register){
+            .n_pages = (uint32_t)wrong[i][0],
+            .tokens_a_page = CALLS_PAGE_TOKENS,
+            .n_places = 2 * CALLS_LAYERS,
+            .page_stride_bytes = {wrong[i][1], wrong[i][1]},
+            .token_stride_bytes = {honest->strides[0].token_stride_bytes,
+                                   honest->strides[1].token_stride_bytes},
+            .head_stride_bytes = {honest->strides[0].head_stride_bytes,
+                                  honest->strides[1].head_stride_bytes},
+        };
+        for (uint32_t p = 0; p < 2 * CALLS_LAYERS; p++) {
+            message->places[p] = (struct kvf_gpud_place){.memory = remote->memories[0].number,
+                                                         .offset = wrong[i][2]};
+        }
+        kvf_gpud_head_init(&message->head, KVF_GPUD_REGISTER, bytes);
+        message->head.number = 1000 + (uint32_t)i;
+        assert_int_equal(kvf_gpu_remote_call(calls.gpu, -1), KVF_ERR_INVALID);
+    }
+}
+
+/* Messages that end the connection, and nothing else. */
+static void test_lies_end_in_a_status_or_a_hang_up(void **state)
+{
+    static const uint16_t types[] = {KVF_GPUD_ITEMS, KVF_GPUD_HELLO, KVF_GPUD_QUIT, 77};
+    struct calls_chain chain;
+
+    (void)state;
+    engine_open("balanced");
+    refuse_regions(calls.gpu->agent);
+    for (uint32_t i = 0; i < 4; i++) {
+        union kvf_gpud_message *message = calloc(1, sizeof(*message));
+        size_t bytes = i == 0 ? sizeof(message->items) : sizeof(message->plain);
+
+        assert_non_null(message);
+        kvf_gpud_head_init(&message->head, (enum kvf_gpud_type)types[i], bytes);
+        assert_int_equal(kvf_seqpacket_send(calls.gpu->agent->fd, message->bytes, bytes, NULL, 0),
+                         KVF_OK);
+        free(message);
+        while (kvf_gpu_remote_is_up(calls.gpu)) {
+            struct kvf_gpu_event event;
+            uint32_t n;
+
+            assert_int_equal(kvf_gpu_poll(calls.gpu, &event, 1, 10, &n), KVF_EMPTY);
+        }
+        calls_chain_init(&chain, 4, 0);
+        put_until_it_works(&chain); /* the worker lives, and serves it again */
+    }
+    calls_close(&calls);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes_are_the_same),    cmocka_unit_test(test_mapped_pieces),
-        cmocka_unit_test(test_sleep_of_mapped_pages), cmocka_unit_test(test_refusals_name_the_cure),
-        cmocka_unit_test(test_engines_are_killed),    cmocka_unit_test(test_worker_is_killed),
+        cmocka_unit_test(test_bytes_are_the_same),
+        cmocka_unit_test(test_mapped_pieces),
+        cmocka_unit_test(test_sleep_of_mapped_pages),
+        cmocka_unit_test(test_refusals_name_the_cure),
+        cmocka_unit_test(test_lies_end_in_a_status_or_a_hang_up),
+        cmocka_unit_test(test_engines_are_killed),
+        cmocka_unit_test(test_worker_is_killed),
         cmocka_unit_test(test_daemon_is_killed),
     };
     static const char *const sets[] = {"gpu.devices=all",
