@@ -98,6 +98,23 @@ static inline struct kvf_wire_note sample_note(enum kvf_wire_type type)
     return note;
 }
 
+static inline struct kvf_wire_gpu sample_gpu(void)
+{
+    struct kvf_wire_gpu gpu = {.path = KVF_GPU_PATH_AGENT,
+                               .uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"};
+
+    kvf_proto_head_init(&gpu.head, KVF_WIRE_GPU);
+    return gpu;
+}
+
+static inline struct kvf_wire_gpu_channel sample_gpu_channel(void)
+{
+    struct kvf_wire_gpu_channel channel = {.status = KVF_ERR_UNSUPPORTED, .text = "why"};
+
+    kvf_proto_head_init(&channel.head, KVF_WIRE_GPU_CHANNEL);
+    return channel;
+}
+
 /* 3 keys, a parent and one superseded key; key_first for a key_head of 4090. */
 static inline struct kvf_shm_sqe sample_put(void)
 {

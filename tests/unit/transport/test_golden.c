@@ -27,6 +27,8 @@ struct golden {
         struct kvf_wire_welcome welcome;
         struct kvf_wire_profile profile;
         struct kvf_wire_piece piece;
+        struct kvf_wire_gpu gpu;
+        struct kvf_wire_gpu_channel gpu_channel;
         struct kvf_wire_note note;
         struct kvf_shm_sqe sqe;
         struct kvf_shm_key keys[5];
@@ -36,7 +38,7 @@ struct golden {
 };
 
 enum {
-    GOLDENS = 15
+    GOLDENS = 17
 };
 
 static void goldens_fill(struct golden goldens[GOLDENS])
@@ -60,6 +62,11 @@ static void goldens_fill(struct golden goldens[GOLDENS])
     *g = (struct golden){"ready", sizeof(g->u.note), {.note = sample_note(KVF_WIRE_READY)}};
     g++;
     *g = (struct golden){"bye", sizeof(g->u.note), {.note = sample_note(KVF_WIRE_BYE)}};
+    g++;
+    *g = (struct golden){"gpu", sizeof(g->u.gpu), {.gpu = sample_gpu()}};
+    g++;
+    *g = (struct golden){
+        "gpu_channel", sizeof(g->u.gpu_channel), {.gpu_channel = sample_gpu_channel()}};
     g++;
     *g = (struct golden){"sqe_put", sizeof(g->u.sqe), {.sqe = sample_put()}};
     g++;

@@ -234,6 +234,32 @@ static void profiles_are_checked(void **state)
     assert_int_equal(decode(KVF_PROTO_CLIENT, &profile, sizeof(profile), 1), KVF_ERR_PROTOCOL);
 }
 
+static void gpu_is_checked(void **state)
+{
+    struct kvf_wire_gpu gpu = sample_gpu();
+    struct kvf_wire_gpu_channel channel = sample_gpu_channel();
+    const struct change gpu_changes[] = {
+        CHANGE(kvf_wire_gpu, path, 0),     CHANGE(kvf_wire_gpu, path, 3),
+        CHANGE(kvf_wire_gpu, reserved, 1), CHANGE(kvf_wire_gpu, uuid[0], 0),
+        CHANGE(kvf_wire_gpu, uuid[47], 1), CHANGE(kvf_wire_gpu, uuid[3], 10),
+    };
+    const struct change channel_changes[] = {
+        CHANGE(kvf_wire_gpu_channel, status, KVF_EXISTS),
+        CHANGE(kvf_wire_gpu_channel, status, 0), /* without descriptors */
+        CHANGE(kvf_wire_gpu_channel, reserved, 1),
+        CHANGE(kvf_wire_gpu_channel, text[0], 7),
+    };
+
+    (void)state;
+    refuse_all(KVF_PROTO_CLIENT, &gpu, sizeof(gpu), 0, gpu_changes,
+               sizeof(gpu_changes) / sizeof(gpu_changes[0]));
+    refuse_all(KVF_PROTO_DAEMON, &channel, sizeof(channel), 0, channel_changes,
+               sizeof(channel_changes) / sizeof(channel_changes[0]));
+    channel.status = KVF_OK;
+    assert_int_equal(decode(KVF_PROTO_DAEMON, &channel, sizeof(channel), 2), KVF_OK);
+    assert_int_equal(decode(KVF_PROTO_CLIENT, &channel, sizeof(channel), 2), KVF_ERR_PROTOCOL);
+}
+
 static void versions_are_chosen(void **state)
 {
     uint16_t version = 0;
@@ -550,6 +576,7 @@ static void leases_pack_and_unpack(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gpu_is_checked),
         cmocka_unit_test(heads_are_checked),
         cmocka_unit_test(hello_is_checked),
         cmocka_unit_test(welcome_is_checked),
