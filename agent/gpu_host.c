@@ -396,6 +396,17 @@ static int refuse(struct kvf_session *session, int status, const char *text)
     return kvf_seqpacket_send(session->fd, &answer, sizeof(answer), NULL, 0);
 }
 
+/* A worker that is starting and has yet to say which GPU it has. */
+static bool has_nameless(const struct kvf_gpu_host *host)
+{
+    for (uint32_t i = 0; i < host->n_workers; i++) {
+        if (host->workers[i].uuid[0] == '\0' && host->workers[i].why[0] == '\0') {
+            return true;
+        }
+    }
+    return false;
+}
+
 int kvf_gpu_host_asked(struct kvf_session *session, const struct kvf_wire_gpu *message)
 {
     struct kvf_gpu_host *host = session->agent->gpu_host;
@@ -416,6 +427,9 @@ int kvf_gpu_host_asked(struct kvf_session *session, const struct kvf_wire_gpu *m
                       "the daemon has no GPU worker: set gpu.devices, or use path ENGINE");
     }
     if (!kvf_gpu_host_find(host, message->uuid, &device)) {
+        if (has_nameless(host)) {
+            return refuse(session, KVF_ERR_BUSY, "the GPU workers are starting");
+        }
         (void)snprintf(text, sizeof(text),
                        "no GPU worker of the daemon is on %.47s: name it in gpu.devices, and let "
                        "the daemon's container see the same GPUs; or use path ENGINE",
