@@ -32,6 +32,7 @@ struct hbm_move {
     struct hbm_tier *hbm;
     struct kvf_tier_io *io;
     bool is_store;
+    uint32_t life;          /* of the port: its piece is gone with that */
     uint32_t unit, n_units; /* of the window */
     int32_t status;
     struct kvf_work work;
@@ -51,6 +52,7 @@ struct hbm_tier {
     struct hbm_move moves[KVF_HBM_MOVES_MAX];
     uint32_t n_moves;
     bool is_up;
+    uint32_t life;        /* how often it has gone down */
     unsigned n_callbacks; /* of the running poll */
     struct kvf_tier_stat stat;
 };
@@ -115,7 +117,7 @@ static struct hbm_move *move_new(struct hbm_tier *hbm, struct kvf_tier_io *io, b
     while (move->state != MOVE_FREE) {
         move++;
     }
-    *move = (struct hbm_move){.hbm = hbm, .io = io, .is_store = is_store};
+    *move = (struct hbm_move){.hbm = hbm, .io = io, .is_store = is_store, .life = hbm->life};
     if (!window_take(hbm, KVF_HBM_HEAD_BYTES + io->record_bytes, &move->unit, &move->n_units)) {
         return NULL;
     }
@@ -201,7 +203,7 @@ static void copy_done(struct kvf_hbm_copy *copy);
 static void move_copy(struct hbm_move *move)
 {
     struct hbm_tier *hbm = move->hbm;
-    int status = hbm->is_up ? KVF_OK : KVF_ERR_TIER_OFF;
+    int status = hbm->is_up && move->life == hbm->life ? KVF_OK : KVF_ERR_TIER_OFF;
 
     if (status == KVF_OK) {
         move->copy.done = copy_done;
@@ -282,6 +284,7 @@ static void on_down(void *ctx)
     struct hbm_tier *hbm = ctx;
 
     hbm->is_up = false;
+    hbm->life++;
     hbm->n_callbacks++;
     hbm->config.events.lost(hbm->config.events.ctx);
     kvf_dram_pieces_lost(hbm->slots);
