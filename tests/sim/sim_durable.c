@@ -154,8 +154,10 @@ void sim_durable_check(struct sim *sim, struct sim_durable *durable)
         const struct item *item = &durable->items[i];
         const struct kvf_entry *entry = kvf_index_find(index, item->key_id, item->shard);
 
-        if (sim->drives[item->drive].has_silent_faults || index->count == index->capacity) {
-            continue; /* damaged while the daemon was down, or no room for all that came back */
+        /* damaged while the daemon was down, or no room for all that came back: the first shard of
+         * a set takes two entries */
+        if (sim->drives[item->drive].has_silent_faults || index->count + 2 > index->capacity) {
+            continue;
         }
         if (entry == NULL || !kvf_entry_on_drive(entry)) {
             lost(sim, item, item->why != NULL ? item->why : "it is there, but did not come back");
