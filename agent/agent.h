@@ -45,8 +45,9 @@ int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_ag
                             struct kvf_agent **agent_out);
 
 /* Serve a connected socket (SOCK_SEQPACKET) as a client of the configuration's socket
- * `socket_index`. The descriptor belongs to the agent from then on. KVF_OK; KVF_ERR_BUSY. */
-int kvf_agent_adopt(struct kvf_agent *agent, uint32_t socket_index, int fd);
+ * `socket_index`. peer: the process at its other end, any number that is its own; 0: cannot be
+ * told. The descriptor belongs to the agent from then on. KVF_OK; KVF_ERR_BUSY. */
+int kvf_agent_adopt(struct kvf_agent *agent, uint32_t socket_index, int fd, uint64_t peer);
 
 /* One turn of the reactor without sleeping, for simulations: the caller moves the clock between
  * turns. True: there is a next turn; false: run would return *status_out. */

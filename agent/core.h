@@ -11,6 +11,7 @@
  *   admit.c      which chains go to the drives                /
  *   room.c       what is forgotten to make room              /
  *   namespace.c  names, tenants, quotas                      /
+ *   offence.c    who broke the protocol lately              /
  *   key_name.c   names of blocks                            /
  *   answer.c     the admin thread's questions               /
  *
@@ -28,6 +29,7 @@
 #include "agent/agent.h"
 #include "agent/gpu_host.h"
 #include "agent/index.h"
+#include "agent/offence.h"
 #include "base/env.h"
 #include "base/log.h"
 #include "base/owner.h"
@@ -315,11 +317,13 @@ struct kvf_session {
     int32_t work_status;
     uint64_t attached_ns;
     uint64_t hello_deadline_ns;
+    uint64_t held_until_ns; /* an offender's: its socket is not looked at before; 0: it is */
     uint64_t puts, gets, hits, misses, lost_leases;
     kvf_location *touched; /* hits of the active request, for touching tail first */
     uint32_t n_touched;
     int32_t pid;
     uint32_t uid;
+    uint64_t peer; /* the process, 0: it cannot be told from others */
     char name[KVF_WIRE_NAME_BYTES];
     char profile[KVF_PROFILE_NAME_BYTES];      /* in force */
     bool is_replaced;                          /* "exact" instead of the one asked for */
@@ -479,6 +483,7 @@ struct kvf_agent {
     uint32_t session_turn;  /* where the next round robin begins */
     uint64_t staging_used_bytes;
     uint64_t next_connection_id;
+    struct kvf_offenders offenders;
     uint64_t arena_bytes;
     uint64_t leased_bytes;
 
@@ -550,9 +555,11 @@ int kvf_attach_profile(struct kvf_session *session, char *text, size_t bytes);
 
 /* session.c */
 void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener);
-/* Serve a connected socket. KVF_OK; KVF_ERR_BUSY: no room; the descriptor is closed in either case
- * of failure. */
-int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd);
+/* Serve a connected socket of a process (0: not known). KVF_OK; KVF_ERR_BUSY: no room, or the
+ * process has offended and enough of its sockets wait already; the descriptor is closed then. */
+int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd, uint64_t peer);
+/* An offender has waited: its socket is looked at from now on. */
+void kvf_session_unhold(struct kvf_session *session);
 void kvf_session_socket_ready(struct kvf_session *session, uint32_t events);
 /* Disconnect: give up leases, end requests. why: NULL for an ordinary hang-up. */
 void kvf_session_end(struct kvf_session *session, const char *why);

@@ -144,6 +144,9 @@ static void run_timers(struct kvf_agent *agent)
         if (session->state == KVF_SESSION_READY &&
             kvf_request_deadline_ns(session) <= agent->now_ns) {
             kvf_request_expire(session);
+        } else if (session->state == KVF_SESSION_HELLO && session->held_until_ns != 0 &&
+                   session->held_until_ns <= agent->now_ns) {
+            kvf_session_unhold(session);
         }
     }
     if (agent->now_ns < agent->second_ns) {
@@ -170,6 +173,9 @@ static uint64_t next_deadline_ns(struct kvf_agent *agent)
             uint64_t request_ns = kvf_request_deadline_ns(session);
 
             deadline_ns = request_ns < deadline_ns ? request_ns : deadline_ns;
+        } else if (session->state == KVF_SESSION_HELLO && session->held_until_ns != 0 &&
+                   session->held_until_ns < deadline_ns) {
+            deadline_ns = session->held_until_ns;
         }
     }
     return deadline_ns;
@@ -600,6 +606,7 @@ int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_ag
     agent->protocol_log.burst_count = 5;
     agent->session_log.interval_ns = KVF_NS_PER_S;
     agent->session_log.burst_count = 20;
+    agent->offenders.delay_max_ns = config->clients_offence_delay * KVF_NS_PER_S;
     (void)pthread_mutex_init(&agent->control_lock, NULL);
     agent->started_ns = kvf_env_now_ns(&agent->env);
     agent->now_ns = agent->started_ns;
@@ -625,10 +632,10 @@ const struct kvf_calibrations *kvf_agent_calibrations(const struct kvf_agent *ag
     return agent->calibrations;
 }
 
-int kvf_agent_adopt(struct kvf_agent *agent, uint32_t socket_index, int fd)
+int kvf_agent_adopt(struct kvf_agent *agent, uint32_t socket_index, int fd, uint64_t peer)
 {
     assert(socket_index < agent->config->n_sockets);
-    return kvf_session_adopt(agent, agent->tenant_of_socket[socket_index], fd);
+    return kvf_session_adopt(agent, agent->tenant_of_socket[socket_index], fd, peer);
 }
 
 void kvf_agent_destroy(struct kvf_agent *agent)

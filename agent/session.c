@@ -7,11 +7,14 @@
 #include "agent/core.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "agent/calibration.h"
@@ -21,8 +24,15 @@
 #include "transport/seqpacket.h"
 
 #define HELLO_TIMEOUT_NS (5 * KVF_NS_PER_S)
+#define HELD_MAX         16 /* sockets of offenders that wait */
+#define HELD_OF_ONE_MAX  4
 #define ANNOUNCE_MAX     8192u /* pieces that may wait for the socket, twice what an arena has */
 #define ANNOUNCE_DROPPED 0x80000000u
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 /* from Linux 6.5 on */
+#endif
+#define PIDFS_TYPE 0x50494446
 
 static_assert(ANNOUNCE_MAX >= 2 * KVF_DRAM_PIECES_MAX, "an arena can be replaced");
 
@@ -209,7 +219,7 @@ static struct kvf_session *free_session(struct kvf_agent *agent)
     return NULL;
 }
 
-static void peer_of(struct kvf_session *session)
+static void credentials_of(struct kvf_session *session)
 {
     struct ucred peer = {0};
     socklen_t bytes = sizeof(peer);
@@ -220,16 +230,112 @@ static void peer_of(struct kvf_session *session)
     }
 }
 
-int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd)
+/* A number of the process that has connected. From Linux 6.9 on a pidfd's inode is its own, also
+ * where its pid cannot be seen from here, and is not used again; before, the pid has to do. 0: of
+ * another container, it cannot be told from others. */
+static uint64_t peer_of(int fd)
 {
-    struct kvf_session *session = agent->is_draining ? NULL : free_session(agent);
+    struct ucred peer = {0};
+    socklen_t bytes = sizeof(peer);
+    uint64_t number = 0;
+    int pidfd = -1;
 
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &(socklen_t){sizeof(pidfd)}) == 0) {
+        struct statfs kind;
+        struct stat st;
+
+        if (fstatfs(pidfd, &kind) == 0 && kind.f_type == PIDFS_TYPE && fstat(pidfd, &st) == 0) {
+            number = st.st_ino;
+        }
+        kvf_fd_close(&pidfd);
+    }
+    if (number == 0 && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0) {
+        number = (uint32_t)peer.pid;
+    }
+    return number;
+}
+
+/* Before its HELLO. One that has come is read first: closing over it would reach the client before
+ * the answer does. */
+static void refuse_socket(struct kvf_agent *agent, int fd, const char *text)
+{
+    uint8_t data[KVF_WIRE_MESSAGE_BYTES_MAX];
+    struct kvf_seqpacket_message received;
+
+    if (kvf_seqpacket_recv(fd, data, sizeof(data), &received) == KVF_OK) {
+        kvf_seqpacket_message_close(&received);
+    }
+    send_welcome_refusal(fd, KVF_ERR_BUSY, text);
+    kvf_fd_close(&fd);
+    agent->metrics.attach_refused++;
+}
+
+static bool is_held(const struct kvf_session *session)
+{
+    return session->state == KVF_SESSION_HELLO && session->held_until_ns != 0;
+}
+
+/* Has the client closed it meanwhile? Nobody watches it. */
+static bool is_given_up(const struct kvf_session *session)
+{
+    struct pollfd poll_fd = {.fd = session->fd, .events = POLLRDHUP};
+
+    return poll(&poll_fd, 1, 0) == 1;
+}
+
+/* May one more socket of an offender wait? */
+static bool may_hold(struct kvf_agent *agent, uint64_t peer)
+{
+    uint32_t n_held = 0, n_own = 0;
+
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
+        struct kvf_session *session = &agent->sessions[i];
+
+        if (is_held(session) && is_given_up(session)) {
+            kvf_session_end(session, NULL);
+        }
+        n_held += is_held(session);
+        n_own += is_held(session) && session->peer == peer;
+    }
+    return n_own < HELD_OF_ONE_MAX && n_held < HELD_MAX;
+}
+
+static int watch_socket(struct kvf_session *session)
+{
+    int status = kvf_loop_add(session->agent, session->fd, EPOLLIN | EPOLLRDHUP,
+                              &session->socket_source);
+
+    if (status != KVF_OK) {
+        kvf_session_end(session, "cannot be watched");
+    }
+    return status == KVF_OK ? KVF_OK : KVF_ERR_BUSY;
+}
+
+void kvf_session_unhold(struct kvf_session *session)
+{
+    struct kvf_agent *agent = session->agent;
+
+    session->held_until_ns = 0;
+    kvf_offence_attach(&agent->offenders, session->peer, agent->now_ns);
+    (void)watch_socket(session);
+}
+
+int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd, uint64_t peer)
+{
+    uint64_t until_ns = kvf_offence_until_ns(&agent->offenders, peer, agent->now_ns);
+    struct kvf_session *session;
+
+    if (until_ns != 0 && !may_hold(agent, peer)) {
+        refuse_socket(agent, fd,
+                      "a client of this process broke the protocol, and others of it wait to "
+                      "attach; retry in a second");
+        return KVF_ERR_BUSY;
+    }
+    session = agent->is_draining ? NULL : free_session(agent);
     if (session == NULL) {
-        send_welcome_refusal(fd, KVF_ERR_BUSY,
-                             agent->is_draining ? "the daemon is stopping"
-                                                : "too many clients are connecting");
-        kvf_fd_close(&fd);
-        agent->metrics.attach_refused++;
+        refuse_socket(agent, fd,
+                      agent->is_draining ? "the daemon is stopping"
+                                         : "too many clients are connecting");
         return KVF_ERR_BUSY;
     }
     memset(session, 0, sizeof(*session));
@@ -250,16 +356,20 @@ int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd)
     session->eventfd_source.kind = KVF_SOURCE_SESSION_EVENTFD;
     session->eventfd_source.owner = session;
     (void)snprintf(session->name, sizeof(session->name), "unnamed");
-    peer_of(session);
+    session->peer = peer;
+    credentials_of(session);
     agent->sessions_count++;
     if (agent->sessions_high <= (uint32_t)(session - agent->sessions)) {
         agent->sessions_high = (uint32_t)(session - agent->sessions) + 1;
     }
-    if (kvf_loop_add(agent, fd, EPOLLIN | EPOLLRDHUP, &session->socket_source) != KVF_OK) {
-        kvf_session_end(session, "cannot be watched");
-        return KVF_ERR_BUSY;
+    if (until_ns != 0) {
+        session->held_until_ns = until_ns;
+        session->hello_deadline_ns = until_ns + HELLO_TIMEOUT_NS;
+        agent->metrics.attach_delayed++;
+        return KVF_OK;
     }
-    return KVF_OK;
+    kvf_offence_attach(&agent->offenders, peer, agent->now_ns);
+    return watch_socket(session);
 }
 
 void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener)
@@ -280,7 +390,7 @@ void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener)
     if (status != KVF_OK) {
         return;
     }
-    (void)kvf_session_adopt(agent, listener->tenant, fd);
+    (void)kvf_session_adopt(agent, listener->tenant, fd, peer_of(fd));
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -788,7 +898,9 @@ static void free_memory(struct kvf_session *session)
     session->work.owner = session;
     session->work.run = release_run;
     session->work.done = release_done;
-    if (agent->setup == NULL || agent->setup->ops->submit(agent->setup, &session->work) != KVF_OK) {
+    /* before its HELLO there is no memory to give back, and no work for others */
+    if (session->ring_fd < 0 || agent->setup == NULL ||
+        agent->setup->ops->submit(agent->setup, &session->work) != KVF_OK) {
         release_run(&session->work);
         release_done(&session->work);
     }
@@ -804,6 +916,7 @@ void kvf_session_end(struct kvf_session *session, const char *why)
     }
     if (why != NULL) {
         agent->metrics.protocol_errors++;
+        kvf_offence_note(&agent->offenders, session->peer, agent->now_ns);
         if (kvf_log_limit_allow(&agent->protocol_log, agent->now_ns, &suppressed)) {
             kvf_log(KVF_LOG_WARNING, "client %s (pid %d) disconnected: %s (%llu more like this)",
                     session->name, session->pid, why, (unsigned long long)suppressed);

@@ -665,6 +665,9 @@ static void attach_connect(struct kvf_client *client)
     if (status == KVF_OK) {
         status = kvf_seqpacket_send(session->socket_fd, &client->hello, sizeof(client->hello), NULL,
                                     0);
+        if (status == KVF_ERR_DISCONNECTED) {
+            status = KVF_OK; /* it may have said why */
+        }
     }
     if (status == KVF_OK &&
         epoll_ctl(client->wait->epoll_fd, EPOLL_CTL_ADD, session->socket_fd, &event) != 0) {

@@ -85,8 +85,11 @@ uint64_t protocol_errors(void)
 
 int neighbour_setup(void **state)
 {
+    /* those that follow are all of this process, and would wait for each other */
+    static const char *const sets[] = {"clients.offence_delay=0", NULL};
+
     (void)state;
-    kvf_test_daemon_create(&the_daemon, NULL);
+    kvf_test_daemon_create(&the_daemon, sets);
     kvf_test_daemon_start(&the_daemon);
     return pthread_create(&good.thread, NULL, good_run, NULL);
 }

@@ -711,8 +711,98 @@ static void test_connections_without_end(void **state)
     assert_true(kvf_test_daemon_wait_number(&the_daemon, "clients", 1, 60000));
 }
 
+/* --- those that come back -----------------------------------------------------------------------
+ */
+
+#define SOCKET_VARIABLE "KVF_TEST_HONEST_SOCKET"
+
+/* An honest client, as a process of its own. */
+static int honest_main(const char *socket_path)
+{
+    struct kvf_client *client;
+    struct kvf_options options;
+    uint64_t round_trip_ns;
+    int status;
+
+    kvf_options_init(&options);
+    options.socket_path = socket_path;
+    options.connect_timeout_ms = HANG_UP_MS;
+    status = kvf_open(&options, &client);
+    if (status == KVF_OK) {
+        status = kvf_ping(client, HANG_UP_MS, &round_trip_ns);
+        kvf_close(client);
+    }
+    return status == KVF_OK ? 0 : 1;
+}
+
+static void assert_others_attach(const struct kvf_test_daemon *daemon)
+{
+    struct kvf_test_process process = {0};
+    char variable[KVF_TEST_PATH_BYTES + 40];
+    char *const argv[] = {(char *)"/proc/self/exe", NULL};
+    char *const env[] = {variable, NULL};
+    int wait_status = -1;
+
+    snprintf(variable, sizeof(variable), SOCKET_VARIABLE "=%s", daemon->socket_path);
+    kvf_test_process_start(&process, argv, env, NULL);
+    assert_true(kvf_test_process_wait(&process, 2 * HANG_UP_MS, &wait_status));
+    assert_int_equal(wait_status, 0);
+}
+
+static void offend(const struct kvf_test_daemon *daemon)
+{
+    struct raw_client raw;
+    struct kvf_shm_sqe sqe;
+
+    raw_attach(&raw, daemon->socket_path);
+    raw_sqe(&raw, &sqe, KVF_OP_RELEASE + 1, 0);
+    raw_submit(&raw, &sqe, NULL, 0);
+    assert_true(raw_is_hung_up(&raw, HANG_UP_MS));
+    raw_close(&raw);
+}
+
+/* As a daemon is by default: whoever breaks the protocol again and again is made to wait, and gets
+ * in again without doing anything for it; other processes attach as if nothing were. */
+static void test_offender_is_delayed(void **state)
+{
+    struct kvf_test_daemon daemon;
+    uint64_t delayed = 0;
+    struct raw_client raws[8];
+
+    (void)state;
+    kvf_test_daemon_create(&daemon, NULL);
+    kvf_test_daemon_start(&daemon);
+    /* on a machine that stands still between two attaches, the delay can be over already */
+    for (int i = 0; i < 50 && delayed < 3; i++) {
+        offend(&daemon);
+        delayed = kvf_test_daemon_number(&daemon, "metrics.attach_delayed");
+    }
+    assert_true(delayed >= 3);
+    for (int i = 0; i < 8; i++) {
+        struct kvf_wire_hello hello;
+
+        raw_hello(&hello);
+        raw_connect(&raws[i], daemon.socket_path);
+        raw_send(&raws[i], &hello, sizeof(hello), NULL, 0);
+    }
+    /* between two answers the daemon looks at all of its sockets */
+    (void)kvf_test_daemon_number(&daemon, "metrics.attach_delayed");
+    delayed = kvf_test_daemon_number(&daemon, "metrics.attach_delayed");
+    assert_others_attach(&daemon);
+    assert_int_equal(kvf_test_daemon_number(&daemon, "metrics.attach_delayed"), delayed);
+    for (int i = 0; i < 8; i++) {
+        raw_close(&raws[i]);
+    }
+    assert_int_equal(honest_main(daemon.socket_path), 0); /* of the offending process */
+    assert_true(kvf_test_daemon_wait_number(&daemon, "clients", 0, HANG_UP_MS));
+    assert_int_equal(kvf_test_daemon_number(&daemon, "staging_used_bytes"), 0);
+    assert_int_equal(kvf_test_daemon_stop(&daemon), 0);
+    kvf_test_daemon_destroy(&daemon);
+}
+
 int main(void)
 {
+    const char *socket_path = getenv(SOCKET_VARIABLE);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hello_broken),
         cmocka_unit_test(test_hello_refused),
@@ -730,7 +820,11 @@ int main(void)
         cmocka_unit_test(test_socket_never_read),
         cmocka_unit_test(test_eventfd_full),
         cmocka_unit_test(test_connections_without_end),
+        cmocka_unit_test(test_offender_is_delayed),
     };
 
+    if (socket_path != NULL) {
+        return honest_main(socket_path);
+    }
     return cmocka_run_group_tests(tests, neighbour_setup, neighbour_teardown);
 }

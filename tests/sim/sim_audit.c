@@ -146,6 +146,29 @@ static void audit_pin(struct sim *sim, struct sums *sums, kvf_location slot, uin
     }
 }
 
+/* A socket that is not looked at yet: its own client has offended, and it does
+ * not wait for ever. */
+static void audit_held(struct sim *sim, const struct kvf_session *held)
+{
+    const struct kvf_agent *agent = sim->agent;
+    bool is_known = false;
+    uint32_t n_own = 0;
+
+    for (uint32_t i = 0; i < KVF_OFFENDERS_MAX; i++) {
+        is_known |= agent->offenders.offenders[i].peer == held->peer;
+    }
+    CHECK(held->peer != 0 && is_known, "client %llu waits for the offence of another",
+          (unsigned long long)held->peer - 1);
+    CHECK(held->held_until_ns <= agent->now_ns + agent->offenders.delay_max_ns, "too long a wait");
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
+        const struct kvf_session *other = &agent->sessions[i];
+
+        n_own += other->state == KVF_SESSION_HELLO && other->held_until_ns != 0 &&
+                 other->peer == held->peer;
+    }
+    CHECK(n_own <= 4, "%u sockets of an offender wait", n_own);
+}
+
 static void audit_pin_hbm(struct sim *sim, struct sums *sums, uint32_t device, kvf_location slot,
                           uint64_t bytes)
 {
@@ -187,6 +210,9 @@ static void audit_session(struct sim *sim, const struct kvf_session *session, st
     }
     sums->sessions++;
     sums->staging_bytes += session->charged_bytes;
+    if (session->state == KVF_SESSION_HELLO && session->held_until_ns != 0) {
+        audit_held(sim, session);
+    }
     for (const struct kvf_request *r = session->requests; r != NULL; r = r->next) {
         uint32_t waiting = 0;
 

@@ -113,7 +113,8 @@ void sim_client_spawn(struct sim *sim, struct sim_client *client)
     client->is_slow = sim_one_in(sim, 40);
     sim_trace(sim, "client %u connects: namespace %u shard %u%s", number, client->ns, client->shard,
               client->is_hostile ? ", hostile" : "");
-    if (kvf_agent_adopt(sim->agent, sim->namespaces[client->ns].tenant, fds[1]) != KVF_OK) {
+    if (kvf_agent_adopt(sim->agent, sim->namespaces[client->ns].tenant, fds[1], number + 1u) !=
+        KVF_OK) {
         sim_client_detach(sim, client);
     }
 }

@@ -303,6 +303,7 @@ void sim_daemon_count(struct sim *sim)
     (sim->cover[SIM_COVER_##cover_name] += now->metric - before->metric)
     COUNT(evicted_dram, evicted_blocks);
     COUNT(set_dropped, evicted_sets_incomplete);
+    COUNT(attach_delayed, attach_delayed);
     COUNT(ttl_expired, expired_blocks);
     COUNT(write_behind_drop, nvme_dropped_blocks);
     COUNT(second_sight, nvme_rejected_blocks);

@@ -8,6 +8,9 @@ foreach(name lease admit key_name namespace)
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c ${CMAKE_CURRENT_LIST_DIR}/core_bed.c
         LIBS kvf_agent kvf_test_support)
 endforeach()
-kvf_add_test(NAME session LABEL unit
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_session.c ${PROJECT_SOURCE_DIR}/tests/fault/raw_client.c
-    LIBS kvf_agent kvf_test_support)
+foreach(name session offence)
+    kvf_add_test(NAME ${name} LABEL unit
+        SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c
+                ${PROJECT_SOURCE_DIR}/tests/fault/raw_client.c
+        LIBS kvf_agent kvf_test_support)
+endforeach()

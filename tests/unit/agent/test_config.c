@@ -272,7 +272,7 @@ static void other_value(const struct kvf_config_option *option, char *out, size_
         snprintf(out, bytes, "%" PRIu64, option->min + 8192);
         break;
     case KVF_CONFIG_SECONDS:
-        snprintf(out, bytes, "%" PRIu64 "s", option->min + 1);
+        snprintf(out, bytes, "%" PRIu64 "s", option->min + 2);
         break;
     case KVF_CONFIG_COUNT:
     case KVF_CONFIG_PERCENT:

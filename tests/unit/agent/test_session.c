@@ -105,7 +105,7 @@ static void test_ready_waits_for_room(void **state)
                                      .next_request = 1};
     client.daemon_fd = dup(fds[0]);
     assert_true(client.daemon_fd >= 0);
-    assert_int_equal(kvf_agent_adopt(agent, 0, fds[0]), KVF_OK);
+    assert_int_equal(kvf_agent_adopt(agent, 0, fds[0], 0), KVF_OK);
     session = &agent->sessions[0];
     assert_int_equal(pthread_create(&thread, NULL, client_main, &client), 0);
     while (session->state != KVF_SESSION_READY && !atomic_load(&client.is_over)) {
