@@ -421,6 +421,13 @@ struct quantizer {
     {
         return __float_as_int(__fmul_rn(__fmaf_rn(y, 0x1p-43f, offset), factor));
     }
+
+    /* Twice the code: what clamps to 4 bits then clamps it to 3. */
+    __device__ __forceinline__ int32_t twice(float y) const
+    {
+        float code_bits = __fmul_rn(__fmaf_rn(y, 0x1p-43f, offset), factor);
+        return __float_as_int(code_bits + code_bits);
+    }
 };
 
 /* Eight nibbles of 0 or 1 to bits. */
@@ -494,6 +501,59 @@ static __device__ __forceinline__ void store_bytes(uint8_t *to, float y[dim / 32
     }
 }
 
+/* Eight pairs of bits, one a nibble, of either word: those of the first in the lower half. */
+static __device__ __forceinline__ uint32_t squeeze_pairs(uint32_t first, uint32_t second)
+{
+    uint32_t pairs = first | second << 2;
+    uint32_t moved = (pairs ^ pairs >> 2) & 0x0c0c0c0c;
+    pairs ^= moved ^ moved << 2;
+    moved = (pairs ^ pairs >> 4) & 0x00f000f0;
+    pairs ^= moved ^ moved << 4;
+    return permute_bytes(pairs, 0, 0x3120);
+}
+
+/* Codes of 3 bits. Twice a code is a nibble, and what was clamped is odd: bits 2 and 3 are those of
+ * the first plane, bit 1 that of the second. Nibbles of even and of odd positions are words of
+ * their own, so that one operation puts two of them together. */
+template <int dim>
+static __device__ __forceinline__ void store_threes(uint8_t *to, float y[dim / 32][2][4],
+                                                    const quantizer &by, uint32_t t, bool is_there)
+{
+    constexpr uint32_t n_words = dim / 64; /* of the first plane */
+    uint32_t words[n_words];
+    uint32_t pairs[n_words];
+#pragma unroll
+    for (uint32_t w = 0; w < n_words; w++) {
+        uint32_t even = 0;
+        uint32_t odd = 0;
+#pragma unroll
+        for (uint32_t k = 16; k > 0; k -= 4) {
+            uint32_t index = w * 16 + k;
+            even = pack_nibbles(by.twice(element_at<dim>(y, index - 2)),
+                                by.twice(element_at<dim>(y, index - 4)), even);
+            odd = pack_nibbles(by.twice(element_at<dim>(y, index - 1)),
+                               by.twice(element_at<dim>(y, index - 3)), odd);
+        }
+        words[w] = (even >> 2 & 0x33333333) | (odd & 0xcccccccc);
+        pairs[w] = (even >> 1 & 0x11111111) | (odd & 0x22222222);
+    }
+    if (!is_there) {
+        return;
+    }
+    uint8_t *high = to + t * (dim / 16);
+    uint8_t *low = to + dim / 4 + t * (dim / 32);
+    if constexpr (n_words == 1) {
+        store_global(high, words[0]);
+        *reinterpret_cast<uint16_t *>(low) = (uint16_t)squeeze_pairs(pairs[0], 0);
+    } else if constexpr (n_words == 2) {
+        store_global(high, words[0], words[1]);
+        store_global(low, squeeze_pairs(pairs[0], pairs[1]));
+    } else {
+        store_global(high, words[0], words[1], words[2], words[3]);
+        store_global(low, squeeze_pairs(pairs[0], pairs[1]), squeeze_pairs(pairs[2], pairs[3]));
+    }
+}
+
 template <int dim, int bits>
 static __device__ __forceinline__ void store_codes(const encode_target &at, float y[dim / 32][2][4],
                                                    const saw_scale &scale, bool is_there)
@@ -505,6 +565,8 @@ static __device__ __forceinline__ void store_codes(const encode_target &at, floa
         if (is_there) {
             store_bytes<dim>(to, y, by, at.t);
         }
+    } else if constexpr (bits == 3) {
+        store_threes<dim>(to, y, by, at.t, is_there);
     } else if constexpr (low_bits == 0) {
         store_plane<dim, bits>(to, at.t, is_there,
                                [&](uint32_t i) { return by.code(element_at<dim>(y, i)); });

@@ -54,6 +54,7 @@ static const struct {
     SAW(128, 5),
     SAW(128, 6),
     SAW(128, 8),
+    SAW(256, 3),
     SAW(256, 4),
     SAW(256, 5),
     SAW(256, 8),

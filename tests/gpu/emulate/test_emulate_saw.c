@@ -111,6 +111,11 @@ static void every_width(void **state)
         codec_device_limit(2);
         run_case(&c);
     }
+    for (uint32_t dim = 64; dim <= 256; dim *= 2) {
+        struct codec_case c = saw_case("saw3", dim, 150);
+        c.fill = CASE_HARD;
+        run_case(&c);
+    }
     codec_device_limit(0);
 }
 
