@@ -5,8 +5,9 @@ daemon's staging memory. Standard library only: arrays are given by address.
 A block holds all layers of a chunk, but a layer's K and V depend on what the layers below gave
 back, so one layer at a time has to go through the codec. Layers are coded apart from one another;
 what may differ is the width near the ends of the model. LayerCodec therefore looks up how each
-layer of a whole block is stored, finds the smallest geometry that has a layer stored alike, and
-codes with that.
+layer of a whole block is stored, finds a geometry with layers stored alike, and codes with that: a
+layer of as many windows as it has such layers at once, since a call from Python costs more than
+what it calls.
 """
 
 from __future__ import annotations
@@ -127,6 +128,14 @@ class Tensor:
         """Other memory of the same form, one layer of it."""
         return replace(self, layers=(address,))
 
+    def spread(self, n_layers: int, first: int, others: list[Tensor]) -> Tensor:
+        """The memory of n_layers: from layer first on that of others, one layer each, elsewhere
+        this one's."""
+        table = list(self.layers * n_layers)
+        for i, other in enumerate(others):
+            table[first + i] = other.layers[0]
+        return replace(self, layers=tuple(table))
+
     def view(self, token: int) -> tuple[TensorView, ctypes.Array]:
         """From a token on, and what has to stay alive with it."""
         token_bytes = self.dim * ITEM_BYTES
@@ -195,14 +204,15 @@ class Handle:
         self.library.check(status, "kvf_encode")
         return size.value
 
-    def decode(self, record_bytes: int, layer: int, k: Tensor, v: Tensor, token: int) -> None:
-        """Decode one layer of the slot's record."""
+    def decode(self, record_bytes: int, layer: int, k: Tensor, v: Tensor, token: int,
+               n_layers: int = 1) -> None:
+        """Decode layers of the slot's record."""
         k_view, k_table = k.view(token)
         v_view, v_table = v.view(token)
         view = KvView(ctypes.sizeof(KvView), CHUNK_TOKENS, None, k_view, v_view)
         status = self.library.lib.kvf_decode(self.client, ctypes.c_void_p(self.stage.record),
-                                             ctypes.c_size_t(record_bytes), layer, 1, 0, 0,
-                                             ctypes.byref(view))
+                                             ctypes.c_size_t(record_bytes), layer, n_layers, 0,
+                                             0, ctypes.byref(view))
         del k_table, v_table
         self.library.check(status, "kvf_decode")
 
@@ -225,12 +235,17 @@ class Handle:
         return digest.hexdigest()
 
 
+@functools.lru_cache(maxsize=4)
+def gauss_values(n: int, seed: int) -> array.array:
+    """Gaussian bf16 values."""
+    generator = random.Random(seed)
+    values = struct.pack(f"<{n}f", *(generator.gauss(0, 1) for _ in range(n)))
+    return array.array("H", struct.unpack(f"<{2 * n}H", values)[1::2])
+
+
 def gauss_tensor(shape: Shape, seed: int) -> tuple[array.array, Tensor]:
     """A layer's worth of Gaussian bf16 values, all layers alike: nothing in it is an exception."""
-    generator = random.Random(seed)
-    n = shape.n_heads * CHUNK_TOKENS * shape.dim
-    values = struct.pack(f"<{n}f", *(generator.gauss(0, 1) for _ in range(n)))
-    data = array.array("H", struct.unpack(f"<{2 * n}H", values)[1::2])
+    data = gauss_values(shape.n_heads * CHUNK_TOKENS * shape.dim, seed)
     address = data.buffer_info()[0]
     return data, Tensor((address,) * shape.n_layers, CHUNK_TOKENS * shape.dim * ITEM_BYTES,
                         shape.dim)
@@ -254,13 +269,36 @@ def hard_tensor(shape: Shape) -> tuple[array.array, Tensor]:
                         shape.dim)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Layers of a geometry that are stored as a layer of the model is."""
+
+    n_layers: int  # of the geometry
+    first: int
+    count: int
+
+
+def runs_of(kinds: bytes, most: int) -> dict[int, Place]:
+    """The longest run of each kind, cut to the most that is of use."""
+    found: dict[int, Place] = {}
+    first = 0
+    for at in range(1, len(kinds) + 1):
+        if at < len(kinds) and kinds[at] == kinds[first]:
+            continue
+        run = Place(len(kinds), first, min(at - first, most))
+        if kinds[first] not in found or found[kinds[first]].count < run.count:
+            found[kinds[first]] = run
+        first = at
+    return found
+
+
 class LayerCodec:
-    """One layer at a time through a profile, many blocks at once. A profile made for a model has
-    settings for each of its layers: weights_digest says which model, and whole blocks are coded
-    then."""
+    """One layer at a time through a profile, n_together windows in one call and many calls at once.
+    A profile made for a model has settings for each of its layers: weights_digest says which model,
+    and whole blocks are coded then."""
 
     def __init__(self, library: Library, profile: str, shape: Shape, n_workers: int,
-                 weights_digest: bytes | None = None) -> None:
+                 weights_digest: bytes | None = None, n_together: int = 1) -> None:
         self.library = library
         self.profile = profile
         self.shape = shape
@@ -272,8 +310,13 @@ class LayerCodec:
         try:
             self.whole = self._open(shape)
             self.is_lossless = self.whole.is_lossless
-            self.places = (self._find_places() if weights_digest is None
-                           else self._whole_places())
+            self.places = (self._find_places(n_together) if weights_digest is None
+                           else [Place(shape.n_layers, layer, 1)
+                                 for layer in range(shape.n_layers)])
+            for n in {place.n_layers for place in self.places}:
+                self.handles[n] = SimpleQueue()
+                for _ in range(n_workers):
+                    self.handles[n].put(self._open(replace(shape, n_layers=n)))
         except CodecError:
             self.close()
             raise
@@ -283,41 +326,29 @@ class LayerCodec:
         self.opened.append(handle)
         return handle
 
-    def _whole_places(self) -> list[tuple[int, int]]:
-        """Each layer is itself, in a whole block."""
-        n = self.shape.n_layers
-        self.handles[n] = SimpleQueue()
-        for _ in range(self.n_workers):
-            self.handles[n].put(self._open(self.shape))
-        return [(n, layer) for layer in range(n)]
-
-    def _classes(self, handle: Handle, layer: array.array) -> bytes:
+    def _kinds(self, handle: Handle, layer: array.array) -> bytes:
         shape = handle.shape
         tensor = Tensor((layer.buffer_info()[0],) * shape.n_layers,
                         CHUNK_TOKENS * shape.dim * ITEM_BYTES, shape.dim)
         handle.encode(tensor, tensor, 0)
         return handle.record_part(LAYER_BITS_OFFSET, shape.n_layers)
 
-    def _find_places(self) -> list[tuple[int, int]]:
-        """For each layer (layers of a geometry, layer in it) that is stored as it is."""
+    def _find_places(self, n_together: int) -> list[Place]:
+        """For each layer the place for most windows; of several the smallest geometry."""
         data, _ = gauss_tensor(self.shape, 1)
-        wanted = self._classes(self.whole, data)
-        found: dict[int, tuple[int, int]] = {}
-        for n in range(1, self.shape.n_layers + 1):
-            if set(wanted) <= set(found):
-                break
-            handle = self._open(replace(self.shape, n_layers=n))
-            for layer, kind in enumerate(self._classes(handle, data)):
-                found.setdefault(kind, (n, layer))
-            if n not in {place[0] for place in found.values()}:
-                self.opened.remove(handle)
-                handle.close()
+        wanted = self._kinds(self.whole, data)
+        edges = len(wanted) - max(wanted.count(kind) for kind in set(wanted))
+        best: dict[int, Place] = {}
+        for n in (*range(1, len(wanted) + 1), n_together, n_together + edges):
+            if set(wanted) <= set(best) and n < n_together:
                 continue
-            self.handles[n] = SimpleQueue()
-            self.handles[n].put(handle)
-            for _ in range(self.n_workers - 1):
-                self.handles[n].put(self._open(handle.shape))
-        return [found[kind] for kind in wanted]
+            handle = self._open(replace(self.shape, n_layers=n))
+            for kind, place in runs_of(self._kinds(handle, data), n_together).items():
+                if kind not in best or best[kind].count < place.count:
+                    best[kind] = place
+            self.opened.remove(handle)
+            handle.close()
+        return [best[kind] for kind in wanted]
 
     def close(self) -> None:
         self.pool.shutdown(wait=True)
@@ -325,22 +356,24 @@ class LayerCodec:
             handle.close()
         self.opened = []
 
-    def _chunk(self, layer: int, source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor],
-               token: int) -> None:
-        n_layers, at = self.places[layer]
-        handle = self.handles[n_layers].get()
+    def _chunk(self, place: Place, jobs: list[tuple], token: int) -> None:
+        """A chunk of some windows."""
+        handle = self.handles[place.n_layers].get()
         try:
-            size = handle.encode(*(tensor.repeated(n_layers) for tensor in source), token)
-            handle.decode(size, at, *(tensor.repeated(n_layers) for tensor in target), token)
+            tables = [[windows[0].spread(place.n_layers, place.first, list(windows))
+                       for windows in zip(*pairs)] for pairs in zip(*jobs)]
+            size = handle.encode(*tables[0], token)
+            handle.decode(size, place.first, *tables[1], token, len(jobs))
         finally:
-            self.handles[n_layers].put(handle)
+            self.handles[place.n_layers].put(handle)
 
     def pass_through(self, layer: int, jobs: list[tuple], n_tokens: int) -> None:
         """Every full chunk of every (source K and V, target K and V) of a layer. What is behind the
         last full chunk is the caller's: an engine has not handed it over yet."""
+        place = self.places[layer]
         chunks = range(0, n_tokens - CHUNK_TOKENS + 1, CHUNK_TOKENS)
-        work = [self.pool.submit(self._chunk, layer, source, target, token)
-                for source, target in jobs for token in chunks]
+        work = [self.pool.submit(self._chunk, place, jobs[at : at + place.count], token)
+                for at in range(0, len(jobs), place.count) for token in chunks]
         for item in work:
             item.result()
 

@@ -85,6 +85,8 @@ def add_arguments(parser) -> None:
     group.add_argument("--cache", metavar="FILE",
                        help="what is done, so that a run can go on; default: accuracy.jsonl in the "
                             "build")
+    group.add_argument("--time", metavar="N", type=float,
+                       help="begin no setting later than this many seconds after the first one")
     group.add_argument("--maths", choices=("auto", "numpy", "torch"), default="auto",
                        help="default: torch if there is one, else numpy")
     group.add_argument("--workers", metavar="N", type=int,

@@ -23,6 +23,8 @@ class NumpyMaths:
 
     name = "numpy"
     windows_at_once = 1
+    batches_at_once = 1
+    logits_rows = ROWS
 
     def array(self, x: np.ndarray) -> np.ndarray:
         return x
@@ -92,14 +94,18 @@ class NumpyMaths:
 
 
 class TorchMaths:
-    """All windows of a batch at once."""
+    """All windows of a batch at once. A GPU has a batch of its own while another one's K and V are
+    with the codec."""
 
     name = "torch"
 
     def __init__(self, torch) -> None:
         self.torch = torch
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.windows_at_once = 8 if self.device == "cuda" else 1
+        on_gpu = self.device == "cuda"
+        self.windows_at_once = 16 if on_gpu else 1
+        self.batches_at_once = 3 if on_gpu else 1
+        self.logits_rows = 8 * ROWS if on_gpu else ROWS
         torch.backends.cuda.matmul.allow_tf32 = False  # 10 bits of a product are too few here
         torch.set_grad_enabled(False)
 

@@ -263,6 +263,13 @@ def check_readme(subject: Subject, groups: list[str]) -> None:
             raise Unusable(f"{subject.name}: {group} has NLL {ours:.5f}, not {wanted:.5f}")
 
 
+def check(subject: Subject, options) -> None:
+    """Before anything is measured; what was measured before was checked then."""
+    check_short(subject)
+    if options.check or getattr(subject.maths, "device", "cpu") == "cuda":
+        check_readme(subject, options.check)
+
+
 # --- one profile ---------------------------------------------------------------------------------
 
 def tensors(bits: np.ndarray) -> Tensor:
@@ -329,13 +336,19 @@ def compare(subject: Subject, replace, name: tuple[str, str]) -> Row:
     are the caller's."""
     began = time.monotonic()
     deltas, divergences, flips = [], [], []
-    for at, ids in subject.batches(subject.windows):
+
+    def judge(batch):
+        at, ids = batch
         hidden = subject.model.hidden(ids, replace)
-        for i in range(len(ids)):
-            nll, kl, changed = subject.model.judge(ids[i], hidden[i], subject.hidden[at + i])
-            deltas.append(float((nll - subject.base[at + i]).mean()))
-            divergences.append(float(kl.mean()))
-            flips.append(float(changed.mean()))
+        return at, [subject.model.judge(ids[i], hidden[i], subject.hidden[at + i])
+                    for i in range(len(ids))]
+
+    with ThreadPoolExecutor(subject.maths.batches_at_once) as pool:
+        for at, judged in pool.map(judge, subject.batches(subject.windows)):
+            for i, (nll, kl, changed) in enumerate(judged):
+                deltas.append(float((nll - subject.base[at + i]).mean()))
+                divergences.append(float(kl.mean()))
+                flips.append(float(changed.mean()))
     if not np.isfinite(deltas).all():
         raise Unusable(f"{subject.name}, {name[0]}: an NLL is not finite")
     return Row(subject.name, *name, len(subject.windows[0][1]), subject.base_nll, deltas,
@@ -374,7 +387,7 @@ class Profile:
     def measure(self) -> Row:
         subject = self.subject
         codec = LayerCodec(self.library, self.name, subject.block_shape, self.n_workers,
-                           self.weights_digest)
+                           self.weights_digest, subject.maths.windows_at_once)
         try:
             sizes = block_sizes(subject, codec)
             kind = PROFILE if self.weights_digest is None else CALIBRATED
@@ -445,8 +458,9 @@ def settings_of(subject: Subject, library, options) -> list:
     return found
 
 
-def measure_model(subject: Subject, library, options, cache: Cache) -> list:
-    """Rows of all settings, and the reasons of those that this model cannot take."""
+def measure_model(subject: Subject, library, options, cache: Cache, began: float) -> list:
+    """Rows of all settings, and the reasons of those that this model cannot take or that there was
+    no time for."""
     rows: list = []
     has_base = False
     for setting in settings_of(subject, library, options):
@@ -456,8 +470,12 @@ def measure_model(subject: Subject, library, options, cache: Cache) -> list:
                             subject.maths.name))
             if key in cache.rows:
                 say(f"{subject.name} {setting.name}: measured before")
+            elif options.time is not None and time.monotonic() - began > options.time:
+                rows.append((subject.name, setting.name, "no time left"))
+                continue
             else:
                 if not has_base:
+                    check(subject, options)
                     subject.run_base()
                     has_base = True
                 row = setting.measure()
@@ -475,6 +493,7 @@ def measure_model(subject: Subject, library, options, cache: Cache) -> list:
 
 def measure(options, library) -> list:
     """Rows of all models."""
+    began = time.monotonic()
     maths = maths_module.choose(options.maths)
     cache = Cache(options.cache)
     models = find_models(options.models)
@@ -483,11 +502,7 @@ def measure(options, library) -> list:
     for path in models:
         subject = Subject(path, options, models, maths)
         digests.add(subject.digest)
-        check_short(subject)
-        is_quick_here = getattr(maths, "device", "cpu") == "cuda"
-        if options.check or is_quick_here:
-            check_readme(subject, options.check)
-        rows += measure_model(subject, library, options, cache)
+        rows += measure_model(subject, library, options, cache, began)
     for file in options.profile_files:
         if file.weights_digest.hex() not in digests:
             raise Unusable(f"{file.path} is for weights {file.weights_digest.hex()[:16]}..., which "

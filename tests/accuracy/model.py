@@ -15,8 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from maths import ROWS
-
 # Ours: (Hugging Face, GGUF).
 GLOBAL_NAMES = {
     "embedding": ("model.embed_tokens.weight", "token_embd.weight"),
@@ -195,8 +193,9 @@ class Model:
         table = self.weights.get(("output", None, "weight"),
                                  self.weights["embedding", None, "weight"])
         parts = []
-        for at in range(0, len(ids) - 1, ROWS):
-            end = min(at + ROWS, len(ids) - 1)
+        rows = self.maths.logits_rows
+        for at in range(0, len(ids) - 1, rows):
+            end = min(at + rows, len(ids) - 1)
             ours = self.maths.log_probabilities(hidden[at:end], table)
             theirs = None
             if base is not None:
