@@ -63,8 +63,8 @@ struct honest {
     uint32_t n_rounds; /* of slices, so far */
     struct kvf_random_seeded random;
     struct hostile_control *control;
-    pid_t neighbour_pid;
-    clockid_t neighbour_clock, daemon_clock; /* their CPU time */
+    pid_t neighbour_pids[HOSTILE_GONE];
+    clockid_t neighbour_clocks[HOSTILE_GONE], daemon_clock; /* their CPU time */
 };
 
 static void fill(struct honest *honest, uint64_t number)
@@ -165,12 +165,13 @@ static uint64_t cpu_ns(clockid_t clock)
 static void measure_slice(struct honest *honest, struct side *side, double seconds)
 {
     uint64_t begin_ns, neighbour_ns, daemon_ns, n_attacks, elapsed_ns;
+    clockid_t neighbour_clock = honest->neighbour_clocks[side->mode];
 
     hostile_load_set(honest->control, side->mode);
     honest->side = side;
     begin_ns = kvf_now_ns();
     honest->due_ns = begin_ns;
-    neighbour_ns = cpu_ns(honest->neighbour_clock);
+    neighbour_ns = cpu_ns(neighbour_clock);
     daemon_ns = cpu_ns(honest->daemon_clock);
     n_attacks = atomic_load(&honest->control->n_attacks);
     do {
@@ -180,10 +181,9 @@ static void measure_slice(struct honest *honest, struct side *side, double secon
         if (elapsed_ns > WAIT_NS_MAX) {
             bench_die("the neighbour does nothing");
         }
-    } while ((double)elapsed_ns < seconds * 1e9 ||
-             cpu_ns(honest->neighbour_clock) == neighbour_ns ||
+    } while ((double)elapsed_ns < seconds * 1e9 || cpu_ns(neighbour_clock) == neighbour_ns ||
              (side->mode == HOSTILE_BAD && atomic_load(&honest->control->n_attacks) == n_attacks));
-    side->neighbour_ns += cpu_ns(honest->neighbour_clock) - neighbour_ns;
+    side->neighbour_ns += cpu_ns(neighbour_clock) - neighbour_ns;
     side->daemon_ns += cpu_ns(honest->daemon_clock) - daemon_ns;
     side->n_attacks += atomic_load(&honest->control->n_attacks) - n_attacks;
     side->elapsed_ns += elapsed_ns;
@@ -262,16 +262,19 @@ static void attach(struct honest *honest, const char *socket_path)
     }
 }
 
-static void start_neighbour(struct honest *honest, const char *socket_path)
+static void start_neighbours(struct honest *honest, const char *socket_path)
 {
     honest->control = mmap(NULL, sizeof(*honest->control), PROT_READ | PROT_WRITE,
                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (honest->control == MAP_FAILED) {
         bench_die("no shared memory: %s", strerror(errno));
     }
-    honest->neighbour_pid = hostile_load_start(socket_path, honest->control);
-    if (clock_getcpuclockid(honest->neighbour_pid, &honest->neighbour_clock) != 0) {
-        bench_die("no CPU clock of the neighbour");
+    for (enum hostile_mode mode = HOSTILE_GOOD; mode <= HOSTILE_BAD; mode++) {
+        honest->neighbour_pids[mode] = hostile_load_start(socket_path, honest->control, mode);
+        if (clock_getcpuclockid(honest->neighbour_pids[mode], &honest->neighbour_clocks[mode]) !=
+            0) {
+            bench_die("no CPU clock of a neighbour");
+        }
     }
 }
 
@@ -291,7 +294,7 @@ int main(int argc, char **argv)
     if (clock_getcpuclockid(daemon_pid, &honest.daemon_clock) != 0) {
         bench_die("no process %d", (int)daemon_pid);
     }
-    start_neighbour(&honest, socket_path); /* before there is a handle to inherit */
+    start_neighbours(&honest, socket_path); /* before there is a handle to inherit */
     honest.sources = bench_memory((size_t)N_SOURCES * BLOCK_BYTES, 1);
     honest.block = bench_memory(BLOCK_BYTES, 0);
     kvf_random_seeded_init(&honest.random, 2);
@@ -301,7 +304,8 @@ int main(int argc, char **argv)
         put_one(&honest);
     }
     measure_pairs(&honest, &run);
-    hostile_load_end(honest.neighbour_pid, honest.control);
+    hostile_load_end(honest.neighbour_pids[HOSTILE_GOOD], honest.control);
+    hostile_load_end(honest.neighbour_pids[HOSTILE_BAD], honest.control);
     kvf_close(honest.client);
     return 0;
 }

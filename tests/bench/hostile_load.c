@@ -3,7 +3,7 @@
  * hostile_load.c: the well-behaved neighbour and the bad one.
  *
  * What is compared is what the daemon makes of a neighbour, not how busy the machine is. So both
- * are two threads that compute for the first ON_NS of each PHASE_NS: one writes words at random,
+ * are two threads of a process of its own that compute for the first ON_NS of each PHASE_NS: one writes words at random,
  * the other attacks, or puts and gets and looks for its answers without sleeping. An attack waits
  * for the daemon now and then, and takes less of a CPU while it does. The well-behaved neighbour
  * leaves out a phase now and then, as many as it takes to have used as much.
@@ -33,6 +33,7 @@
 #define PHASE_NS         (5300 * KVF_NS_PER_US) /* in no step with the kernel's ticks */
 #define ON_NS            (1800 * KVF_NS_PER_US)
 #define NAP_NS           (200 * KVF_NS_PER_US)
+#define IDLE_NAP_NS      (2 * KVF_NS_PER_MS)
 #define GOOD_BYTES       (64u << 10)
 #define GOOD_KEYS        256
 #define LARGE_STAGING    (96u << 20)
@@ -73,35 +74,34 @@ static uint64_t thread_cpu_ns(void)
     return (uint64_t)cpu.tv_sec * KVF_NS_PER_S + (uint64_t)cpu.tv_nsec;
 }
 
-/* What the first thread has used as one neighbour, over all times that it was that one. */
-struct account {
-    uint64_t elapsed_ns, cpu_ns;
-    uint64_t began_ns, began_cpu_ns; /* the last time */
-};
+/* When this process began to work the last time. */
+static struct {
+    uint64_t ns, cpu_ns;
+} began;
 
-static struct account accounts[HOSTILE_GONE];
-
-static void account_begin(struct account *account)
+static void account_begin(void)
 {
-    account->began_ns = kvf_now_ns();
-    account->began_cpu_ns = thread_cpu_ns();
+    began.ns = kvf_now_ns();
+    began.cpu_ns = thread_cpu_ns();
 }
 
-static void account_end(struct account *account)
+static void account_end(struct hostile_account *account)
 {
-    account->elapsed_ns += kvf_now_ns() - account->began_ns;
-    account->cpu_ns += thread_cpu_ns() - account->began_cpu_ns;
+    atomic_fetch_add(&account->elapsed_ns, kvf_now_ns() - began.ns);
+    atomic_fetch_add(&account->cpu_ns, thread_cpu_ns() - began.cpu_ns);
 }
 
 /* Has the well-behaved one used less than the bad one would have? */
 static bool is_due(void)
 {
-    const struct account *good = &accounts[HOSTILE_GOOD], *bad = &accounts[HOSTILE_BAD];
-    double elapsed_ns = (double)(good->elapsed_ns + kvf_now_ns() - good->began_ns);
-    double used_ns = (double)(good->cpu_ns + thread_cpu_ns() - good->began_cpu_ns);
+    struct hostile_account *good = &the_control->accounts[HOSTILE_GOOD];
+    struct hostile_account *bad = &the_control->accounts[HOSTILE_BAD];
+    uint64_t elapsed_ns = atomic_load(&good->elapsed_ns) + kvf_now_ns() - began.ns;
+    uint64_t used_ns = atomic_load(&good->cpu_ns) + thread_cpu_ns() - began.cpu_ns;
+    uint64_t bad_elapsed_ns = atomic_load(&bad->elapsed_ns);
 
-    return bad->elapsed_ns == 0 ||
-           used_ns / elapsed_ns < (double)bad->cpu_ns / (double)bad->elapsed_ns;
+    return bad_elapsed_ns == 0 || (double)used_ns / (double)elapsed_ns <
+                                      (double)atomic_load(&bad->cpu_ns) / (double)bad_elapsed_ns;
 }
 
 /* --- the second thread ------------------------------------------------------------------------ */
@@ -202,19 +202,26 @@ static void good_step(struct kvf_client *client, uint64_t n)
 
 /* --- the bad one ------------------------------------------------------------------------------ */
 
-/* As far as WELCOME. False: the daemon refused, which is its right. */
-static bool begin(struct raw_client *raw, uint64_t staging_bytes)
+/* As far as WELCOME. False: the daemon refused, or lets it wait, which is its right: the next attack
+ * comes at once. */
+static bool say_hello(struct raw_client *raw, const struct kvf_wire_hello *hello)
 {
-    struct kvf_wire_hello hello;
-
     raw_connect(raw, the_socket);
-    raw_hello(&hello);
-    hello.staging_bytes = staging_bytes;
-    if (raw_begin(raw, &hello)) {
+    raw_send(raw, hello, sizeof(*hello), NULL, 0);
+    if (raw_is_answered(raw, HANG_UP_MS) && raw_welcomed(raw)) {
         return true;
     }
     raw_close(raw);
     return false;
+}
+
+static bool begin(struct raw_client *raw, uint64_t staging_bytes)
+{
+    struct kvf_wire_hello hello;
+
+    raw_hello(&hello);
+    hello.staging_bytes = staging_bytes;
+    return say_hello(raw, &hello);
 }
 
 static bool attach(struct raw_client *raw, uint64_t staging_bytes)
@@ -302,19 +309,20 @@ static void attack_hello(void)
         struct kvf_wire_hello hello;
         struct raw_client raw;
 
-        raw_connect(&raw, the_socket);
         raw_hello(&hello);
         memcpy(hello.label, "n", 1);
         hello.label[1] = (char)('a' + word % 26);
         hello.label[2] = (char)('a' + word / 26 % 26);
         memcpy(hello.weights_digest, &word, sizeof(word));
         if (i % 2 == 0) {
+            raw_connect(&raw, the_socket);
             raw_send(&raw, &hello, sizeof(hello) - word % 2, fds, (uint32_t)(1 + word % 4));
             (void)raw_is_hung_up(&raw, HANG_UP_MS);
-        } else if (raw_begin(&raw, &hello)) {
+            raw_close(&raw);
+        } else if (say_hello(&raw, &hello)) {
             (void)raw_mapped(&raw);
+            raw_close(&raw);
         }
-        raw_close(&raw);
     }
     for (int i = 0; i < 4; i++) {
         close(fds[i]);
@@ -443,8 +451,8 @@ static void be_bad(void)
 
 static void be(enum hostile_mode mode)
 {
-    atomic_store(&the_control->current, mode);
-    account_begin(&accounts[mode]);
+    atomic_store(&the_control->is_busy[mode], true);
+    account_begin();
     atomic_store(&scribbler.is_on, true);
     if (mode == HOSTILE_GOOD) {
         be_good();
@@ -452,33 +460,34 @@ static void be(enum hostile_mode mode)
         be_bad();
     }
     atomic_store(&scribbler.is_on, false);
-    account_end(&accounts[mode]);
+    account_end(&the_control->accounts[mode]);
+    atomic_store(&the_control->is_busy[mode], false);
 }
 
-static void run(void)
+static void run(enum hostile_mode mode)
 {
-    const struct timespec nap = {.tv_nsec = NAP_NS};
+    const struct timespec nap = {.tv_nsec = IDLE_NAP_NS};
     pthread_t thread;
 
     if (pthread_create(&thread, NULL, scribble, NULL) != 0) {
         bench_die("no thread: %s", strerror(errno));
     }
     for (;;) {
-        enum hostile_mode mode = (enum hostile_mode)atomic_load(&the_control->wanted);
+        uint32_t wanted = atomic_load(&the_control->wanted);
 
-        if (mode == HOSTILE_GONE) {
+        if (wanted == HOSTILE_GONE) {
             return;
         }
-        if (mode == HOSTILE_IDLE) {
-            atomic_store(&the_control->current, HOSTILE_IDLE);
-            nanosleep(&nap, NULL);
-        } else {
+        if (wanted == mode) {
             be(mode);
+        } else {
+            nanosleep(&nap, NULL);
         }
     }
 }
 
-pid_t hostile_load_start(const char *socket_path, struct hostile_control *control)
+pid_t hostile_load_start(const char *socket_path, struct hostile_control *control,
+                         enum hostile_mode mode)
 {
     pid_t parent = getpid();
     pid_t pid = fork();
@@ -496,21 +505,28 @@ pid_t hostile_load_start(const char *socket_path, struct hostile_control *contro
     the_socket = socket_path;
     the_control = control;
     kvf_random_seeded_init(&the_random, 1);
-    run();
+    run(mode);
     _exit(0);
 }
 
-void hostile_load_set(struct hostile_control *control, enum hostile_mode mode)
+static void wait_busy(struct hostile_control *control, enum hostile_mode mode, bool is_busy)
 {
     const struct timespec nap = {.tv_nsec = NAP_NS};
     uint64_t deadline_ns = kvf_now_ns() + 30 * KVF_NS_PER_S;
 
-    atomic_store(&control->wanted, mode);
-    while (atomic_load(&control->current) != mode) {
+    while (atomic_load(&control->is_busy[mode]) != is_busy) {
         if (kvf_now_ns() > deadline_ns) {
             bench_die("the neighbour is gone");
         }
         nanosleep(&nap, NULL);
+    }
+}
+
+void hostile_load_set(struct hostile_control *control, enum hostile_mode mode)
+{
+    atomic_store(&control->wanted, mode);
+    for (enum hostile_mode other = HOSTILE_GOOD; other <= HOSTILE_BAD; other++) {
+        wait_busy(control, other, other == mode);
     }
 }
 

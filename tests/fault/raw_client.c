@@ -82,10 +82,20 @@ static bool receive(struct raw_client *raw, void *data_out, size_t bytes,
 
 bool raw_begin(struct raw_client *raw, const struct kvf_wire_hello *hello)
 {
+    raw_send(raw, hello, sizeof(*hello), NULL, 0);
+    return raw_welcomed(raw);
+}
+
+bool raw_is_answered(const struct raw_client *raw, uint32_t timeout_ms)
+{
+    return wait_readable(raw, timeout_ms);
+}
+
+bool raw_welcomed(struct raw_client *raw)
+{
     struct kvf_seqpacket_message message;
     struct kvf_wire_piece piece;
 
-    raw_send(raw, hello, sizeof(*hello), NULL, 0);
     if (!receive(raw, &raw->welcome, sizeof(raw->welcome), &message) || raw->welcome.status < 0) {
         return false;
     }

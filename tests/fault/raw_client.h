@@ -34,6 +34,10 @@ void raw_hello(struct kvf_wire_hello *hello_out);
  * raw->welcome.status says so. */
 bool raw_begin(struct raw_client *raw, const struct kvf_wire_hello *hello);
 
+/* The same in two steps: has the daemon answered what was sent, within timeout_ms? */
+bool raw_is_answered(const struct raw_client *raw, uint32_t timeout_ms);
+bool raw_welcomed(struct raw_client *raw);
+
 /* Say MAPPED, wait for READY. False: hung up. */
 bool raw_mapped(struct raw_client *raw);
 
