@@ -2,11 +2,12 @@
  *
  * hostile_load.c: the well-behaved neighbour and the bad one.
  *
- * What is compared is what the daemon makes of a neighbour, not how busy the machine is. So both
- * are two threads of a process of its own that compute for the first ON_NS of each PHASE_NS: one writes words at random,
- * the other attacks, or puts and gets and looks for its answers without sleeping. An attack waits
- * for the daemon now and then, and takes less of a CPU while it does. The well-behaved neighbour
- * leaves out a phase now and then, as many as it takes to have used as much.
+ * What is compared is what the daemon makes of a neighbour, not how busy the machine is. So each is
+ * a process with two threads that compute for the first ON_NS of each PHASE_NS: one writes words at
+ * random, the other attacks, or puts and gets and looks for its answers without sleeping. An attack
+ * waits for the daemon now and then, and takes less of a CPU while it does; nobody who attacks waits
+ * for a daemon that lets it wait, the next attack follows. The well-behaved neighbour leaves out a
+ * phase now and then, as many as it takes to have used as much.
  */
 #include "tests/bench/hostile_load.h"
 
@@ -202,8 +203,8 @@ static void good_step(struct kvf_client *client, uint64_t n)
 
 /* --- the bad one ------------------------------------------------------------------------------ */
 
-/* As far as WELCOME. False: the daemon refused, or lets it wait, which is its right: the next attack
- * comes at once. */
+/* As far as WELCOME. False: the daemon refused, or lets it wait, which is its right: the next
+ * attack follows. */
 static bool say_hello(struct raw_client *raw, const struct kvf_wire_hello *hello)
 {
     raw_connect(raw, the_socket);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hostile_load.h: the neighbours of bench_hostile's honest client: a process that is well-behaved and
- * one that breaks every rule. One at a time works, and the first takes as much of the CPUs, at the
- * same times, as the second would.
+ * hostile_load.h: the neighbours of bench_hostile's honest client: a process that is
+ * well-behaved and one that breaks every rule. One at a time works, and the first takes as much of
+ * the CPUs, at the same times, as the second would.
  */
 #ifndef KVF_TESTS_BENCH_HOSTILE_LOAD_H
 #define KVF_TESTS_BENCH_HOSTILE_LOAD_H
