@@ -5,9 +5,9 @@
  * What is compared is what the daemon makes of a neighbour, not how busy the machine is. So each is
  * a process with two threads that compute for the first ON_NS of each PHASE_NS: one writes words at
  * random, the other attacks, or puts and gets and looks for its answers without sleeping. An attack
- * waits for the daemon now and then, and takes less of a CPU while it does; nobody who attacks waits
- * for a daemon that lets it wait, the next attack follows. The well-behaved neighbour leaves out a
- * phase now and then, as many as it takes to have used as much.
+ * waits for the daemon now and then, and takes less of a CPU while it does; if the daemon lets it
+ * wait for long, the next attack follows. The well-behaved neighbour leaves out a phase now and
+ * then, as many as it takes to have used as much.
  */
 #include "tests/bench/hostile_load.h"
 
