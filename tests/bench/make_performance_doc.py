@@ -66,7 +66,9 @@ How the two sides are kept alike:
   namespaces without end and sends descriptors, punches holes into 96 MiB before MAPPED, fills a
   blocking eventfd, floods lookups, and connects in storms. The well-behaved one looks for its
   answers without sleeping, and leaves out as many phases as it takes to use no more of the CPUs
-  (with two of them the slowest requests are those that wait for one). Slices of half a second
+  (with two of them the slowest requests are those that wait for one). The two are processes of
+  their own, since the daemon lets a process that broke the protocol attach later; the hostile one
+  waits 20 ms for the answer to an attach and then begins its next attack. Slices of half a second
   alternate, and all slices of a pair are counted together.
 - accuracy: of Gaussian vectors, the mean cosine with what comes back. Of models, windows of text,
   spread over all of it, run once with K and V as an engine caches them (bf16, K after RoPE) and
