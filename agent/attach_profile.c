@@ -11,21 +11,6 @@
 
 #include "agent/calibration.h"
 
-static struct kvf_geometry geometry_of(const struct kvf_wire_hello *hello)
-{
-    return (struct kvf_geometry){.struct_bytes = sizeof(struct kvf_geometry),
-                                 .kind = hello->geometry.kind,
-                                 .dtype = hello->geometry.dtype,
-                                 .rope_state = hello->geometry.rope_state,
-                                 .layout_tag = hello->geometry.layout_tag,
-                                 .n_layers = hello->geometry.n_layers,
-                                 .n_heads = hello->geometry.n_heads,
-                                 .dim_k = hello->geometry.dim_k,
-                                 .dim_v = hello->geometry.dim_v,
-                                 .chunk_tokens = hello->geometry.chunk_tokens,
-                                 .sink_tokens = hello->geometry.sink_tokens};
-}
-
 static bool is_allowed(const struct kvf_session *session)
 {
     return session->agent->config->allow_uncalibrated &&
@@ -136,7 +121,7 @@ int kvf_attach_profile(struct kvf_session *session, char *text, size_t bytes)
 {
     const struct kvf_wire_hello *hello = &session->hello;
     const struct kvf_profile *builtin = kvf_profile_find(hello->profile);
-    struct kvf_geometry geometry = geometry_of(hello);
+    struct kvf_geometry geometry = kvf_proto_geometry_get(&hello->geometry);
     bool opaque = geometry.kind == KVF_KIND_BYTES;
     int status;
 

@@ -78,20 +78,7 @@ static void on_log(void *arg, int severity, const char *text)
 /* A client of the daemon that is to it what the engine is: of the same namespace and shard. */
 static int client_open(struct kvf_gpud_engine *engine, const struct kvf_wire_hello *hello)
 {
-    const struct kvf_wire_geometry *g = &hello->geometry;
-    struct kvf_geometry geometry = {
-        .struct_bytes = sizeof(geometry),
-        .kind = g->kind,
-        .dtype = g->dtype,
-        .rope_state = g->rope_state,
-        .layout_tag = g->layout_tag,
-        .n_layers = g->n_layers,
-        .n_heads = g->n_heads,
-        .dim_k = g->dim_k,
-        .dim_v = g->dim_v,
-        .chunk_tokens = g->chunk_tokens,
-        .sink_tokens = g->sink_tokens,
-    };
+    struct kvf_geometry geometry = kvf_proto_geometry_get(&hello->geometry);
     char name[KVF_WIRE_NAME_BYTES];
     struct kvf_options options;
 

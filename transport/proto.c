@@ -412,3 +412,20 @@ int kvf_proto_decode(enum kvf_proto_side sender, const void *data, size_t data_b
     memcpy(message_out, &message, data_bytes);
     return KVF_OK;
 }
+
+struct kvf_geometry kvf_proto_geometry_get(const struct kvf_wire_geometry *wire)
+{
+    return (struct kvf_geometry){
+        .struct_bytes = sizeof(struct kvf_geometry),
+        .kind = wire->kind,
+        .dtype = wire->dtype,
+        .rope_state = wire->rope_state,
+        .layout_tag = wire->layout_tag,
+        .n_layers = wire->n_layers,
+        .n_heads = wire->n_heads,
+        .dim_k = wire->dim_k,
+        .dim_v = wire->dim_v,
+        .chunk_tokens = wire->chunk_tokens,
+        .sink_tokens = wire->sink_tokens,
+    };
+}

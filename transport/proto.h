@@ -104,6 +104,10 @@ int kvf_shm_keys_check(const struct kvf_shm_sqe *sqe, const struct kvf_shm_key *
 int kvf_shm_key_check(const struct kvf_shm_sqe *sqe, const struct kvf_shm_key *key,
                       bool with_record, const struct kvf_shm_limits *limits, const char **why_out);
 
+/* A HELLO's geometry as the library and the codecs take it. Copied as it is:
+ * kvf_proto_geometry_check has judged it. */
+struct kvf_geometry kvf_proto_geometry_get(const struct kvf_wire_geometry *wire);
+
 /* How many block completions a submission has: get, put, prefetch and evict one a key, stat one a
  * counter, others none. */
 uint32_t kvf_shm_sqe_blocks(const struct kvf_shm_sqe *sqe);

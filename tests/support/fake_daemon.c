@@ -455,19 +455,7 @@ static void profile_choose(struct kvf_fake_daemon *d, const struct kvf_wire_hell
 {
     const char *name = d->script.profile != NULL ? d->script.profile : hello->profile;
     const struct kvf_wire_geometry *g = &hello->geometry;
-    struct kvf_geometry geometry = {
-        .struct_bytes = sizeof(geometry),
-        .kind = g->kind,
-        .dtype = g->dtype,
-        .rope_state = g->rope_state,
-        .layout_tag = g->layout_tag,
-        .n_layers = g->n_layers,
-        .n_heads = g->n_heads,
-        .dim_k = g->dim_k,
-        .dim_v = g->dim_v,
-        .chunk_tokens = g->chunk_tokens,
-        .sink_tokens = g->sink_tokens,
-    };
+    struct kvf_geometry geometry = kvf_proto_geometry_get(&hello->geometry);
     static struct kvf_codec_plan plan;
 
     int status = d->script.table != NULL
