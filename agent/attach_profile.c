@@ -2,7 +2,9 @@
  *
  * attach_profile.c: the profile that a client gets. A lossless one that it asks for; a lossy one
  * where a calibration has passed it for the client's model, or where operator and client both say
- * that none is needed; else "exact".
+ * that none is needed; else "exact". So also for a name that nobody knows: it may be that of a file
+ * which is gone since the client attached, and a client that comes back is not to be left without a
+ * cache for it.
  */
 #include "agent/core.h"
 
@@ -15,6 +17,12 @@ static bool is_allowed(const struct kvf_session *session)
 {
     return session->agent->config->allow_uncalibrated &&
            (session->hello.flags & KVF_ATTACH_ALLOW_UNCALIBRATED) != 0;
+}
+
+static bool is_known(const struct kvf_session *session)
+{
+    return kvf_profile_find(session->hello.profile) != NULL ||
+           kvf_calibrations_have(session->agent->calibrations, session->hello.profile);
 }
 
 /* The file by which the profile asked for has passed for this client, or NULL: why_out says why
@@ -37,9 +45,11 @@ static const struct kvf_calibration *find_passed(const struct kvf_session *sessi
     }
     if (calibration == NULL) {
         (void)snprintf(why_out, KVF_PROFILE_WHY_BYTES, "%s",
-                       session->agent->config->calibration_dir[0] != '\0'
+                       session->agent->config->calibration_dir[0] == '\0'
+                           ? "calibration.dir is not set"
+                       : is_known(session)
                            ? "calibration.dir has no file of it for these weights"
-                           : "calibration.dir is not set");
+                           : "neither the build (kvferry profiles) nor calibration.dir has it");
         return NULL;
     }
     if (kvf_profile_table_fits(calibration->table, geometry, hello->shard, hello->shard_count,
@@ -126,13 +136,9 @@ int kvf_attach_profile(struct kvf_session *session, char *text, size_t bytes)
     int status;
 
     (void)snprintf(session->profile, sizeof(session->profile), "%s", hello->profile);
-    if (builtin == NULL &&
-        (opaque || !kvf_calibrations_have(session->agent->calibrations, hello->profile))) {
-        (void)snprintf(
-            text, bytes,
-            "there is no profile \"%s\", neither of the build (see kvferry profiles) nor "
-            "of a file in calibration.dir",
-            hello->profile);
+    if (builtin == NULL && (opaque || !kvf_profile_name_is_valid(hello->profile))) {
+        (void)snprintf(text, bytes, "there is no profile \"%s\": see kvferry profiles",
+                       hello->profile);
         return KVF_ERR_INVALID;
     }
     status = builtin != NULL && (builtin->lossless || opaque)

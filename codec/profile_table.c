@@ -106,12 +106,18 @@ struct kvf_plan_array kvf_profile_table_splits(const struct kvf_profile_table *t
 /* -------------------------------------------------------------------------------------------------
  * What it says of itself
  */
-static int check_name(const struct kvf_profile_table *table, char why_out[KVF_PROFILE_WHY_BYTES])
+bool kvf_profile_name_is_valid(const char name[KVF_PROFILE_NAME_BYTES])
 {
     static const char set[] = "abcdefghijklmnopqrstuvwxyz0123456789.-";
-    size_t n = strnlen(table->name, sizeof(table->name));
-    if (n == 0 || n == sizeof(table->name) || strspn(table->name, set) != n ||
-        strchr(".-", table->name[0]) != NULL) {
+    size_t n = strnlen(name, KVF_PROFILE_NAME_BYTES);
+
+    return n != 0 && n != KVF_PROFILE_NAME_BYTES && strspn(name, set) == n &&
+           strchr(".-", name[0]) == NULL;
+}
+
+static int check_name(const struct kvf_profile_table *table, char why_out[KVF_PROFILE_WHY_BYTES])
+{
+    if (!kvf_profile_name_is_valid(table->name)) {
         return fail(why_out,
                     "name: 1 to %d of a-z, 0-9, '.' and '-' that begin with a letter or a digit",
                     KVF_PROFILE_NAME_BYTES - 1);

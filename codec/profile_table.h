@@ -97,6 +97,10 @@ int kvf_profile_table_fits(const struct kvf_profile_table *table,
                            uint16_t shard_count, uint32_t *head_first_out,
                            char why_out[KVF_PROFILE_WHY_BYTES]);
 
+/* Can a file have a profile of this name: 1 to 15 of a-z, 0-9, '.' and '-' that begin with a letter
+ * or a digit, and a zero? */
+bool kvf_profile_name_is_valid(const char name[KVF_PROFILE_NAME_BYTES]);
+
 /* Is a table for the model of these digests? */
 bool kvf_profile_table_is_for(const struct kvf_profile_table *table,
                               const uint8_t weights_digest[KVF_DIGEST_BYTES],

@@ -59,6 +59,14 @@ static void file_write(const char *name, const char *text)
     kvf_test_file_write(path, text, strlen(text));
 }
 
+static void file_remove(const char *name)
+{
+    char path[KVF_TEST_PATH_BYTES];
+
+    kvf_test_dir_path(&the_files, name, path);
+    assert_int_equal(unlink(path), 0);
+}
+
 static struct kvf_profile_tensor saw(uint8_t bits, uint8_t flags)
 {
     return (struct kvf_profile_tensor){.codec = KVF_CODEC_SAW,
@@ -324,8 +332,9 @@ static void test_profiles_of_files(void **state)
     kvf_close(second);
     kvf_close(expect("other", 1, "exact", "no file of it for these weights"));
     kvf_close(expect("own", 3, "exact", "run kvferry calibrate"));
-    assert_int_equal(open_profile("none", 1, &second), KVF_ERR_INVALID);
-    assert_non_null(strstr(last_log, "there is no profile \"none\""));
+    kvf_close(expect("none", 1, "exact", "neither the build (kvferry profiles) nor calibration"));
+    assert_int_equal(open_profile("No One", 1, &second), KVF_ERR_INVALID);
+    assert_non_null(strstr(last_log, "there is no profile \"No One\""));
     assert_as_reference(client, &plan, 201);
     kvf_close(client);
     kvf_profile_table_destroy(own);
@@ -338,6 +347,7 @@ static void test_changed_files(void **state)
 {
     static struct kvf_codec_plan plans[2];
     struct kvf_profile_table *tables[2] = {table_create("own", 1, 5), table_create("own", 1, 4)};
+    struct kvf_info info = {.struct_bytes = sizeof(info)};
     struct kvf_client *client;
     uint64_t round_trip_ns;
 
@@ -365,6 +375,18 @@ static void test_changed_files(void **state)
     }
     assert_int_equal(has_block(client, 300), KVF_OK);
     assert_int_equal(has_block(client, 301), KVF_MISS);
+    /* without the file: "exact" */
+    assert_int_equal(kvf_test_daemon_stop(&the_daemon), 0);
+    file_remove("own.json");
+    kvf_test_daemon_start(&the_daemon);
+    while (kvf_ping(client, 60000, &round_trip_ns) != KVF_OK) {
+    }
+    assert_int_equal(kvf_client_info(client, &info), KVF_OK);
+    assert_string_equal(info.profile, "exact");
+    assert_int_equal(info.lossless, 1);
+    assert_int_equal(has_block(client, 300), KVF_MISS);
+    assert_int_equal(kvf_codec_plan_init(&plans[0], &geometry, "exact"), KVF_OK);
+    assert_as_reference(client, &plans[0], 302);
     kvf_close(client);
     for (int i = 0; i < 2; i++) {
         kvf_profile_table_destroy(tables[i]);
