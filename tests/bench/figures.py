@@ -299,17 +299,20 @@ def gpu_stolen_figures():
 
 
 def gpu_agent_figures():
-    """The whole way of puts, by either path; _mps: with the control daemon of MPS running."""
+    """The whole way of puts and gets, by either path; _mps: with the control daemon of MPS
+    running."""
     result = []
+    rows = [("puts", "rate", "encoded", rate) for rate in GPU_RATES]
+    rows.append(("gets", "get_rate", "decoded", 20))
     for suffix, how in (("", "without MPS"), ("_mps", "under MPS")):
         for loop, what, _ in GPU_LOOPS:
             for path in ("engine", "agent"):
-                for rate in GPU_RATES:
+                for calls, truth, done, rate in rows:
                     tail = f"{loop}_{path}_{rate}{suffix}"
-                    note = f"puts at {rate} GB/s beside {what}, path {path.upper()}, {how}"
-                    result.append(Figure(f"puts_{tail}", "ms", "GiB encoded", better="lower",
+                    note = f"{calls} at {rate} GB/s beside {what}, path {path.upper()}, {how}"
+                    result.append(Figure(f"{calls}_{tail}", "ms", f"GiB {done}", better="lower",
                                          is_bounded=True, note=f"ms/GiB; {note}"))
-                    result.append(Figure(f"rate_{tail}", "GB/s", note=f"in truth; {note}"))
+                    result.append(Figure(f"{truth}_{tail}", "GB/s", note=f"in truth; {note}"))
     return result
 
 
