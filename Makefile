@@ -22,7 +22,8 @@ NEEDS := \
     libjansson-dev:module=jansson \
     libcmocka-dev:module=cmocka \
     libmicrohttpd-dev:module=libmicrohttpd \
-    libcurl4-openssl-dev:module=libcurl
+    libcurl4-openssl-dev:module=libcurl \
+    libopenblas-dev:module=openblas
 
 PACKAGES := $(foreach need,$(NEEDS),$(firstword $(subst :, ,$(need))))
 

@@ -14,6 +14,7 @@
  *   part 6  staging, encode, decode              the pieces the blocking calls are made of
  *   part 7  asynchronous calls                   submit, poll, cancel
  *   part 8  GPU calls                            pages in device memory: libkvferry_gpu
+ *   part 9  X instead of KV                      K and V rebuilt from a layer's input
  *
  * Conventions, stated once:
  * - A handle and everything obtained from it belong to one thread at a time. Open more handles for
@@ -713,6 +714,95 @@ KVF_API int kvf_gpu_sleep(struct kvf_gpu *gpu);
 
 /* Take them again. KVF_OK; KVF_ERR_NO_MEMORY: still asleep. */
 KVF_API int kvf_gpu_wake(struct kvf_gpu *gpu);
+
+/* ----------------------------------------------------------------------------------------------
+ * Part 9: X instead of KV
+ *
+ * X is the input of a layer's K and V projections, behind its norm. It can be stored in place of K
+ * and V, and then they are computed again when a request fetches it:
+ *
+ *   K = rope(knorm(X W_K^T + b_K)),  V = X W_V^T + b_V
+ *
+ * once a request and layer, over all its tokens, by one product with [W_K | W_V]. That takes a BLAS
+ * (OpenBLAS, opened at the first kvf_x_open; $KVFERRY_BLAS names another library). Arithmetic is
+ * fp32; what is written to the pages is rounded once.
+ *
+ * No serving engine hands X to a plug-in today: hooks of a framework can, and an engine of one's
+ * own.
+ */
+struct kvf_x;
+
+/* Which elements of a K vector turn together, with r = rope_dims. */
+enum kvf_rope_style {
+    KVF_ROPE_STYLE_NONE = 0,        /* K is wanted before rotation, or the model has none */
+    KVF_ROPE_STYLE_HALF = 1,        /* i and i + r / 2: as in the checkpoints of Hugging Face */
+    KVF_ROPE_STYLE_INTERLEAVED = 2, /* 2 i and 2 i + 1: as in Llama's own, and GGUF of Llama */
+};
+
+/* What K and V are rebuilt with. All arrays are in host memory, stay the caller's and must not
+ * change until kvf_x_close. Matrices are as in checkpoints: a row an output, [outputs][d_model].
+ * Heads are those of this shard: ranks of a tensor-parallel group give their rows of W_K and W_V
+ * and share one stored X. */
+struct kvf_x_weights {
+    uint32_t struct_bytes;
+    uint32_t d_model;          /* elements of X a token */
+    uint32_t stored_width;     /* elements stored a token and layer; 0: d_model, X itself */
+    uint16_t n_layers;         /* 1..KVF_LAYERS_MAX */
+    uint16_t n_heads;          /* KV heads of this shard, 1..KVF_HEADS_MAX */
+    uint16_t model_heads;      /* KV heads of the model; 0: n_heads */
+    uint16_t dim_k;            /* 1..KVF_DIM_MAX */
+    uint16_t dim_v;            /* 0..KVF_DIM_MAX; 0: no V */
+    uint16_t rope_dims;        /* leading elements of a K vector that turn; 0: dim_k */
+    uint8_t dtype;             /* of matrices, biases and gains: BF16, F16 or F32 */
+    uint8_t kv_dtype;          /* of the pages: BF16, F16 or F32 */
+    uint8_t rope_style;        /* enum kvf_rope_style */
+    uint8_t reserved;          /* 0 */
+    uint32_t rope_positions;   /* rows of the tables */
+    float k_norm_eps;          /* with k_norm */
+    const void *const *w_k;    /* a layer: [n_heads * dim_k][d_model] */
+    const void *const *w_v;    /* a layer: [n_heads * dim_v][d_model] */
+    const void *const *b_k;    /* a layer: [n_heads * dim_k]; NULL: the model has none */
+    const void *const *b_v;    /* a layer: [n_heads * dim_v]; NULL: the model has none */
+    const void *const *k_norm; /* a layer: [dim_k], gain of the RMS norm of each K vector; NULL */
+    const float *rope_cos;     /* [rope_positions][rope_dims / 2] */
+    const float *rope_sin;
+    uint8_t weights_digest[KVF_DIGEST_BYTES]; /* as at attach; zeroes are refused */
+    uint8_t adapter_digest[KVF_DIGEST_BYTES]; /* of the adapter that is in W_K and W_V */
+    kvf_log_fn log;                           /* NULL: that of the client, if one is given */
+    void *log_arg;
+};
+
+/* Register weights. client: whose blocks will be rebuilt: it has to have attached with the same
+ * digests; NULL: no such check. What is refused is said in one line of the log. *x_out is the
+ * caller's, see kvf_x_close, and independent of client afterwards. Blocks while the BLAS starts.
+ * KVF_OK; KVF_ERR_INVALID: a field is out of its range, or a table or matrix is missing;
+ * KVF_ERR_REFUSED: no digest, or stored_width is more than the model's K and V have: storing those
+ * is less; KVF_ERR_MISMATCH: other digests than the client's; KVF_ERR_UNSUPPORTED: no BLAS here;
+ * KVF_ERR_NO_MEMORY. */
+KVF_API int kvf_x_open(struct kvf_client *client, const struct kvf_x_weights *weights,
+                       struct kvf_x **x_out);
+
+/* Accepts NULL. Returns NULL. */
+KVF_API struct kvf_x *kvf_x_close(struct kvf_x *x);
+
+/* X of one layer. */
+struct kvf_x_input {
+    uint32_t struct_bytes;
+    uint32_t n_tokens;
+    uint32_t position_first;   /* of token 0 in its sequence */
+    uint8_t dtype;             /* BF16, F16 or F32 */
+    uint8_t reserved[3];       /* 0 */
+    const uint32_t *positions; /* of each token; NULL: they follow each other */
+    const void *data;          /* [n_tokens][d_model] */
+    size_t token_stride_bytes; /* 0: tokens lie side by side */
+};
+
+/* Write K and V of one layer into pages: kv->k.layers[layer] and kv->v.layers[layer], tokens of the
+ * view as those of the input. Blocks: it computes, on the threads of the BLAS. KVF_OK;
+ * KVF_ERR_INVALID; KVF_ERR_MISMATCH: the tables have no row for a position. Nothing is written
+ * then. */
+KVF_API int kvf_x_rebuild(struct kvf_x *x, uint32_t layer, const struct kvf_x_input *input,
+                          const struct kvf_kv_view *kv);
 
 #ifdef __cplusplus
 }

@@ -37,6 +37,8 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_gpu_put_item), 56);
     assert_int_equal(sizeof(struct kvf_gpu_get_item), 40);
     assert_int_equal(sizeof(struct kvf_gpu_event), 32);
+    assert_int_equal(sizeof(struct kvf_x_weights), 176);
+    assert_int_equal(sizeof(struct kvf_x_input), 40);
 }
 
 static void sizes_come_first(void **state)
@@ -56,6 +58,8 @@ static void sizes_come_first(void **state)
     assert_int_equal(offsetof(struct kvf_gpu_region_options, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_gpu_put_item, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_gpu_get_item, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_x_weights, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_x_input, struct_bytes), 0);
 }
 
 /* Statuses travel on the wire, element types are written to disk. */
