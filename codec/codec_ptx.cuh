@@ -44,6 +44,23 @@ static __device__ __forceinline__ uint32_t max_half_magnitudes(uint32_t a, uint3
     return larger;
 }
 
+/* Bits of a where the mask is set, else of b: one operation, which the compiler does not take
+ * apart to join several in other ways. */
+static __device__ __forceinline__ uint32_t choose_bits(uint32_t a, uint32_t b, uint32_t mask)
+{
+    uint32_t bits;
+    asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(bits) : "r"(a), "r"(b), "r"(mask));
+    return bits;
+}
+
+/* A word of shared memory that does not change any more, by the short form of its address. */
+static __device__ __forceinline__ uint32_t load_shared(uint32_t at)
+{
+    uint32_t word;
+    asm("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(at));
+    return word;
+}
+
 /* 1 / x, off by a unit in the last place or so. */
 static __device__ __forceinline__ float estimate_reciprocal(float x)
 {

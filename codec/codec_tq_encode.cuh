@@ -17,14 +17,47 @@
 namespace kvf
 {
 
+/* What the lower half of an entry has of a code: fields of a plane, all alike, so that where fields
+ * of several codes are put together each is there already. Of 3 bits the lower byte has the first
+ * plane's two bits four times, the upper one the second plane's eight times. */
+template <int bits> static constexpr __device__ uint32_t fields_of_code(uint32_t code)
+{
+    return bits == 4   ? code * 0x1111
+           : bits == 2 ? code * 0x5555
+                       : (code >> 1) * 0x55 | (code & 1) * 0xff00;
+}
+
 /* (6) By m: the level as bf16 in the upper half, which makes all of it a float once the lower half
- * is gone, and the code. By all threads. */
+ * is gone, and the fields of the code. By all threads, of which each has one m; each lane has a copy
+ * in a bank of its own. */
 template <int bits> static __device__ __forceinline__ void fill_level_table(uint32_t *table)
 {
-    for (uint32_t m = threadIdx.x; m < KVF_TQ_TABLE_WORDS; m += blockDim.x) {
-        uint32_t code = tq_code(bits, m);
-        table[m] = __float_as_uint((float)tq_level(bits, code)) | code;
+    static_assert(SAW_ENCODE_THREADS == (int)KVF_TQ_TABLE_WORDS, "a thread has one m");
+    uint32_t m = threadIdx.x;
+    uint32_t code = tq_code(bits, m);
+    uint32_t entry = __float_as_uint((float)tq_level(bits, code)) | fields_of_code<bits>(code);
+#pragma unroll 4
+    for (uint32_t k = 0; k < warp_lanes; k++) {
+        table[m * warp_lanes + (m + k) % warp_lanes] = entry;
     }
+}
+
+/* Four codes, in the lowest fields. */
+template <int bits> static __device__ __forceinline__ uint32_t join_four(const uint32_t *entries)
+{
+    constexpr uint32_t pairs = bits == 4 ? 0x0f0f : bits == 2 ? 0x3333 : 0x5533;
+    constexpr uint32_t fours = bits == 4 ? 0x00ff : bits == 2 ? 0x0f0f : 0x330f;
+    return choose_bits(choose_bits(entries[0], entries[1], pairs),
+                       choose_bits(entries[2], entries[3], pairs), fours);
+}
+
+/* The same byte of each of four words. */
+template <uint32_t byte>
+static __device__ __forceinline__ uint32_t join_bytes(const uint32_t *words)
+{
+    constexpr uint32_t selector = byte | (byte + 4) << 4;
+    return permute_bytes(permute_bytes(words[0], words[1], selector),
+                         permute_bytes(words[2], words[3], selector), 0x5410);
 }
 
 /* (5) Four of a lane's partial sums, to that of the vector in each of its lanes. */
@@ -45,19 +78,49 @@ template <int dim, int bits> struct tq_coder {
     static constexpr uint32_t meta_bytes = KVF_TQ_SCALE_BYTES;
     static constexpr uint32_t run = dim / KVF_TQ_PARTIAL_SUMS;
 
+    static_assert(dim == 128, "a lane has 32 codes");
+
     /* What is stored of the lane's elements; entries are those of the table. */
     static __device__ __forceinline__ void
     store_entries(const encode_target &at, const uint32_t entries[dim / 4], bool is_there)
     {
-        constexpr uint32_t low_bits = saw_low_bits(bits);
-        constexpr uint32_t mask = (1 << bits) - 1;
-        store_plane<dim, bits - low_bits>(at.codes, at.t, is_there, [&](uint32_t i) {
-            return (int32_t)((entries[i] & mask) >> low_bits);
-        });
-        if constexpr (low_bits != 0) {
-            store_plane<dim, low_bits>(
-                at.codes + dim / 8 * (bits - low_bits), at.t, is_there,
-                [&](uint32_t i) { return (int32_t)(entries[i] & ((1 << low_bits) - 1)); });
+        uint32_t fours[8];
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) {
+            fours[i] = join_four<bits>(&entries[4 * i]);
+        }
+        uint32_t words[4];
+        if constexpr (bits == 4) {
+#pragma unroll
+            for (uint32_t w = 0; w < 4; w++) {
+                words[w] = permute_bytes(fours[2 * w], fours[2 * w + 1], 0x5410);
+            }
+        } else {
+            uint32_t eights[4];
+            constexpr uint32_t mask = bits == 2 ? 0x00ff : 0x0f00;
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) {
+                eights[i] = choose_bits(fours[2 * i], fours[2 * i + 1], mask);
+            }
+            if constexpr (bits == 2) {
+                words[0] = permute_bytes(eights[0], eights[1], 0x5410);
+                words[1] = permute_bytes(eights[2], eights[3], 0x5410);
+            } else {
+                words[0] = join_bytes<0>(&fours[0]);
+                words[1] = join_bytes<0>(&fours[4]);
+                words[2] = join_bytes<1>(eights);
+            }
+        }
+        if (!is_there) {
+            return;
+        }
+        if constexpr (bits == 4) {
+            store_global(at.codes + at.t * 16, words[0], words[1], words[2], words[3]);
+        } else {
+            store_global(at.codes + at.t * 8, words[0], words[1]);
+        }
+        if constexpr (bits == 3) {
+            store_global(at.codes + dim / 4 + at.t * 4, words[2]);
         }
     }
 
@@ -115,10 +178,12 @@ template <int dim, int bits> struct tq_coder {
         float f = tq_quantizer(rotation, root);
         f = is_escape ? 0.0f : f; /* then codes are 0 */
         float middle = is_escape ? 0.0f : 0.5f;
+        uint32_t lane_at = shared_address(at.table) + threadIdx.x % warp_lanes * 4;
         uint32_t entries[dim / 4];
 #pragma unroll
         for (uint32_t i = 0; i < dim / 4; i++) {
-            entries[i] = at.table[tq_step(element_at<dim>(y, i), f, middle)];
+            uint32_t step = tq_step(element_at<dim>(y, i), f, middle);
+            entries[i] = load_shared(lane_at + step * (warp_lanes * 4));
         }
         store_entries(at, entries, is_there);
         float levels[dim / 4];

@@ -10,13 +10,14 @@
 
 enum tq_shape {
     KVF_TQ_TABLE_WORDS = 256,          /* by m, or by two codes */
+    KVF_TQ_TABLE_COPIES = 32,          /* by m, in fast kernels: one a bank */
     KVF_TQ_SPLIT_SHARED_BYTES = 62976, /* of the kernels of split rows */
 };
 
-/* Fast kernels, encode: as saw's, and a table behind the rings. */
+/* Fast kernels, encode: as saw's, and the table behind the rings. */
 KVF_SAW_SHAPE uint32_t tq_encode_shared_bytes(const struct kvf_gpu_work *work, uint32_t dim)
 {
-    return saw_encode_shared_bytes(work, dim) + KVF_TQ_TABLE_WORDS * 4;
+    return saw_encode_shared_bytes(work, dim) + KVF_TQ_TABLE_WORDS * KVF_TQ_TABLE_COPIES * 4;
 }
 
 #endif /* KVF_CODEC_CODEC_TQ_SHAPE_H */

@@ -217,6 +217,15 @@ static __device__ __forceinline__ void move_codes(uint32_t *memory, uint32_t *ti
  * Encode
  */
 
+/* (6) By m: the level as bf16 in the upper half, and the code. By all threads. */
+template <int bits> static __device__ __forceinline__ void fill_split_table(uint32_t *table)
+{
+    for (uint32_t m = threadIdx.x; m < KVF_TQ_TABLE_WORDS; m += blockDim.x) {
+        uint32_t code = tq_code(bits, m);
+        table[m] = __float_as_uint((float)tq_level(bits, code)) | code;
+    }
+}
+
 /* (4) The channels of a rotation, y before it. */
 template <uint32_t n>
 static __device__ __forceinline__ void gather(const split_channel *channels, const uint32_t *vector,
@@ -376,8 +385,8 @@ static __device__ __forceinline__ void tq_encode_row_split(const struct kvf_gpu_
         return;
     }
     const tq_row at = tq_row_of(work, part, row, &shared->row);
-    fill_level_table<bits + 1>(shared->table[0]);
-    fill_level_table<bits>(shared->table[1]);
+    fill_split_table<bits + 1>(shared->table[0]);
+    fill_split_table<bits>(shared->table[1]);
     tq_prepare_row(at);
     fill_split(at, shared, true);
 #pragma unroll 1

@@ -29,6 +29,16 @@ static inline uint32_t max_half_magnitudes(uint32_t a, uint32_t b)
     return larger;
 }
 
+static inline uint32_t choose_bits(uint32_t a, uint32_t b, uint32_t mask)
+{
+    return (a & mask) | (b & ~mask);
+}
+
+static inline uint32_t load_shared(uint32_t at)
+{
+    return emulate::load_shared(at);
+}
+
 /* Better than the machine's: that a worse one is good enough is a test of its own (test_saw_gpu.c).
  */
 static inline float estimate_reciprocal(float x)

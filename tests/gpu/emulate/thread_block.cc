@@ -257,6 +257,15 @@ uint32_t shared_address(const void *at)
     return (uint32_t)(static_cast<const uint8_t *>(at) - shared);
 }
 
+uint32_t load_shared(uint32_t at)
+{
+    const uint8_t *address = shared + (int32_t)at;
+    check_alignment(address, sizeof(uint32_t));
+    uint32_t word;
+    memcpy(&word, address, sizeof(word));
+    return word;
+}
+
 void check_alignment(const void *address, size_t bytes)
 {
     if (reinterpret_cast<uint64_t>(address) % bytes != 0) {

@@ -76,6 +76,7 @@ void await_copies(uint32_t behind);
  * array. */
 uint8_t *shared_memory();
 uint32_t shared_address(const void *at);
+uint32_t load_shared(uint32_t at);
 
 /* End the test if an address is not a multiple of so many bytes. */
 void check_alignment(const void *address, size_t bytes);
