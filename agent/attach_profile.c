@@ -141,6 +141,13 @@ int kvf_attach_profile(struct kvf_session *session, char *text, size_t bytes)
                        hello->profile);
         return KVF_ERR_INVALID;
     }
+    if (builtin != NULL && !opaque && !kvf_profile_takes(builtin, geometry.kind)) {
+        (void)snprintf(text, bytes,
+                       "profile \"%s\" is not for what this geometry is of, but for %s: see "
+                       "kvferry profiles",
+                       hello->profile, kvf_profile_kinds(builtin));
+        return KVF_ERR_REFUSED;
+    }
     status = builtin != NULL && (builtin->lossless || opaque)
                  ? kvf_codec_plan_init(&session->plan, opaque ? NULL : &geometry, hello->profile)
                  : choose_lossy(session, &geometry, text, bytes);

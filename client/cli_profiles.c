@@ -17,21 +17,37 @@ enum {
     TOKENS = 256,
 };
 
-/* Bits a value of K and V, metadata counted, sinks and record page not. 0: opaque bytes. */
+/* Has a profile another kind of state than K and V? Which? */
+static uint8_t kind_of(const struct kvf_profile *profile)
+{
+    static const uint8_t kinds[] = {KVF_KIND_KV, KVF_KIND_X, KVF_KIND_XG};
+
+    for (size_t i = 0; i < sizeof(kinds); i++) {
+        if (kvf_profile_takes(profile, kinds[i])) {
+            return kinds[i];
+        }
+    }
+    return KVF_KIND_BYTES;
+}
+
+/* Bits a value of K and V, or of X, metadata counted, sinks and record page not. 0: opaque bytes.
+ */
 static double bits_of(const struct kvf_profile *profile, bool *is_bound_out)
 {
+    const uint8_t kind = kind_of(profile);
+    const bool is_x = kind >= KVF_KIND_X;
     const struct kvf_geometry geometry = {
         .struct_bytes = sizeof(geometry),
-        .kind = KVF_KIND_KV,
+        .kind = kind,
         .dtype = KVF_DTYPE_BF16,
-        .rope_state = KVF_ROPE_POST,
+        .rope_state = is_x ? KVF_ROPE_NONE : KVF_ROPE_POST,
         .n_layers = N_LAYERS,
         .n_heads = N_HEADS,
         .dim_k = DIM,
-        .dim_v = DIM,
+        .dim_v = is_x ? 0 : DIM,
         .chunk_tokens = TOKENS,
     };
-    const double values = 2.0 * N_LAYERS * N_HEADS * DIM * TOKENS;
+    const double values = (is_x ? 1.0 : 2.0) * N_LAYERS * N_HEADS * DIM * TOKENS;
     struct kvf_codec_plan plan;
 
     *is_bound_out = false;
@@ -44,8 +60,9 @@ static double bits_of(const struct kvf_profile *profile, bool *is_bound_out)
 
 static json_t *profile_json(const struct kvf_profile *profile, double bits, bool is_bound)
 {
-    json_t *row = json_pack("{s:s, s:b, s:s}", "profile", profile->name, "lossless",
-                            (int)profile->lossless, "use", profile->use);
+    json_t *row = json_pack("{s:s, s:b, s:s, s:s}", "profile", profile->name, "lossless",
+                            (int)profile->lossless, "use", profile->use, "kinds",
+                            kvf_profile_kinds(profile));
 
     if (row != NULL && bits != 0.0) {
         json_object_set_new(row, is_bound ? "bits_a_value_max" : "bits_a_value", json_real(bits));

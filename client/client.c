@@ -127,6 +127,9 @@ static int plan_init(struct kvf_client *client, const char *profile)
         kvf_client_log(client, 0,
                        "a chunk of %u tokens can exceed a record: chunk_tokens up to %u would fit",
                        client->geometry.chunk_tokens, kvf_codec_fitting_tokens(geometry, profile));
+    } else if (status == KVF_ERR_REFUSED && kvf_profile_find(profile) != NULL) {
+        kvf_client_log(client, 0, "profile \"%s\" is not for what this geometry is of, but for %s",
+                       profile, kvf_profile_kinds(kvf_profile_find(profile)));
     } else if (status != KVF_OK) {
         kvf_client_log(client, 0, "profile \"%s\" does not fit this geometry (%s)", profile,
                        kvf_status_name(status));

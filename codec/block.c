@@ -410,13 +410,15 @@ static bool opaque_is_valid(const struct kvf_record_page *page)
 
 static bool shape_is_valid(const struct kvf_block_header *header)
 {
-    return header->tensor_kind <= KVF_KIND_STATE && kvf_dtype_bytes(header->src_dtype) != 0 &&
+    return header->tensor_kind <= KVF_KIND_XG && kvf_dtype_bytes(header->src_dtype) != 0 &&
            header->dst_dtype == header->src_dtype && header->rope_state <= KVF_ROPE_PRE_UNBIASED &&
            header->n_layers >= 1 && header->n_layers <= KVF_LAYERS_MAX && header->n_heads >= 1 &&
            header->n_heads <= KVF_HEADS_MAX && header->d_k >= 1 && header->d_k <= KVF_DIM_MAX &&
-           header->d_v <= KVF_DIM_MAX && header->chunk_tokens <= KVF_CHUNK_TOKENS_MAX &&
-           header->n_tokens >= 1 && header->n_tokens <= header->chunk_tokens &&
-           header->n_sink_raw <= header->n_tokens &&
+           header->d_v <= KVF_DIM_MAX &&
+           (header->tensor_kind < KVF_KIND_X ||
+            (header->d_v == 0 && header->rope_state == KVF_ROPE_NONE)) &&
+           header->chunk_tokens <= KVF_CHUNK_TOKENS_MAX && header->n_tokens >= 1 &&
+           header->n_tokens <= header->chunk_tokens && header->n_sink_raw <= header->n_tokens &&
            header->token_start <= UINT32_MAX - header->n_tokens &&
            header->raw_bytes == decoded_bytes(header);
 }

@@ -68,8 +68,10 @@ enum kvf_block_tensor_flags {
 
 /* kvf_block_header.block_flags */
 enum kvf_block_flags {
-    KVF_BLOCK_KINDS = 1 << 0, /* layers are of several kinds: what stands at profile_fp says which;
-                                 k and v describe the first kind */
+    KVF_BLOCK_KINDS = 1 << 0,  /* layers are of several kinds: what stands at profile_fp says which;
+                                  k and v describe the first kind */
+    KVF_BLOCK_DELTAS = 1 << 1, /* layers after base_layer are deltas, but for each
+                                  rebase_layers-th (closed_loop.h) */
 };
 
 /* kvf_block_tensor.rot_kind */
@@ -85,6 +87,8 @@ enum kvf_block_rotation {
 enum kvf_block_zero {
     KVF_ZERO_NONE = 0,
     KVF_ZERO_F16_LO = 1, /* the value of code 0, in fp16 */
+    KVF_ZERO_INT = 2,    /* the code of value 0, an integer of the codes' width */
+    KVF_ZERO_HALF = 3,   /* value 0 lies in the middle between that code and the next */
 };
 enum kvf_block_axis {
     KVF_AXIS_NONE = 0,

@@ -62,6 +62,7 @@ struct kvf_profile_tensor {
     uint32_t rot_seed;
     uint16_t group_size; /* kivi: elements that share a scale */
     uint8_t group_axis;  /* kivi: enum kvf_block_axis */
+    uint8_t zero_kind;   /* saw: enum kvf_block_zero; 0: fp16 lo */
 };
 
 struct kvf_profile {
@@ -71,6 +72,7 @@ struct kvf_profile {
     bool opaque;         /* no geometry: bytes in, the same bytes out */
     uint8_t edge_layers; /* this many layers at each end are stored as edge_k and edge_v say */
     uint8_t sink_tokens; /* at least so many are kept raw, whatever the geometry says */
+    uint8_t x_kinds;     /* lossy: bit k: for enum kvf_tensor_kind k; 0: for KV and MLA */
     struct kvf_profile_tensor k;
     struct kvf_profile_tensor v;
     struct kvf_profile_tensor edge_k;
@@ -82,6 +84,12 @@ extern const struct kvf_profile kvf_profiles[];
 
 /* The profile of this name, or NULL. */
 const struct kvf_profile *kvf_profile_find(const char *name);
+
+/* Can what is of this kind (enum kvf_tensor_kind, not BYTES) be stored by a profile? */
+bool kvf_profile_takes(const struct kvf_profile *profile, uint8_t kind);
+
+/* The kinds that it takes, for people: "KV and MLA". */
+const char *kvf_profile_kinds(const struct kvf_profile *profile);
 
 /* The seed of all rotations: any constant will do, as long as it never changes: it is part of every
  * namespace's fingerprint. */
@@ -255,7 +263,8 @@ struct kvf_codec_plan {
 
 /* Work out a plan. geometry NULL, or of kind KVF_KIND_BYTES: profile "bytes" only; else any other
  * one. KVF_OK; KVF_ERR_INVALID: a field is out of range, or the profile has no such name;
- * KVF_ERR_REFUSED: a lossy profile for state or opaque bytes; KVF_ERR_UNSUPPORTED: the codec has no
+ * KVF_ERR_REFUSED: a lossy profile for state, opaque bytes or another kind than it is for;
+ * KVF_ERR_UNSUPPORTED: the codec has no
  * form for these dims; KVF_ERR_TOO_LARGE: a full chunk can exceed KVF_PAYLOAD_BYTES_MAX. */
 int kvf_codec_plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *geometry,
                         const char *profile_name);

@@ -143,6 +143,7 @@ void kvf_gpu_tensor_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_t
         .bits = descriptor->bits,
         .flags = descriptor->flags,
         .n_clips = tensor->n_clips,
+        .zero_kind = descriptor->zero_kind,
         .sqrt_order = tensor->sqrt_order,
         .rsqrt_order = tensor->rsqrt_order,
         .clip_ratio = descriptor->clip_q15 != 0 && tensor->n_clips == 0

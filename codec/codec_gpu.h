@@ -56,7 +56,8 @@ struct kvf_gpu_tensor {
     uint32_t rot_seed;                    /* of tq with a residual */
     uint8_t n_rotations;                  /* of tq */
     uint8_t n_scales;                     /* of tq */
-    uint8_t reserved[2];
+    uint8_t zero_kind;                    /* of saw: enum kvf_block_zero */
+    uint8_t reserved;
     struct kvf_gpu_rotation rotations[2];
     uint8_t sign_bits[128];
     uint8_t order[256];

@@ -135,13 +135,31 @@ static int saw_resolve(struct kvf_codec_tensor *tensor, const struct kvf_profile
         .rot_order = tensor->rot_order,
         .rot_seed = (flags & KVF_TENSOR_SIGNS) != 0 ? settings->rot_seed : 0,
         .scale_dtype = KVF_DTYPE_F16,
-        .zero_kind = KVF_ZERO_F16_LO,
+        .zero_kind = settings->zero_kind != KVF_ZERO_NONE ? settings->zero_kind : KVF_ZERO_F16_LO,
         .group_axis = KVF_AXIS_TOKEN,
         .group_size = tensor->group,
         .layout = KVF_LAYOUT_MMA,
     };
     fill_clips(tensor, settings);
     return KVF_OK;
+}
+
+/* Bytes of the zeros of a row; 0: there is lo instead. */
+static uint32_t zero_bytes(const struct kvf_codec_tensor *tensor, uint32_t n_tokens)
+{
+    return kvf_saw_has_zeros(tensor) ? kvf_saw_code_bytes(n_tokens, tensor->descriptor.bits) : 0;
+}
+
+/* Bytes of meta of a vector, zeros apart. */
+static uint32_t meta_stride(const struct kvf_codec_tensor *tensor)
+{
+    return kvf_saw_has_zeros(tensor) ? KVF_SAW_SCALE_BYTES : KVF_SAW_META_BYTES;
+}
+
+static size_t meta_bytes_used(const struct kvf_codec_tensor *tensor, uint32_t n_tokens)
+{
+    size_t n_vectors = (size_t)tensor->n_rows * n_tokens;
+    return n_vectors * meta_stride(tensor) + (size_t)tensor->n_rows * zero_bytes(tensor, n_tokens);
 }
 
 static void saw_sizes(const struct kvf_codec_tensor *tensor, uint32_t n_tokens,
@@ -151,7 +169,7 @@ static void saw_sizes(const struct kvf_codec_tensor *tensor, uint32_t n_tokens,
     size_t mean_bytes = (size_t)tensor->n_heads * tensor->dim * sizeof(uint16_t);
     *sizes_out = (struct kvf_codec_sizes){
         .mean_bytes = kvf_saw_has_mean(tensor, n_tokens) ? kvf_part_bytes(mean_bytes) : 0,
-        .meta_bytes = kvf_part_bytes(n_vectors * KVF_SAW_META_BYTES),
+        .meta_bytes = kvf_part_bytes(meta_bytes_used(tensor, n_tokens)),
         .codes_bytes = kvf_part_bytes(n_vectors * tensor->code_bytes),
     };
 }
@@ -187,7 +205,58 @@ static void zero_gaps(const struct kvf_codec_tensor *tensor, uint32_t n_tokens,
     size_t n_vectors = (size_t)tensor->n_rows * n_tokens;
     size_t mean_bytes = (size_t)tensor->n_heads * tensor->dim * sizeof(uint16_t);
     kvf_saw_zero_gaps(sizes, sizes->mean_bytes != 0 ? mean_bytes : 0,
-                      n_vectors * KVF_SAW_META_BYTES, n_vectors * tensor->code_bytes, strip);
+                      meta_bytes_used(tensor, n_tokens), n_vectors * tensor->code_bytes, strip);
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Zeros in planes. Kernels have a word a vector whatever is stored, u in the place of lo.
+ */
+static void put_plane(const uint32_t *words, uint32_t n, uint32_t plane_bits, uint32_t shift,
+                      uint8_t *to)
+{
+    uint32_t mask = (1u << plane_bits) - 1;
+    memset(to, 0, kvf_saw_plane_bytes(n, plane_bits));
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t bit = i * plane_bits;
+        to[bit / 8] = (uint8_t)(to[bit / 8] | (words[i] >> shift & mask) << bit % 8);
+    }
+}
+
+static uint32_t get_plane(const uint8_t *from, uint32_t i, uint32_t plane_bits)
+{
+    uint32_t bit = i * plane_bits;
+    return from[bit / 8] >> bit % 8 & ((1u << plane_bits) - 1);
+}
+
+/* Words of a row's n vectors to its scales and zeros. */
+static void put_words(const uint32_t *words, uint32_t n, uint32_t bits, uint8_t *scales,
+                      uint8_t *zeros)
+{
+    uint32_t low_bits = kvf_saw_low_bits(bits);
+    for (uint32_t i = 0; i < n; i++) {
+        uint16_t scale = (uint16_t)(words[i] >> 16);
+        memcpy(scales + (size_t)i * KVF_SAW_SCALE_BYTES, &scale, sizeof(scale));
+    }
+    put_plane(words, n, bits - low_bits, low_bits, zeros);
+    if (low_bits != 0) {
+        put_plane(words, n, low_bits, 0, zeros + kvf_saw_plane_bytes(n, bits - low_bits));
+    }
+}
+
+/* Words of the vectors that are wanted of a row. */
+static void get_words(const struct kvf_codec_job *job, uint32_t bits, const uint8_t *scales,
+                      const uint8_t *zeros, uint32_t *words)
+{
+    uint32_t low_bits = kvf_saw_low_bits(bits);
+    const uint8_t *low = zeros + kvf_saw_plane_bytes(job->n_tokens, bits - low_bits);
+    for (uint32_t i = 0; i < job->n_wanted; i++) {
+        uint32_t token = job->token_first + i;
+        uint16_t scale;
+        memcpy(&scale, scales + (size_t)token * KVF_SAW_SCALE_BYTES, sizeof(scale));
+        uint32_t zero = get_plane(zeros, token, bits - low_bits) << low_bits;
+        zero |= low_bits != 0 ? get_plane(low, token, low_bits) : 0;
+        words[i] = zero | (uint32_t)scale << 16;
+    }
 }
 
 static int saw_encode(const struct kvf_codec_tensor *tensor, const struct kvf_codec_job *job,
@@ -198,7 +267,10 @@ static int saw_encode(const struct kvf_codec_tensor *tensor, const struct kvf_co
     const struct kvf_saw_kernels *use = kernels[kvf_codec_simd_level()];
     uint8_t *mean = kvf_saw_has_mean(tensor, job->n_tokens) ? strip : NULL;
     uint8_t *meta = strip + sizes_out->mean_bytes;
+    uint8_t *zeros = meta + (size_t)tensor->n_rows * job->n_tokens * KVF_SAW_SCALE_BYTES;
     uint8_t *codes = meta + sizes_out->meta_bytes;
+    uint32_t words[KVF_CHUNK_TOKENS_MAX];
+    bool has_zeros = kvf_saw_has_zeros(tensor);
     uint8_t given[KVF_CODEC_GROUP_MAX * sizeof(uint16_t)];
     struct kvf_saw_row row = {.tensor = tensor, .job = job, .work = workspace};
     row.has_mean = kvf_saw_has_profile_mean(tensor);
@@ -206,14 +278,19 @@ static int saw_encode(const struct kvf_codec_tensor *tensor, const struct kvf_co
         if (row.has_mean) {
             memcpy(given, kvf_saw_profile_mean(&row), tensor->group * sizeof(uint16_t));
         }
-        int status = use->encode_row(&row, row.has_mean ? given : mean, meta, codes, escapes);
+        int status = use->encode_row(&row, row.has_mean ? given : mean,
+                                     has_zeros ? (uint8_t *)words : meta, codes, escapes);
         if (status != KVF_OK) {
             return status;
+        }
+        if (has_zeros) {
+            put_words(words, job->n_tokens, tensor->descriptor.bits, meta, zeros);
+            zeros += zero_bytes(tensor, job->n_tokens);
         }
         if (mean != NULL) {
             mean += tensor->group * sizeof(uint16_t);
         }
-        meta += (size_t)job->n_tokens * KVF_SAW_META_BYTES;
+        meta += (size_t)job->n_tokens * meta_stride(tensor);
         codes += (size_t)job->n_tokens * tensor->code_bytes;
     }
     zero_gaps(tensor, job->n_tokens, sizes_out, strip);
@@ -226,15 +303,23 @@ static int saw_decode(const struct kvf_codec_tensor *tensor, const struct kvf_co
     const struct kvf_saw_kernels *use = kernels[kvf_codec_simd_level()];
     const uint8_t *mean = kvf_saw_has_mean(tensor, job->n_tokens) ? strip : NULL;
     const uint8_t *meta = strip + sizes->mean_bytes;
+    const uint8_t *zeros = meta + (size_t)tensor->n_rows * job->n_tokens * KVF_SAW_SCALE_BYTES;
     const uint8_t *codes = meta + sizes->meta_bytes;
+    uint32_t words[KVF_CHUNK_TOKENS_MAX];
     struct kvf_saw_row row = {.tensor = tensor, .job = job, .work = workspace};
     if (kvf_saw_has_profile_mean(tensor)) {
         mean = job->mean;
     }
     for (row.row = 0; row.row < tensor->n_rows; row.row++) {
-        size_t vector = (size_t)row.row * job->n_tokens + job->token_first;
-        use->decode_row(&row, mean, meta + vector * KVF_SAW_META_BYTES,
-                        codes + vector * tensor->code_bytes);
+        size_t first = (size_t)row.row * job->n_tokens;
+        size_t vector = first + job->token_first;
+        const uint8_t *row_meta = meta + vector * KVF_SAW_META_BYTES;
+        if (kvf_saw_has_zeros(tensor)) {
+            get_words(job, tensor->descriptor.bits, meta + first * KVF_SAW_SCALE_BYTES,
+                      zeros + (size_t)row.row * zero_bytes(tensor, job->n_tokens), words);
+            row_meta = (const uint8_t *)words;
+        }
+        use->decode_row(&row, mean, row_meta, codes + vector * tensor->code_bytes);
         if (mean != NULL) {
             mean += tensor->group * sizeof(uint16_t);
         }

@@ -12,6 +12,11 @@
  *   meta    u32[rows][T]           fp16 lo in bits 0-15, fp16 scale in bits 16-31
  *   codes   [rows][T][code_bytes]  a vector's planes, one after the other
  *
+ * With zero_kind INT or HALF there is no lo, but a zero u of b bits:
+ *
+ *   meta    u16[rows][T]           fp16 scale
+ *           [rows][zero_bytes]     u of a row's vectors, by token, in planes of n = T positions
+ *
  * Planes. A code of b bits is cut into one or two planes, and the upper bits come first:
  *
  *     b        8    6    5    4    3    2
@@ -50,10 +55,13 @@
  *   3. bf16 input: elements below 2^(E-12) become +0, E the exponent of the largest |x| of the
  *      vector (no element is dropped if E <= -115, where 2^(E-12) is not normal).
  *   4. y = H (g x), by rotate.h; if centred, y = y - H (g mu).
- *   5. min and max over y; with a clip ratio r < 1, mid = .5 (min + max), half = (.5 (max - min))
- *      r, and they become mid - half and mid + half.
+ *   5. min and max over y, and over 0 with zero_kind INT or HALF; with a clip ratio r < 1, mid = .5
+ *      (min + max), half = (.5 (max - min)) r, and they become mid - half and mid + half.
  *   6. lo = (min c + 0), hi = (max c + 0), rounded down and up to fp16. scale = the smallest fp16
  *      with (2^b - 1) scale >= hi - lo. If lo or hi is not finite, or 0 < scale < 2^-20: escape.
+ *      With zero_kind INT u = -lo / scale, with HALF u = -lo / scale - .5 (two operations), at
+ *      least 0 and at most 2^b - 1 (0 if scale is 0), rounded to an integer, ties to even. Then
+ *      lo = -(scale w), which is exact, with w = u or, with HALF, u + .5.
  *   7. q_i = (y_i - lo d) * (c * (1 / scale)), the last product exact and rounded to an integer,
  *      ties to even, clamped to 0 .. 2^b - 1; 0 if scale is 0.
  *   S. With a list of ratios r_0 > r_1 > ... instead of one, steps 5 and 6 are done for each; of
@@ -65,9 +73,12 @@
  *      even, no more than 2^(b-1) - 1; e = fma(-(q + .5), s, i) with s = 16 r_j / r_0; e e, exact
  *      and rounded to an integer, ties to even. So i counts sixteenths of r_0's step from the
  *      middle, and e those from the level that r_j would take, were lo and scale not rounded.
- * An escape has scale NaN (0x7e00), lo 0 and codes 0, and its input is in the raw area. If more
- * than 1/16 of the vectors, sinks apart, are escapes, the tensor of this layer is stored by codec
- * raw.
+ *      With zero_kind INT and HALF i counts from 0 and e from the level that u gives: i = y f, with
+ *      its sign; q = fma(i, a, w), rounded, at least 0 and at most 2^b - 1; e = fma(-(q - w), s,
+ *      i).
+ * An escape has scale NaN (0x7e00), lo or u 0 and codes 0, and its input is in the raw area; what
+ * is decoded of it without that area is NaN. If more than 1/16 of the vectors, sinks apart, are
+ * escapes, the tensor of this layer is stored by codec raw.
  *
  * Decode: z = H^T q over integers, exact;
  *      x_i = fma(g_i (scale c), z_i, mu_i + [i mod k = 0] g_i (lo d))
@@ -80,7 +91,8 @@
 #include "codec/codec.h"
 
 enum kvf_saw_layout {
-    KVF_SAW_META_BYTES = 4,
+    KVF_SAW_META_BYTES = 4,  /* of a vector, between codec_saw.c and the kernels; of lo and scale */
+    KVF_SAW_SCALE_BYTES = 2, /* in the meta part where zeros have planes */
     KVF_SAW_PARTIAL_SUMS = 8, /* sampled tiles, at most */
     KVF_SAW_TILE_TOKENS = 8,
     KVF_SAW_DROP_BINADES = 12,
@@ -140,6 +152,19 @@ enum kvf_saw_clip {
 static inline uint32_t kvf_saw_low_bits(uint32_t bits)
 {
     return bits == 6 ? 2 : bits == 5 || bits == 3 ? 1 : 0;
+}
+
+/* Have vectors a zero u instead of lo? */
+static inline bool kvf_saw_has_zeros(const struct kvf_codec_tensor *tensor)
+{
+    return tensor->descriptor.zero_kind == KVF_ZERO_INT ||
+           tensor->descriptor.zero_kind == KVF_ZERO_HALF;
+}
+
+/* (6) w - u. */
+static inline float kvf_saw_zero_shift(const struct kvf_codec_tensor *tensor)
+{
+    return tensor->descriptor.zero_kind == KVF_ZERO_HALF ? 0.5f : 0.0f;
 }
 
 /* Bytes of a plane of a vector of n elements. */

@@ -22,6 +22,7 @@ enum {
 struct saw_lanes {
     float offset[LANES]; /* lo d */
     float factor[LANES]; /* c (1 / scale) */
+    float zero[LANES];   /* w, where there are zeros */
     uint32_t meta[LANES];
     bool escaped[LANES];
 };
@@ -211,6 +212,19 @@ static void transform_tile(const struct kvf_saw_tile_row *row)
     }
 }
 
+/* (6) u, as a number; lo becomes what it gives. */
+static float choose_zero(const struct kvf_codec_tensor *tensor, float scale, float *lo)
+{
+    float top = (float)((1 << tensor->descriptor.bits) - 1);
+    float shift = kvf_saw_zero_shift(tensor);
+    float zero = -*lo / scale - shift;
+    zero = zero > 0.0f ? zero : 0.0f; /* also for 0 / 0 */
+    zero = zero < top ? zero : top;
+    zero = zero + 0x1.8p23f - 0x1.8p23f;
+    *lo = -(scale * (zero + shift));
+    return zero;
+}
+
 /* (6) */
 static void choose_scale(const struct kvf_codec_tensor *tensor, float min, float max, uint32_t lane,
                          struct saw_lanes *lanes)
@@ -229,9 +243,15 @@ static void choose_scale(const struct kvf_codec_tensor *tensor, float min, float
         lanes->meta[lane] = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
         return;
     }
+    uint32_t first = lo;
+    if (kvf_saw_has_zeros(tensor)) {
+        float zero = choose_zero(tensor, scale_value, &lo_value);
+        lanes->zero[lane] = zero + kvf_saw_zero_shift(tensor);
+        first = (uint32_t)zero;
+    }
     lanes->offset[lane] = lo_value * tensor->sqrt_order;
     lanes->factor[lane] = scale != 0 ? tensor->rsqrt_order * (1.0f / scale_value) : 0.0f;
-    lanes->meta[lane] = lo | (uint32_t)scale << 16;
+    lanes->meta[lane] = first | (uint32_t)scale << 16;
 }
 
 /* (5, 6) What a tile is coded with if it keeps this share of its ranges. */
@@ -281,6 +301,30 @@ static void fill_costs(const struct kvf_saw_tile_row *row)
     }
 }
 
+/* (S) The cost of each vector with a ratio where there are zeros. */
+static void find_zero_costs(const struct kvf_saw_tile_row *row, const struct saw_lanes *first,
+                            const struct saw_lanes *tried, uint32_t k, uint32_t costs_out[LANES])
+{
+    const struct kvf_codec_tensor *tensor = row->tensor;
+    float first_ratio = (float)tensor->clips_q15[0];
+    float ratio = (float)tensor->clips_q15[k];
+    float a = first_ratio / (16.0f * ratio);
+    float step = 16.0f * ratio / first_ratio;
+    float top = (float)((1 << tensor->descriptor.bits) - 1);
+    memset(costs_out, 0, LANES * sizeof(costs_out[0]));
+    for (uint32_t i = 0; i < tensor->group; i++) {
+        const float *y = row->work->tile[i];
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            float at = kvf_fma_f32(y[lane], 16.0f * first->factor[lane], 0x1.8p23f) - 0x1.8p23f;
+            float level = kvf_fma_f32(at, a, tried->zero[lane]) + 0x1.8p23f - 0x1.8p23f;
+            level = level > 0.0f ? level : 0.0f;
+            level = level < top ? level : top;
+            float error = kvf_fma_f32(-(level - tried->zero[lane]), step, at);
+            costs_out[lane] += (uint32_t)(kvf_fma_f32(error, error, 0x1.8p23f) - 0x1.8p23f);
+        }
+    }
+}
+
 /* (S) The cost of each vector with each ratio; first: of the first one. */
 static void find_costs(const struct kvf_saw_tile_row *row, const float *min, const float *max,
                        const struct saw_lanes *first,
@@ -314,7 +358,9 @@ static void search_scales(const struct kvf_saw_tile_row *row, const float *min, 
     struct saw_lanes found = *lanes;
     struct saw_lanes first = *lanes;
     choose_scales(tensor, min, max, tensor->clips_q15[0], &first);
-    find_costs(row, min, max, &first, costs);
+    if (!kvf_saw_has_zeros(tensor)) {
+        find_costs(row, min, max, &first, costs);
+    }
     for (uint32_t lane = 0; lane < LANES; lane++) {
         best[lane] = UINT32_MAX;
         found.escaped[lane] = true;
@@ -323,6 +369,9 @@ static void search_scales(const struct kvf_saw_tile_row *row, const float *min, 
     for (uint32_t i = 0; i < tensor->n_clips; i++) {
         struct saw_lanes tried = *lanes;
         choose_scales(tensor, min, max, tensor->clips_q15[i], &tried);
+        if (kvf_saw_has_zeros(tensor)) {
+            find_zero_costs(row, &first, &tried, i, costs[i]);
+        }
         for (uint32_t lane = 0; lane < LANES; lane++) {
             if (!tried.escaped[lane] && costs[i][lane] < best[lane]) {
                 best[lane] = costs[i][lane];
@@ -349,6 +398,10 @@ static void measure_tile(const struct kvf_saw_tile_row *row, struct saw_lanes *l
             min[lane] = y[lane] < min[lane] ? y[lane] : min[lane];
             max[lane] = y[lane] > max[lane] ? y[lane] : max[lane];
         }
+    }
+    for (uint32_t lane = 0; kvf_saw_has_zeros(tensor) && lane < LANES; lane++) {
+        min[lane] = min[lane] < 0.0f ? min[lane] : 0.0f;
+        max[lane] = max[lane] > 0.0f ? max[lane] : 0.0f;
     }
     if (tensor->n_clips != 0) {
         search_scales(row, min, max, lanes);
@@ -452,7 +505,9 @@ static int scalar_encode_row(const struct kvf_saw_row *at, uint8_t *mean, uint8_
         kvf_saw_take_mean(&row, mean);
         rotate_mean(&row);
     }
-    fill_costs(&row);
+    if (!kvf_saw_has_zeros(row.tensor)) {
+        fill_costs(&row);
+    }
     return encode_tiles(&row, meta, codes, escapes);
 }
 
@@ -591,8 +646,13 @@ static void decode_tiles(const struct kvf_saw_tile_row *row, const uint8_t *meta
         struct saw_lanes lanes = {.meta = {0}};
         for (uint32_t lane = 0; lane < n_lanes; lane++) {
             uint32_t word = kvf_load_u32(meta + (size_t)(token + lane) * KVF_SAW_META_BYTES);
-            lanes.offset[lane] = kvf_f32_from_f16((uint16_t)word) * tensor->sqrt_order;
-            lanes.factor[lane] = kvf_f32_from_f16((uint16_t)(word >> 16)) * tensor->rsqrt_order;
+            float scale = kvf_f32_from_f16((uint16_t)(word >> 16));
+            float lo = kvf_f32_from_f16((uint16_t)word);
+            if (kvf_saw_has_zeros(tensor)) {
+                lo = -(scale * ((float)(word & 0xff) + kvf_saw_zero_shift(tensor)));
+            }
+            lanes.offset[lane] = lo * tensor->sqrt_order;
+            lanes.factor[lane] = scale * tensor->rsqrt_order;
         }
         unpack_tile(row, n_lanes, codes + (size_t)token * tensor->code_bytes);
         kvf_rotate_inverse(row->work->sums, tensor->group, tensor->rot_order);

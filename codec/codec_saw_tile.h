@@ -76,9 +76,16 @@ struct tile_next {
 struct tile_scale {
     lanes_f offset; /* lo d */
     lanes_f factor; /* c (1 / scale); decode: scale c */
+    lanes_f zero;   /* encode: w, where there are zeros */
     lanes_i meta;
     lanes_m escaped;
 };
+
+/* (6) lo where there are zeros. */
+KVF_LANES_INLINE lanes_f lo_of_zero(lanes_f scale, lanes_f w)
+{
+    return f_bits(i_bits(scale * w) ^ i_set1(0x80000000));
+}
 
 /* -------------------------------------------------------------------------------------------------
  * Rows

@@ -141,9 +141,15 @@ static void decode_tile(const struct tile_row *row, uint32_t token, const uint8_
     }
     load_codes(row->work->raw, row->n, tensor->descriptor.bits, code_rows);
     lanes_i words = i_load(meta_of);
+    lanes_f scale_value = f_from_half(i_right(words, 16));
+    lanes_f lo = f_from_half(words);
+    if (kvf_saw_has_zeros(tensor)) {
+        lanes_f zero = f_from_i(words & i_set1(0xff)) + f_set1(kvf_saw_zero_shift(tensor));
+        lo = lo_of_zero(scale_value, zero);
+    }
     struct tile_scale scale = {
-        .offset = f_from_half(words) * f_set1(tensor->sqrt_order),
-        .factor = f_from_half(i_right(words, 16)) * f_set1(tensor->rsqrt_order),
+        .offset = lo * f_set1(tensor->sqrt_order),
+        .factor = scale_value * f_set1(tensor->rsqrt_order),
     };
     decode_path *decode =
         decode_paths[row->width != 0 ? row->width - 5 : 0][tensor->descriptor.bits];

@@ -16,6 +16,15 @@ static lanes_m is_not_finite(lanes_i half)
     return m_equal_i(half & i_set1(0x7c00), i_set1(0x7c00));
 }
 
+/* (6) u, as a number. A vector of zeros has 0 / 0 here, of which f_max makes 0. */
+static lanes_f choose_zero(const struct kvf_codec_tensor *tensor, lanes_f lo, lanes_f scale)
+{
+    lanes_f top = f_set1((float)((1 << tensor->descriptor.bits) - 1));
+    lanes_f zero = (f_set1(0.0f) - lo) / scale - f_set1(kvf_saw_zero_shift(tensor));
+    zero = f_min(f_max(zero, f_set1(0.0f)), top);
+    return zero + f_set1(0x1.8p23f) - f_set1(0x1.8p23f);
+}
+
 /* (5, 6) */
 static struct tile_scale choose_scale(const struct kvf_codec_tensor *tensor, uint16_t clip_q15,
                                       lanes_f min, lanes_f max, lanes_m escaped)
@@ -38,7 +47,15 @@ static struct tile_scale choose_scale(const struct kvf_codec_tensor *tensor, uin
     escaped = m_or(escaped, m_or(is_not_finite(lo), is_not_finite(hi)));
     escaped = m_or(escaped, m_and(m_not(constant), m_less(scale_value, f_set1(KVF_SAW_SCALE_MIN))));
     lanes_m coded = m_not(escaped);
+    lanes_f zero = f_set1(0.0f);
+    if (kvf_saw_has_zeros(tensor)) {
+        zero = choose_zero(tensor, lo_value, scale_value);
+        lo = i_bits(zero + f_set1(0x1.8p23f)); /* in the low word */
+        zero = zero + f_set1(kvf_saw_zero_shift(tensor));
+        lo_value = lo_of_zero(scale_value, zero);
+    }
     return (struct tile_scale){
+        .zero = zero,
         .offset = f_bits(i_keep(coded, i_bits(lo_value * f_set1(tensor->sqrt_order)))),
         .factor = f_bits(
             i_keep(m_and(coded, m_not(constant)), i_bits(c * (f_set1(1.0f) / scale_value)))),
@@ -89,6 +106,37 @@ static lanes_i find_cost(uint32_t n, float (*steps)[LANES], uint32_t bits, float
     return cost;
 }
 
+/* (S) i of each element, from the first ratio's scale, where there are zeros. */
+static void find_zero_steps(uint32_t n, float (*y)[LANES], const struct tile_scale *first,
+                            float (*steps)[LANES])
+{
+    lanes_f magic = f_set1(0x1.8p23f);
+    lanes_f factor = f_set1(16.0f) * first->factor;
+    for (uint32_t i = 0; i < n; i++) {
+        f_store(steps[i], f_fma(f_load(y[i]), factor, magic) - magic);
+    }
+}
+
+/* (S) The cost of each vector with a ratio where there are zeros. */
+static lanes_i find_zero_cost(uint32_t n, float (*steps)[LANES], uint32_t bits, float first_ratio,
+                              float ratio, lanes_f zero)
+{
+    lanes_f magic = f_set1(0x1.8p23f);
+    lanes_f none = f_set1(0.0f);
+    lanes_f top = f_set1((float)((1 << bits) - 1));
+    lanes_f a = f_set1(first_ratio / (16.0f * ratio));
+    lanes_f step = f_set1(-(16.0f * ratio / first_ratio));
+    lanes_i cost = i_set1(0u - n * 0x4b400000u);
+    for (uint32_t i = 0; i < n; i++) {
+        lanes_f at = f_load(steps[i]);
+        lanes_f level = f_fma(at, a, zero) + magic - magic;
+        level = f_min(f_max(level, none), top);
+        lanes_f error = f_fma(level - zero, step, at);
+        cost = i_add(cost, i_bits(f_fma(error, error, magic)));
+    }
+    return cost;
+}
+
 /* (S) */
 static struct tile_scale search_scale(const struct tile_row *row, float (*y)[LANES], lanes_f min,
                                       lanes_f max, lanes_m escaped)
@@ -105,10 +153,19 @@ static struct tile_scale search_scale(const struct tile_row *row, float (*y)[LAN
     };
     for (uint32_t i = 0; i < tensor->n_clips; i++) {
         struct tile_scale tried = choose_scale(tensor, clips[i], min, max, escaped);
-        if (i == 0) {
-            find_steps(row->n, y, min, max, &tried, steps);
+        lanes_i cost;
+        if (kvf_saw_has_zeros(tensor)) {
+            if (i == 0) {
+                find_zero_steps(row->n, y, &tried, steps);
+            }
+            cost = find_zero_cost(row->n, steps, tensor->descriptor.bits, clips[0], clips[i],
+                                  tried.zero);
+        } else {
+            if (i == 0) {
+                find_steps(row->n, y, min, max, &tried, steps);
+            }
+            cost = find_cost(row->n, steps, tensor->descriptor.bits, clips[0], clips[i]);
         }
-        lanes_i cost = find_cost(row->n, steps, tensor->descriptor.bits, clips[0], clips[i]);
         lanes_m better = m_and(m_not(tried.escaped), m_greater_i(best, cost));
         best = i_select(better, cost, best);
         found.offset = f_bits(i_select(better, i_bits(tried.offset), i_bits(found.offset)));
@@ -329,6 +386,10 @@ static struct tile_scale measure_tile(const struct tile_row *row, uint32_t token
     lanes_m escaped = load_rotated(row, token, y, codes + (size_t)token * row->tensor->code_bytes,
                                    &min, &max);
     const struct kvf_codec_tensor *tensor = row->tensor;
+    if (kvf_saw_has_zeros(tensor)) {
+        min = f_min(min, f_set1(0.0f));
+        max = f_max(max, f_set1(0.0f));
+    }
     return tensor->n_clips != 0
                ? search_scale(row, y, min, max, escaped)
                : choose_scale(tensor, tensor->descriptor.clip_q15, min, max, escaped);

@@ -198,6 +198,7 @@ static void guesses_make(struct guesses *guesses, const struct kvf_block_header 
         .bits = (uint8_t)bits,
         .flags = descriptor->flags,
         .rotate = descriptor->rot_kind != KVF_ROT_NONE,
+        .zero_kind = descriptor->zero_kind,
         .group_size = descriptor->group_size,
         .group_axis = descriptor->group_axis,
     };
@@ -239,6 +240,12 @@ static bool guess_measure(struct guess *guess, uint32_t n_tokens, const uint8_t 
     return kvf_sizes_total(&guess->sizes) <= strip_bytes;
 }
 
+/* Has saw zeros in planes behind the scales? */
+static bool has_zeros(const struct kvf_codec_tensor *tensor)
+{
+    return tensor->descriptor.codec == KVF_CODEC_SAW && kvf_saw_has_zeros(tensor);
+}
+
 /* Codes in rows of a vector: planes, if there are several, and sorted by class if that is worth its
  * tables. */
 static struct shape codes_shape(const struct guess *guess, struct kvf_entropy_role role,
@@ -256,7 +263,7 @@ static struct shape codes_shape(const struct guess *guess, struct kvf_entropy_ro
         shape.n_columns = 2;
         shape.widths[0] = kvf_saw_plane_bytes(tensor->group, role.bits - low);
         shape.widths[1] = tensor->code_bytes - shape.widths[0];
-    } else if (role.bits == 4 && tensor->code_bytes % 32 == 0 &&
+    } else if (role.bits == 4 && !has_zeros(tensor) && tensor->code_bytes % 32 == 0 &&
                payload_bytes >= KVF_ENTROPY_CLASSES_MIN) {
         shape.row_bytes = tensor->code_bytes;
         shape.widths[0] = tensor->code_bytes;
@@ -292,6 +299,28 @@ static void add_exact(struct kvf_entropy_cut *cut, const struct guess *guess, ui
     add(cut, &shape, codes + exact.escape_offset, guess->sizes.codes_bytes - exact.escape_offset);
 }
 
+/* The meta part of a tensor, at at in the payload. */
+static void add_meta(struct kvf_entropy_cut *cut, const struct kvf_codec_tensor *tensor,
+                     struct kvf_entropy_role role, uint32_t n_tokens,
+                     const struct kvf_codec_sizes *sizes, size_t at)
+{
+    bool scales_alone = role.codec == KVF_CODEC_TQ || has_zeros(tensor);
+    size_t bytes = sizes->meta_bytes;
+    struct shape shape = planes(scales_alone ? 2 : 4, role);
+
+    /* by kivi neighbours are other channels or groups, and have ranges of their own */
+    shape.transform = scales_alone                  ? KVF_TRANSFORM_DELTA
+                      : role.codec == KVF_CODEC_SAW ? KVF_TRANSFORM_SCALES
+                                                    : KVF_TRANSFORM_NONE;
+    if (has_zeros(tensor)) {
+        bytes = (size_t)tensor->n_rows * n_tokens * KVF_SAW_SCALE_BYTES;
+    }
+    add(cut, &shape, at, bytes);
+    role.part = KVF_PART_OTHER;
+    shape = whole(role);
+    add(cut, &shape, at + bytes, sizes->meta_bytes - bytes);
+}
+
 /* One tensor of one layer, at at in the payload. */
 static void add_tensor(struct kvf_entropy_cut *cut, const struct guess *guess, bool is_v,
                        uint32_t n_tokens, size_t payload_bytes, size_t at)
@@ -316,12 +345,7 @@ static void add_tensor(struct kvf_entropy_cut *cut, const struct guess *guess, b
     shape = planes(2, role);
     add(cut, &shape, at, sizes->mean_bytes);
     role.part = is_v ? KVF_PART_META_V : KVF_PART_META;
-    shape = planes(role.codec == KVF_CODEC_TQ ? 2 : 4, role);
-    /* by kivi neighbours are other channels or groups, and have ranges of their own */
-    shape.transform = role.codec == KVF_CODEC_TQ    ? KVF_TRANSFORM_DELTA
-                      : role.codec == KVF_CODEC_SAW ? KVF_TRANSFORM_SCALES
-                                                    : KVF_TRANSFORM_NONE;
-    add(cut, &shape, at + sizes->mean_bytes, sizes->meta_bytes);
+    add_meta(cut, tensor, role, n_tokens, sizes, at + sizes->mean_bytes);
     if (role.codec == KVF_CODEC_RAW) {
         role.part = KVF_PART_RAW;
         shape = planes(tensor->element_bytes, role);

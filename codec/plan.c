@@ -6,19 +6,48 @@
 #include "codec/codec_layout.h"
 #include "codec/profile_table.h"
 
+#include "codec/rotate.h"
+
 #include <assert.h>
 #include <string.h>
+
+enum {
+    X_GROUP_MAX = 128,
+    X_GROUP_MIN = 32, /* below, scales and zeros are a bit a value and more */
+};
 
 static bool geometry_is_valid(const struct kvf_geometry *geometry)
 {
     return geometry->struct_bytes >= sizeof(*geometry) && geometry->kind >= KVF_KIND_KV &&
-           geometry->kind <= KVF_KIND_STATE && kvf_dtype_bytes(geometry->dtype) != 0 &&
+           geometry->kind <= KVF_KIND_XG && kvf_dtype_bytes(geometry->dtype) != 0 &&
            geometry->rope_state <= KVF_ROPE_PRE_UNBIASED && geometry->n_layers >= 1 &&
            geometry->n_layers <= KVF_LAYERS_MAX && geometry->n_heads >= 1 &&
            geometry->n_heads <= KVF_HEADS_MAX && geometry->dim_k >= 1 &&
            geometry->dim_k <= KVF_DIM_MAX && geometry->dim_v <= KVF_DIM_MAX &&
            geometry->chunk_tokens >= 1 && geometry->chunk_tokens <= KVF_CHUNK_TOKENS_MAX &&
-           geometry->sink_tokens <= geometry->chunk_tokens;
+           geometry->sink_tokens <= geometry->chunk_tokens &&
+           (geometry->kind < KVF_KIND_X ||
+            (geometry->dim_v == 0 && geometry->rope_state == KVF_ROPE_NONE));
+}
+
+int kvf_x_geometry(int kind, uint32_t width, struct kvf_geometry *geometry)
+{
+    if ((kind != KVF_KIND_X && kind != KVF_KIND_XG) || geometry == NULL) {
+        return KVF_ERR_INVALID;
+    }
+    uint32_t dim = X_GROUP_MAX;
+    while (dim >= X_GROUP_MIN && (width % dim != 0 || kvf_rotate_order(dim) != dim)) {
+        dim--;
+    }
+    if (width == 0 || dim < X_GROUP_MIN || width / dim > KVF_HEADS_MAX) {
+        return KVF_ERR_UNSUPPORTED;
+    }
+    geometry->kind = (uint8_t)kind;
+    geometry->rope_state = KVF_ROPE_NONE;
+    geometry->n_heads = (uint16_t)(width / dim);
+    geometry->dim_k = (uint16_t)dim;
+    geometry->dim_v = 0;
+    return KVF_OK;
 }
 
 /* Fill in one tensor. A lossless codec without a form for this dtype is replaced by raw: the
@@ -255,10 +284,11 @@ static int plan_finish(struct kvf_codec_plan *plan)
     return payload_max <= KVF_PAYLOAD_BYTES_MAX ? KVF_OK : KVF_ERR_TOO_LARGE;
 }
 
-/* May what a geometry describes come back changed? */
-static bool takes_loss(const struct kvf_geometry *geometry)
+/* May what a geometry describes come back as changed as a profile changes it? */
+static bool takes_loss(const struct kvf_geometry *geometry, const struct kvf_profile *profile)
 {
-    return geometry->kind != KVF_KIND_STATE && geometry->dtype != KVF_DTYPE_U8;
+    return kvf_profile_takes(profile, geometry->kind) &&
+           (profile->lossless || geometry->dtype != KVF_DTYPE_U8);
 }
 
 int kvf_codec_plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *geometry,
@@ -281,7 +311,7 @@ int kvf_codec_plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *
     }
     plan->geometry = *geometry;
     plan->geometry.struct_bytes = sizeof(plan->geometry);
-    if (!profile->lossless && !takes_loss(geometry)) {
+    if (!takes_loss(geometry, profile)) {
         return KVF_ERR_REFUSED;
     }
     int status = kinds_init(plan);
@@ -301,7 +331,7 @@ int kvf_codec_plan_init_table(struct kvf_codec_plan *plan, const struct kvf_geom
         geometry->dim_v != table->dim_v || head_first + geometry->n_heads > table->n_heads) {
         return KVF_ERR_INVALID;
     }
-    if (!takes_loss(geometry)) {
+    if (!takes_loss(geometry, &table->profile)) {
         return KVF_ERR_REFUSED;
     }
     *plan = (struct kvf_codec_plan){.profile = &table->profile, .geometry = *geometry};

@@ -56,6 +56,31 @@
     TQ(width, KVF_TENSOR_CENTER | KVF_TENSOR_SCALE_MATCHED | (more_flags))
 #define TQ_V(width, more_flags) TQ(width, KVF_TENSOR_SCALE_LEAST_SQUARES | (more_flags))
 
+/* Inputs of layers. An offset of as many bits as a code has is enough: a 32nd of a bit a value at 4
+ * bits where fp16 takes an 8th. In the middle between two codes it costs least at 3 and 2 bits. */
+#define X_KINDS       (1 << KVF_KIND_X | 1 << KVF_KIND_XG)
+#define X_ZERO(width) ((width) < 4 ? KVF_ZERO_HALF : KVF_ZERO_INT)
+#define X_CODEC(width, zero)                                                                       \
+    {                                                                                              \
+        .codec = KVF_CODEC_SAW, .bits = (width), .flags = KVF_TENSOR_SIGNS, .rotate = 1,           \
+        .clip = KVF_CLIP_WIDE, .rot_seed = KVF_PROFILE_ROTATION_SEED, .zero_kind = (zero)          \
+    }
+#define X(width, zero, profile_name, profile_use)                                                  \
+    {                                                                                              \
+        .name = (profile_name), .use = (profile_use), .x_kinds = X_KINDS,                          \
+        .k = X_CODEC(width, zero)                                                                  \
+    }
+/* As published: neither rotated nor clipped. */
+#define X_PAPER_CODEC(width)                                                                       \
+    {                                                                                              \
+        .codec = KVF_CODEC_SAW, .bits = (width), .zero_kind = X_ZERO(width)                        \
+    }
+#define X_PAPER(width, profile_name, profile_use)                                                  \
+    {                                                                                              \
+        .name = (profile_name), .use = (profile_use), .x_kinds = X_KINDS,                          \
+        .k = X_PAPER_CODEC(width)                                                                  \
+    }
+
 const struct kvf_profile kvf_profiles[] = {
     {
         .name = "bytes",
@@ -288,8 +313,38 @@ const struct kvf_profile kvf_profiles[] = {
         .edge_k = SAW(8, KVF_TENSOR_CENTER, 1),
         .edge_v = SAW(8, 0, 1),
     },
+    X(8, X_ZERO(8), "x8", "layer inputs, 8 bits: 8.19 bits a value"),
+    X(6, X_ZERO(6), "x6", "layer inputs, 6 bits: 6.17 bits a value"),
+    X(4, X_ZERO(4), "x4", "layer inputs, 4 bits, best of 9 clip ratios: 4.16 bits a value"),
+    X(3, X_ZERO(3), "x3", "layer inputs, 3 bits, best of 9 clip ratios: 3.15 bits a value"),
+    X(2, X_ZERO(2), "x2", "layer inputs, 2 bits, best of 9 clip ratios: 2.14 bits a value"),
+    X(2, KVF_ZERO_F16_LO, "x2-lo", "as x2 with fp16 offsets, for comparison: 2.25 bits a value"),
+    X_PAPER(4, "x4-paper", "XQuant at 4 bits as published, for comparison: 4.16 bits a value"),
+    X_PAPER(3, "x3-paper", "XQuant at 3 bits as published, for comparison: 3.15 bits a value"),
+    X_PAPER(2, "x2-paper", "XQuant at 2 bits as published, for comparison: 2.14 bits a value"),
     {.name = NULL},
 };
+
+bool kvf_profile_takes(const struct kvf_profile *profile, uint8_t kind)
+{
+    const uint32_t kv = 1u << KVF_KIND_KV | 1u << KVF_KIND_MLA;
+    uint32_t kinds = profile->x_kinds != 0 ? profile->x_kinds : kv;
+    return profile->lossless || (kinds >> kind & 1) != 0;
+}
+
+const char *kvf_profile_kinds(const struct kvf_profile *profile)
+{
+    switch (profile->x_kinds) {
+    case 0:
+        return profile->lossless ? "any" : "KV and MLA";
+    case 1 << KVF_KIND_X:
+        return "X";
+    case 1 << KVF_KIND_XG:
+        return "XG";
+    default:
+        return "X and XG";
+    }
+}
 
 const struct kvf_profile *kvf_profile_find(const char *name)
 {

@@ -104,7 +104,7 @@ int kvf_proto_geometry_check(const struct kvf_wire_geometry *geometry, const cha
 {
     const struct kvf_wire_geometry *g = geometry;
 
-    if (g->kind > KVF_KIND_STATE) {
+    if (g->kind > KVF_KIND_XG) {
         return kvf_proto_bad(why_out, "geometry: kind is unknown");
     }
     if (g->kind == KVF_KIND_BYTES) {
@@ -136,6 +136,9 @@ int kvf_proto_geometry_check(const struct kvf_wire_geometry *geometry, const cha
     }
     if (g->sink_tokens > g->chunk_tokens) {
         return kvf_proto_bad(why_out, "geometry: sink_tokens exceeds chunk_tokens");
+    }
+    if (g->kind >= KVF_KIND_X && (g->dim_v != 0 || g->rope_state != KVF_ROPE_NONE)) {
+        return kvf_proto_bad(why_out, "geometry: X has no V and no rotation");
     }
     return KVF_OK;
 }

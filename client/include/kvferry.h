@@ -161,6 +161,10 @@ enum kvf_tensor_kind {
     KVF_KIND_KV = 1,    /* K and V of each layer */
     KVF_KIND_MLA = 2,   /* latent as K, its rotary part as a V that is always stored raw */
     KVF_KIND_STATE = 3, /* recurrent state: lossless only */
+    /* Instead of K and V, which follow from it by a product with weights. No V; rope_state NONE;
+     * heads are groups of channels (kvf_x_geometry). */
+    KVF_KIND_X = 4,  /* input of each layer's projections of K and V, after the layer's norm */
+    KVF_KIND_XG = 5, /* the same times the left singular vectors of [W_K|W_V] of the layer */
 };
 
 /* The geometry of one shard's KV: what a block holds. All fields take part in the namespace, so two
@@ -180,6 +184,12 @@ struct kvf_geometry {
     uint16_t sink_tokens;  /* first tokens of a sequence kept raw by lossy profiles; at most
                               chunk_tokens */
 };
+
+/* Fill in what a geometry of KVF_KIND_X or KVF_KIND_XG has instead of heads, for vectors of width
+ * elements a token: kind, rope_state, and n_heads groups of dim_k channels that share a scale, 128
+ * where width is a multiple of it, else the most below that can be rotated (96 for 576). KVF_OK;
+ * KVF_ERR_INVALID: another kind; KVF_ERR_UNSUPPORTED: width cannot be cut so. Any thread. */
+KVF_API int kvf_x_geometry(int kind, uint32_t width, struct kvf_geometry *geometry);
 
 /* One tensor (K or V) in the engine's pages. The address of element e of (layer, head, token) is
  *   layers[layer] + page * page_stride_bytes + (token % tokens_a_page) * token_stride_bytes

@@ -18,8 +18,7 @@
 enum {
     LAYERS = 2,
     TOKENS = 9,
-    N_PLANS = 19,
-    PACKED_BYTES = KVF_BLOCK_HEADER_BYTES + 5 * LAYERS
+    N_PLANS = 22,
 };
 
 /* A plan, and pages for what it decodes. */
@@ -49,7 +48,8 @@ static const struct {
     {"kivi4-g64", KVF_DTYPE_BF16, 80, 80, 130},   {"tq4", KVF_DTYPE_BF16, 64, 12, 130},
     {"tq3.5", KVF_DTYPE_BF16, 64, 16, TOKENS},    {"tq2", KVF_DTYPE_BF16, 128, 80, TOKENS},
     {"tq3-qjl", KVF_DTYPE_BF16, 16, 12, TOKENS},  {"max", KVF_DTYPE_BF16, 64, 64, TOKENS},
-    {NULL, KVF_DTYPE_BF16, 64, 64, TOKENS},
+    {NULL, KVF_DTYPE_BF16, 64, 64, TOKENS},       {"x4", KVF_DTYPE_BF16, 64, 0, TOKENS},
+    {"x3", KVF_DTYPE_BF16, 96, 0, 130},           {"x2", KVF_DTYPE_BF16, 128, 0, 33},
 };
 
 /* A profile of a model's own: two kinds of layers, four codecs, means that blocks do not have. */
@@ -102,11 +102,13 @@ static int plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *geo
 
 static void target_init(struct target *target, int which)
 {
+    bool is_x = plans[which].profile != NULL &&
+                !kvf_profile_takes(kvf_profile_find(plans[which].profile), KVF_KIND_KV);
     struct kvf_geometry geometry = {
         .struct_bytes = sizeof(geometry),
-        .kind = KVF_KIND_KV,
+        .kind = is_x ? KVF_KIND_X : KVF_KIND_KV,
         .dtype = plans[which].dtype,
-        .rope_state = KVF_ROPE_POST,
+        .rope_state = is_x ? KVF_ROPE_NONE : KVF_ROPE_POST,
         .n_layers = LAYERS,
         .n_heads = 1,
         .dim_k = plans[which].dim_k,
@@ -144,10 +146,11 @@ static void target_init(struct target *target, int which)
 static uint8_t *unpack(const struct target *target, const uint8_t *data, size_t bytes,
                        size_t *record_bytes_out)
 {
-    if (bytes < PACKED_BYTES) {
+    const size_t packed_bytes = KVF_BLOCK_HEADER_BYTES + 5 * LAYERS;
+    if (bytes < packed_bytes) {
         return NULL;
     }
-    size_t payload_bytes = bytes - PACKED_BYTES;
+    size_t payload_bytes = bytes - packed_bytes;
     size_t record_bytes = KVF_BLOCK_PAGE_BYTES + payload_bytes;
     uint8_t *record = calloc(1, record_bytes);
     if (record == NULL) {
@@ -157,7 +160,7 @@ static uint8_t *unpack(const struct target *target, const uint8_t *data, size_t 
     memcpy(&page->header, data, KVF_BLOCK_HEADER_BYTES);
     memcpy(page->layer_bits, data + KVF_BLOCK_HEADER_BYTES, LAYERS);
     memcpy(page->layer_offsets, data + KVF_BLOCK_HEADER_BYTES + LAYERS, 4 * LAYERS);
-    memcpy(record + KVF_BLOCK_PAGE_BYTES, data + PACKED_BYTES, payload_bytes);
+    memcpy(record + KVF_BLOCK_PAGE_BYTES, data + packed_bytes, payload_bytes);
     /* what a generator cannot be expected to find */
     page->header.magic = KVF_BLOCK_MAGIC;
     page->header.version = KVF_BLOCK_VERSION;

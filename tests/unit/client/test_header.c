@@ -81,6 +81,8 @@ static void numbers_are_pinned(void **state)
     assert_int_equal(KVF_DTYPE_U8, 6);
     assert_int_equal(KVF_KIND_BYTES, 0);
     assert_int_equal(KVF_KIND_STATE, 3);
+    assert_int_equal(KVF_KIND_X, 4);
+    assert_int_equal(KVF_KIND_XG, 5);
     assert_int_equal(KVF_TIER_DRAM, 2);
     assert_int_equal(KVF_TIER_REMOTE, 4);
     assert_int_equal(KVF_KEY_BYTES_MAX, 64);

@@ -38,6 +38,17 @@ struct kvf_geometry fixture_geometry(int dtype, uint32_t n_layers, uint32_t n_he
     };
 }
 
+void fixture_geometry_suit(struct kvf_geometry *geometry, const char *profile)
+{
+    const struct kvf_profile *found = kvf_profile_find(profile);
+    assert_non_null(found);
+    if (!kvf_profile_takes(found, geometry->kind)) {
+        geometry->kind = kvf_profile_takes(found, KVF_KIND_X) ? KVF_KIND_X : KVF_KIND_XG;
+        geometry->rope_state = KVF_ROPE_NONE;
+        geometry->dim_v = 0;
+    }
+}
+
 static struct kvf_tensor_view tensor_view(const struct kvf_geometry *geometry, uint32_t dim,
                                           void *const *layers)
 {

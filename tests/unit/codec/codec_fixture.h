@@ -25,6 +25,9 @@ struct fixture_kv {
 struct kvf_geometry fixture_geometry(int dtype, uint32_t n_layers, uint32_t n_heads, uint32_t dim_k,
                                      uint32_t dim_v, uint32_t chunk_tokens);
 
+/* What a profile is for: kind X without V and rotation if it is one for X. */
+void fixture_geometry_suit(struct kvf_geometry *geometry, const char *profile);
+
 /* Zeroed pages for n_tokens. */
 void fixture_kv_init(struct fixture_kv *kv, const struct kvf_geometry *geometry, uint32_t n_tokens);
 void fixture_kv_fini(struct fixture_kv *kv);

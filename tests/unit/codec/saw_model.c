@@ -118,16 +118,58 @@ void saw_model_rotate(const struct saw_model *model, float *vector)
     }
 }
 
+static bool has_zeros(const struct saw_model *model)
+{
+    return model->zero_kind == KVF_ZERO_INT || model->zero_kind == KVF_ZERO_HALF;
+}
+
+/* w of step 6, and what code 0 stands for. */
+static float zero_of(const struct saw_model *model, const struct saw_model_vector *vector)
+{
+    return (float)vector->zero + (model->zero_kind == KVF_ZERO_HALF ? 0.5f : 0.0f);
+}
+
+static float lo_of(const struct saw_model *model, const struct saw_model_vector *vector)
+{
+    return has_zeros(model) ? -((float)saw_model_f16_value(vector->scale) * zero_of(model, vector))
+                            : (float)saw_model_f16_value(vector->lo);
+}
+
+/* u in the place of lo. */
+static void model_zero(const struct saw_model *model, struct saw_model_vector *out)
+{
+    float lo = (float)saw_model_f16_value(out->lo);
+    float scale = (float)saw_model_f16_value(out->scale);
+    float top = (float)((1u << model->bits) - 1);
+    out->lo = 0;
+    if (out->scale != 0) {
+        float zero = -lo / scale;
+        zero = model->zero_kind == KVF_ZERO_HALF ? zero - 0.5f : zero;
+        out->zero = (uint8_t)nearbyintf(fminf(fmaxf(zero, 0.0f), top));
+    }
+}
+
+/* Least and greatest of y, and of 0 where there are zeros. */
+static void model_span(const struct saw_model *model, const float *y, float *min_out,
+                       float *max_out)
+{
+    float min = has_zeros(model) ? 0.0f : y[0];
+    float max = min;
+    for (uint32_t i = 0; i < model->n; i++) {
+        min = fminf(min, y[i]);
+        max = fmaxf(max, y[i]);
+    }
+    *min_out = min;
+    *max_out = max;
+}
+
 /* Steps 5 and 6: false is an escape. */
 static bool model_range(const struct saw_model *model, const float *y, float c, uint32_t clip_q15,
                         struct saw_model_vector *out)
 {
-    float min = y[0];
-    float max = y[0];
-    for (uint32_t i = 1; i < model->n; i++) {
-        min = fminf(min, y[i]);
-        max = fmaxf(max, y[i]);
-    }
+    float min;
+    float max;
+    model_span(model, y, &min, &max);
     if (clip_q15 != KVF_BLOCK_CLIP_ONE) {
         float ratio = (float)clip_q15 / 32768.0f;
         float middle = 0.5f * (min + max);
@@ -154,6 +196,9 @@ static bool model_range(const struct saw_model *model, const float *y, float c, 
     while (levels * saw_model_f16_value(out->scale) < (double)range) {
         out->scale++;
     }
+    if (has_zeros(model)) {
+        model_zero(model, out);
+    }
     return out->scale == 0 || saw_model_f16_value(out->scale) >= 0x1p-20;
 }
 
@@ -162,7 +207,7 @@ static void model_codes(const struct saw_model *model, const float *y, float c, 
                         struct saw_model_vector *out)
 {
     float scale = (float)saw_model_f16_value(out->scale);
-    float offset = (float)saw_model_f16_value(out->lo) * d;
+    float offset = lo_of(model, out) * d;
     float factor = out->scale != 0 ? c * (1.0f / scale) : 0.0f;
     double top = (double)((1u << model->bits) - 1);
     for (uint32_t i = 0; i < model->n; i++) {
@@ -184,6 +229,36 @@ static uint32_t model_cost(const struct saw_model *model, float i, uint32_t clip
     return (uint32_t)nearbyint((double)e * (double)e);
 }
 
+/* The same where there are zeros, of a coefficient that is i sixteenths from 0. */
+static uint32_t model_zero_cost(const struct saw_model *model, float i, uint32_t clip,
+                                const struct saw_model_vector *tried)
+{
+    float first = (float)model->clips_q15[0] / 32768.0f;
+    float ratio = (float)model->clips_q15[clip] / 32768.0f;
+    float q = nearbyintf(fmaf(i, first / (16.0f * ratio), zero_of(model, tried)));
+    q = fminf(fmaxf(q, 0.0f), (float)((1u << model->bits) - 1));
+    float e = fmaf(zero_of(model, tried) - q, 16.0f * ratio / first, i);
+    return (uint32_t)nearbyint((double)e * (double)e);
+}
+
+/* The cost of a vector with a ratio; factor: of the first one. */
+static uint32_t model_costs(const struct saw_model *model, const float *y, float factor,
+                            uint32_t clip, const struct saw_model_vector *tried)
+{
+    uint32_t cost = 0;
+    float min;
+    float max;
+    model_span(model, y, &min, &max);
+    for (uint32_t i = 0; i < model->n; i++) {
+        double distance = (double)fabsf(y[i] - 0.5f * (min + max));
+        cost += has_zeros(model)
+                    ? model_zero_cost(model, (float)nearbyint((double)y[i] * 16.0 * (double)factor),
+                                      clip, tried)
+                    : model_cost(model, (float)nearbyint(distance * 16.0 * (double)factor), clip);
+    }
+    return cost;
+}
+
 /* The search: the ratio with the least cost, the larger one of two. */
 static void model_search(const struct saw_model *model, const float *y, float c, float d,
                          struct saw_model_vector *out)
@@ -191,24 +266,14 @@ static void model_search(const struct saw_model *model, const float *y, float c,
     struct saw_model_vector first = {.escape = false};
     float factor = 0.0f;
     uint32_t least = UINT32_MAX;
-    float min = y[0];
-    float max = y[0];
-    for (uint32_t i = 1; i < model->n; i++) {
-        min = fminf(min, y[i]);
-        max = fmaxf(max, y[i]);
-    }
     if (model_range(model, y, c, model->clips_q15[0], &first) && first.scale != 0) {
         factor = c * (1.0f / (float)saw_model_f16_value(first.scale));
     }
     for (uint32_t k = 0; k < model->n_clips; k++) {
         struct saw_model_vector tried = {.escape = false};
-        uint32_t cost = 0;
-        for (uint32_t i = 0; i < model->n; i++) {
-            double distance = (double)fabsf(y[i] - 0.5f * (min + max));
-            cost += model_cost(model, (float)nearbyint(distance * 16.0 * (double)factor), k);
-        }
-        if (model_range(model, y, c, model->clips_q15[k], &tried) &&
-            (cost < least || (cost == least && model->takes_last))) {
+        bool is_coded = model_range(model, y, c, model->clips_q15[k], &tried);
+        uint32_t cost = model_costs(model, y, factor, k, &tried);
+        if (is_coded && (cost < least || (cost == least && model->takes_last))) {
             least = cost;
             *out = tried;
         }
@@ -264,7 +329,7 @@ void saw_model_decode(const struct saw_model *model, const struct saw_model_vect
     float c = (float)(1.0 / sqrt((double)model->order));
     float d = (float)sqrt((double)model->order);
     float factor = (float)saw_model_f16_value(vector->scale) * c;
-    float offset = (float)saw_model_f16_value(vector->lo) * d;
+    float offset = lo_of(model, vector) * d;
     for (uint32_t i = 0; i < model->n; i++) {
         /* row i of H^T: a product of signs */
         uint32_t base = i / model->order * model->order;

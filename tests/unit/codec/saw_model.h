@@ -24,13 +24,15 @@ struct saw_model {
     const uint16_t *clips_q15;
     const uint8_t *sign_bits;
     const uint8_t *stages; /* of the Sylvester part; NULL: the documented order */
+    uint8_t zero_kind;     /* enum kvf_block_zero */
     bool takes_last;       /* of ratios that cost alike; not what is documented */
 };
 
 struct saw_model_vector {
     bool escape;
-    uint16_t lo;
+    uint16_t lo; /* 0 where there are zeros */
     uint16_t scale;
+    uint8_t zero;                 /* u */
     uint8_t codes[MODEL_DIM_MAX]; /* by coefficient */
 };
 

@@ -127,6 +127,7 @@ static struct kvf_geometry geometry_of(const struct golden *golden)
                                                     golden->n_heads, golden->dim_k, golden->dim_v,
                                                     golden->n_tokens);
     geometry.kind = (uint8_t)golden->kind;
+    fixture_geometry_suit(&geometry, golden->profile);
     geometry.sink_tokens = golden->sinks;
     return geometry;
 }

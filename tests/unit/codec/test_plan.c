@@ -184,12 +184,16 @@ static void clip_and_rotation_are_in_the_descriptor(void **state)
 static void fingerprints_tell_profiles_apart(void **state)
 {
     (void)state;
-    uint64_t seen[64];
+    uint64_t seen[128];
     int n = 0;
     struct kvf_codec_plan plan;
     struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 4, 2, 128, 128, 256);
     for (const struct kvf_profile *profile = kvf_profiles; profile->name != NULL; profile++) {
-        assert_int_equal(init(&plan, profile->opaque ? NULL : &geometry, profile->name), KVF_OK);
+        struct kvf_geometry suited = geometry;
+        if (!profile->opaque) {
+            fixture_geometry_suit(&suited, profile->name);
+        }
+        assert_int_equal(init(&plan, profile->opaque ? NULL : &suited, profile->name), KVF_OK);
         assert_true(plan.profile_fp != 0);
         for (int i = 0; i < n; i++) {
             assert_true(seen[i] != plan.profile_fp);

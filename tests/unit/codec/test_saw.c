@@ -27,6 +27,7 @@ struct strip {
     const uint8_t *mean;
     const uint8_t *meta;
     const uint8_t *codes;
+    uint32_t n_tokens;
 };
 
 static struct strip strip_of_k(const struct fixture_codec *codec, uint32_t n_tokens)
@@ -37,6 +38,7 @@ static struct strip strip_of_k(const struct fixture_codec *codec, uint32_t n_tok
         .mean = sizes.mean_bytes != 0 ? codec->payload : NULL,
         .meta = codec->payload + sizes.mean_bytes,
         .codes = codec->payload + sizes.mean_bytes + sizes.meta_bytes,
+        .n_tokens = n_tokens,
     };
 }
 
@@ -51,17 +53,35 @@ static struct saw_model model_of(const struct kvf_codec_tensor *tensor)
         .n_clips = tensor->n_clips,
         .clips_q15 = tensor->clips_q15,
         .sign_bits = tensor->sign_bits,
+        .zero_kind = tensor->descriptor.zero_kind,
     };
+}
+
+/* Meta of one vector of a single row. */
+static void assert_meta(const struct kvf_codec_tensor *tensor, const struct strip *strip,
+                        uint32_t index, const struct saw_model_vector *want)
+{
+    if (kvf_saw_has_zeros(tensor)) {
+        const uint8_t *zeros = strip->meta + 2 * strip->n_tokens;
+        uint16_t scale;
+        memcpy(&scale, strip->meta + 2 * index, sizeof(scale));
+        assert_int_equal(scale, want->scale);
+        assert_int_equal(
+            fixture_stored_code(&zeros, strip->n_tokens, tensor->descriptor.bits, index),
+            want->zero);
+        return;
+    }
+    uint32_t meta;
+    memcpy(&meta, strip->meta + 4 * index, sizeof(meta));
+    assert_int_equal(meta & 0xffff, want->lo);
+    assert_int_equal(meta >> 16, want->scale);
 }
 
 /* Meta and codes of one vector are the model's. */
 static void assert_stored(const struct kvf_codec_tensor *tensor, const struct strip *strip,
                           uint32_t index, const struct saw_model_vector *want)
 {
-    uint32_t meta;
-    memcpy(&meta, strip->meta + 4 * index, sizeof(meta));
-    assert_int_equal(meta & 0xffff, want->lo);
-    assert_int_equal(meta >> 16, want->scale);
+    assert_meta(tensor, strip, index, want);
     const uint8_t *codes = strip->codes + (size_t)index * tensor->code_bytes;
     for (uint32_t p = 0; p < tensor->group; p++) {
         const uint8_t *at = codes;
@@ -75,6 +95,7 @@ static void compare_with_model(const char *profile, int dtype, uint32_t dim, uin
 {
     struct kvf_geometry geometry = fixture_geometry(dtype, 1, 1, dim, 0, n_tokens);
     struct fixture_trip trip;
+    fixture_geometry_suit(&geometry, profile);
     fixture_trip_init(&trip, &geometry, profile, n_tokens);
     fixture_fill_hard(&trip.kv, &random_bits);
     fixture_trip_run(&trip);
@@ -113,7 +134,9 @@ static void records_are_those_of_the_text(void **state)
     static const char *const profiles[] = {
         "balanced",     "safe",       "saw8",        "saw4-paper",  "saw6",         "saw5",
         "saw3",         "saw2",       "saw3-search", "saw2-search", "saw4-search9", "saw3-search9",
-        "saw2-search9", "saw3-paper", "naive4",      "naive3",      "naive2"};
+        "saw2-search9", "saw3-paper", "naive4",      "naive3",      "naive2",       "x4",
+        "x3",           "x2",         "x8",          "x6",          "x4-paper",     "x3-paper",
+        "x2-paper",     "x2-lo"};
     enum {
         N_FULL = 8 /* the first ones with every dim, the others each with some */
     };

@@ -29,19 +29,21 @@ static struct kvf_random_seeded random_bits;
 static void compare_levels(const struct fixture_kv *kv, const char *profile)
 {
     struct kvf_codec_plan plan;
+    struct kvf_geometry geometry = kv->geometry;
     struct fixture_codec want;
     struct fixture_codec have;
     struct fixture_kv want_back;
     struct fixture_kv have_back;
-    if (kvf_codec_plan_init(&plan, &kv->geometry, profile) == KVF_ERR_UNSUPPORTED) {
+    fixture_geometry_suit(&geometry, profile);
+    if (kvf_codec_plan_init(&plan, &geometry, profile) == KVF_ERR_UNSUPPORTED) {
         /* channels cannot be split where no parts can be rotated: few dims, and odd ones */
         assert_true(kv->geometry.dim_k % 16 != 0 || kv->geometry.dim_v % 16 != 0);
         return;
     }
-    fixture_codec_init(&want, &kv->geometry, profile);
-    fixture_codec_init(&have, &kv->geometry, profile);
-    fixture_kv_init(&want_back, &kv->geometry, kv->n_tokens);
-    fixture_kv_init(&have_back, &kv->geometry, kv->n_tokens);
+    fixture_codec_init(&want, &geometry, profile);
+    fixture_codec_init(&have, &geometry, profile);
+    fixture_kv_init(&want_back, &geometry, kv->n_tokens);
+    fixture_kv_init(&have_back, &geometry, kv->n_tokens);
     assert_int_equal(kvf_codec_simd_set(KVF_SIMD_SCALAR), KVF_OK);
     fixture_encode(&want, kv, 0);
     fixture_decode(&want, &want_back);
@@ -62,10 +64,11 @@ static void compare_levels(const struct fixture_kv *kv, const char *profile)
 }
 
 static const char *const profiles[] = {
-    "balanced", "safe", "saw8",        "saw4-paper",   "exact",        "saw6",
-    "saw5",     "saw3", "saw2",        "kivi4-g32",    "kivi2-g128",   "tq4",
-    "tq3",      "tq2",  "tq3.5",       "tq2.5",        "tq3-unbiased", "tq4-paper",
-    "dense",    "max",  "saw3-search", "saw2-search9", "saw4-search9", "naive4"};
+    "balanced",     "safe",         "saw8",         "saw4-paper", "exact", "saw6", "saw5",
+    "saw3",         "saw2",         "kivi4-g32",    "kivi2-g128", "tq4",   "tq3",  "tq2",
+    "tq3.5",        "tq2.5",        "tq3-unbiased", "tq4-paper",  "dense", "max",  "saw3-search",
+    "saw2-search9", "saw4-search9", "naive4",       "x4",         "x3",    "x2",   "x8",
+    "x6",           "x4-paper",     "x2-paper"};
 enum {
     N_PROFILES = sizeof(profiles) / sizeof(profiles[0])
 };

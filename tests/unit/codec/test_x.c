@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_x.c: inputs of layers instead of K and V: what geometries and profiles go together, sizes,
+ * and round trips.
+ */
+#include "codec/codec_fp.h"
+#include "tests/support/support.h"
+#include "tests/unit/codec/codec_fixture.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static struct kvf_random_seeded random_bits;
+
+/* A geometry of vectors of width elements in bf16. */
+static struct kvf_geometry x_geometry(int kind, uint32_t n_layers, uint32_t width,
+                                      uint32_t chunk_tokens)
+{
+    struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, n_layers, 1, 1, 1,
+                                                    chunk_tokens);
+    assert_int_equal(kvf_x_geometry(kind, width, &geometry), KVF_OK);
+    return geometry;
+}
+
+static void groups_divide_the_width(void **state)
+{
+    (void)state;
+    static const uint32_t expected[][3] = {{4096, 32, 128}, {576, 6, 96},       {896, 7, 128},
+                                           {2880, 30, 96},  {640, 5, 128},      {1600, 20, 80},
+                                           {256, 2, 128},   {112, 1, 112},      {48, 1, 48},
+                                           {8192, 64, 128}, {131072, 1024, 128}};
+    for (size_t i = 0; i < sizeof(expected) / sizeof(expected[0]); i++) {
+        struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 2, 9, 9, 9, 16);
+        assert_int_equal(kvf_x_geometry(KVF_KIND_XG, expected[i][0], &geometry), KVF_OK);
+        assert_int_equal(geometry.kind, KVF_KIND_XG);
+        assert_int_equal(geometry.n_heads, expected[i][1]);
+        assert_int_equal(geometry.dim_k, expected[i][2]);
+        assert_int_equal(geometry.dim_v, 0);
+        assert_int_equal(geometry.rope_state, KVF_ROPE_NONE);
+    }
+    /* no divisor, one that is too small to be worth a scale, too many groups, nothing */
+    static const uint32_t refused[] = {577, 2 * 1009, 16, 128 * 1025, 0};
+    struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 2, 9, 9, 9, 16);
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+        assert_int_equal(kvf_x_geometry(KVF_KIND_X, refused[i], &geometry), KVF_ERR_UNSUPPORTED);
+    }
+    assert_int_equal(kvf_x_geometry(KVF_KIND_KV, 4096, &geometry), KVF_ERR_INVALID);
+    assert_int_equal(kvf_x_geometry(KVF_KIND_X, 4096, NULL), KVF_ERR_INVALID);
+}
+
+/* Times that fp16 is larger, K and V of as many elements each as X has. */
+static double ratio_to_kv(const char *profile, uint32_t n_layers)
+{
+    enum {
+        WIDTH = 4096,
+        TOKENS = 128
+    };
+    struct kvf_geometry geometry = x_geometry(KVF_KIND_X, n_layers, WIDTH, TOKENS);
+    struct kvf_codec_plan plan;
+    fixture_geometry_suit(&geometry, profile);
+    assert_int_equal(kvf_codec_plan_init(&plan, &geometry, profile), KVF_OK);
+    return 2.0 * 2.0 * n_layers * WIDTH * TOKENS /
+           (double)kvf_codec_plan_payload_bytes(&plan, TOKENS);
+}
+
+/* A value takes its code, a 128th of a scale and of a zero: 7.70, 10.16 and 14.95 times less than K
+ * and V in fp16 of a model with as many K as Q heads. */
+static void sizes_are_those_of_the_article(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *profile;
+        double bits;
+        double ratio;
+    } expected[] = {
+        {"x4", 4.0 + 16.0 / 128 + 4.0 / 128, 7.70},
+        {"x3", 3.0 + 16.0 / 128 + 3.0 / 128, 10.16},
+        {"x2", 2.0 + 16.0 / 128 + 2.0 / 128, 14.95},
+        {"x4-paper", 4.0 + 16.0 / 128 + 4.0 / 128, 7.70},
+        {"x2-lo", 2.0 + 32.0 / 128, 14.22},
+        {"x8", 8.0 + 16.0 / 128 + 8.0 / 128, 3.91},
+        {"x6", 6.0 + 16.0 / 128 + 6.0 / 128, 5.18},
+    };
+    for (size_t i = 0; i < sizeof(expected) / sizeof(expected[0]); i++) {
+        double ratio = ratio_to_kv(expected[i].profile, 8);
+        assert_true(ratio == 32.0 / expected[i].bits);
+        assert_true(fabs(ratio - expected[i].ratio) < 0.005);
+    }
+    /* the latent of [W_K|W_V] is as large as K and V: 3.7, 5.0 and 7.1 times less */
+    assert_true(ratio_to_kv("x4", 8) / 2 > 3.7);
+    assert_true(ratio_to_kv("x3", 8) / 2 > 5.0);
+    assert_true(ratio_to_kv("x2", 8) / 2 > 7.1);
+}
+
+/* Lossy profiles are for K and V or for X; lossless ones for all. */
+static void profiles_are_refused_elsewhere(void **state)
+{
+    (void)state;
+    static const uint8_t kinds[] = {KVF_KIND_KV, KVF_KIND_MLA, KVF_KIND_STATE, KVF_KIND_X,
+                                    KVF_KIND_XG};
+    uint32_t refused = 0;
+    for (const struct kvf_profile *profile = kvf_profiles; profile->name != NULL; profile++) {
+        for (size_t i = 0; i < sizeof(kinds) && !profile->opaque; i++) {
+            struct kvf_geometry geometry = x_geometry(KVF_KIND_X, 4, 256, 32);
+            struct kvf_codec_plan plan;
+            geometry.kind = kinds[i];
+            bool takes = kvf_profile_takes(profile, kinds[i]);
+            assert_int_equal(kvf_codec_plan_init(&plan, &geometry, profile->name),
+                             takes ? KVF_OK : KVF_ERR_REFUSED);
+            assert_true(takes || !profile->lossless);
+            bool is_x = kinds[i] == KVF_KIND_X || kinds[i] == KVF_KIND_XG;
+            bool for_x = profile->x_kinds != 0;
+            assert_true(profile->lossless || !takes || is_x == for_x);
+            refused += !takes;
+        }
+    }
+    assert_true(refused > 100);
+    struct kvf_geometry geometry = x_geometry(KVF_KIND_X, 4, 256, 32);
+    struct kvf_codec_plan plan;
+    geometry.dim_v = 128;
+    assert_int_equal(kvf_codec_plan_init(&plan, &geometry, "x4"), KVF_ERR_INVALID);
+    geometry.dim_v = 0;
+    geometry.rope_state = KVF_ROPE_POST;
+    assert_int_equal(kvf_codec_plan_init(&plan, &geometry, "exact"), KVF_ERR_INVALID);
+    geometry.rope_state = KVF_ROPE_NONE;
+    geometry.dtype = KVF_DTYPE_U8;
+    assert_int_equal(kvf_codec_plan_init(&plan, &geometry, "x8"), KVF_ERR_REFUSED);
+}
+
+static void lossless_keeps_every_bit(void **state)
+{
+    (void)state;
+    static const char *const profiles[] = {"raw", "exact"};
+    for (int i = 0; i < 2; i++) {
+        struct kvf_geometry geometry = x_geometry(KVF_KIND_XG - i, 3, 576, 40);
+        struct fixture_trip trip;
+        fixture_trip_init(&trip, &geometry, profiles[i], 40);
+        fixture_fill_hard(&trip.kv, &random_bits);
+        fixture_trip_run(&trip);
+        assert_memory_equal(trip.back.memory, trip.kv.memory, trip.kv.memory_bytes);
+        fixture_trip_fini(&trip);
+    }
+}
+
+/* Error over signal of normal data: that of codec_saw.h's ratios; unrotated and unclipped it is
+ * that of the whole range. */
+static void distortion_is_that_of_theory(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *profile;
+        double most;
+    } expected[] = {{"x8", .00004},      {"x6", .0006},      {"x4", .0092},
+                    {"x3", .0353},       {"x2", .121},       {"x2-lo", .120},
+                    {"x4-paper", .0103}, {"x3-paper", .048}, {"x2-paper", .260}};
+    for (size_t i = 0; i < sizeof(expected) / sizeof(expected[0]); i++) {
+        struct kvf_geometry geometry = x_geometry(KVF_KIND_X, 2, 512, 256);
+        struct fixture_trip trip;
+        fixture_trip_init(&trip, &geometry, expected[i].profile, 256);
+        fixture_fill_normal(&trip.kv, &random_bits);
+        fixture_trip_run(&trip);
+        double error = fixture_distortion(&trip.kv, &trip.back, 0, 0);
+        assert_true(error < expected[i].most && error > 0.5 * expected[i].most);
+        fixture_trip_fini(&trip);
+    }
+}
+
+/* The token range [first, first + n) alone is what the whole decode has there. */
+static void assert_part(struct fixture_trip *trip, uint32_t layer_first, uint32_t n_layers,
+                        uint32_t first, uint32_t n)
+{
+    struct fixture_kv part;
+    size_t vector_bytes = trip->kv.geometry.dim_k * kvf_dtype_bytes(trip->kv.geometry.dtype);
+    fixture_kv_init(&part, &trip->kv.geometry, trip->kv.n_tokens);
+    memset(part.memory, 0xa5, part.memory_bytes);
+    assert_int_equal(kvf_block_decode(&trip->codec.plan, trip->codec.page, trip->codec.record_bytes,
+                                      layer_first, n_layers, first, n, &part.view,
+                                      trip->codec.workspace),
+                     KVF_OK);
+    for (uint32_t layer = 0; layer < trip->kv.geometry.n_layers; layer++) {
+        bool wanted = layer >= layer_first && layer - layer_first < n_layers;
+        for (uint32_t token = 0; token < trip->kv.n_tokens; token++) {
+            for (uint32_t head = 0; head < trip->kv.geometry.n_heads; head++) {
+                const uint8_t *have = fixture_kv_vector(&part, 0, layer, head, token);
+                if (wanted && token < n) {
+                    assert_memory_equal(
+                        have, fixture_kv_vector(&trip->back, 0, layer, head, first + token),
+                        vector_bytes);
+                } else {
+                    assert_int_equal(have[0], 0xa5);
+                    assert_int_equal(have[vector_bytes - 1], 0xa5);
+                }
+            }
+        }
+    }
+    fixture_kv_fini(&part);
+}
+
+/* Sinks, NaNs and vectors that are too small come back bit by bit; any part of a record is what the
+ * whole has there. */
+static void escapes_and_parts(void **state)
+{
+    (void)state;
+    static const char *const profiles[] = {"x4", "x3", "x2", "x6", "x2-paper"};
+    enum {
+        TOKENS = 75,
+        LAYERS = 5
+    };
+    for (size_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
+        struct kvf_geometry geometry = x_geometry(KVF_KIND_X, LAYERS, 384, TOKENS);
+        struct fixture_trip trip;
+        geometry.sink_tokens = 2;
+        fixture_trip_init(&trip, &geometry, profiles[p], TOKENS);
+        fixture_fill_normal(&trip.kv, &random_bits);
+        uint8_t *bad = fixture_kv_vector(&trip.kv, 0, 1, 2, 33);
+        uint8_t *small = fixture_kv_vector(&trip.kv, 0, 2, 0, 74);
+        memset(bad + 6, 0xff, 2);
+        for (uint32_t i = 0; i < 128; i++) {
+            fixture_store(KVF_DTYPE_BF16, small, i, i % 2 ? 1e-7f : -1e-7f);
+        }
+        fixture_trip_run(&trip);
+        assert_int_equal(trip.codec.page->header.n_escapes, LAYERS * 3 * 2 + 2);
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            assert_memory_equal(trip.back.k_layers[layer], trip.kv.k_layers[layer], 2 * 768);
+        }
+        assert_memory_equal(fixture_kv_vector(&trip.back, 0, 1, 2, 33), bad, 256);
+        assert_memory_equal(fixture_kv_vector(&trip.back, 0, 2, 0, 74), small, 256);
+        assert_part(&trip, 0, LAYERS, 0, 1);
+        assert_part(&trip, 0, 3, 33, 42);
+        assert_part(&trip, 1, 3, 1, 40);
+        assert_part(&trip, LAYERS - 1, 1, 74, 1);
+        fixture_trip_fini(&trip);
+    }
+}
+
+/* Zeros come back as +0. So does a vector on one side of 0 within its step, and nothing of it lies
+ * beyond the codes. */
+static void zeros_and_one_sided_vectors(void **state)
+{
+    (void)state;
+    static const char *const profiles[] = {"x4-paper", "x3-paper", "x2-paper", "x8", "x4", "x2"};
+    for (size_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
+        struct kvf_geometry geometry = x_geometry(KVF_KIND_X, 1, 128, 32);
+        struct fixture_trip trip;
+        fixture_trip_init(&trip, &geometry, profiles[p], 32);
+        memset(trip.back.memory, 0xff, trip.back.memory_bytes);
+        fixture_trip_run(&trip);
+        assert_memory_equal(trip.back.memory, trip.kv.memory, trip.kv.memory_bytes);
+        for (uint32_t token = 0; token < 32; token++) {
+            float sign = token % 2 ? 1.0f : -1.0f;
+            for (uint32_t i = 0; i < 128; i++) {
+                fixture_store(KVF_DTYPE_BF16, fixture_kv_vector(&trip.kv, 0, 0, 0, token), i,
+                              sign * (1.0f + (float)(i % 16) / 16.0f));
+            }
+        }
+        fixture_trip_run(&trip);
+        if (trip.codec.plan.kinds[0].k.rot_order == 1) {
+            /* at most a step, of which 2^b - 1 are the range of 1.94, and what bf16 rounds */
+            float step = 1.9375f / (float)((1 << trip.codec.plan.kinds[0].k.descriptor.bits) - 1);
+            for (uint32_t i = 0; i < 32 * 128; i++) {
+                float x = fixture_load(KVF_DTYPE_BF16, trip.kv.k_layers[0], i);
+                float back = fixture_load(KVF_DTYPE_BF16, trip.back.k_layers[0], i);
+                assert_true(fabsf(x - back) <= step * 1.01f + 0x1p-7f);
+            }
+        }
+        fixture_trip_fini(&trip);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(groups_divide_the_width),
+        cmocka_unit_test(sizes_are_those_of_the_article),
+        cmocka_unit_test(profiles_are_refused_elsewhere),
+        cmocka_unit_test(lossless_keeps_every_bit),
+        cmocka_unit_test(distortion_is_that_of_theory),
+        cmocka_unit_test(escapes_and_parts),
+        cmocka_unit_test(zeros_and_one_sided_vectors),
+    };
+    kvf_random_seeded_init(&random_bits, kvf_test_seed());
+    int failures = 0;
+    for (int level = 0; fixture_use_level(level); level++) {
+        failures += cmocka_run_group_tests(tests, NULL, NULL);
+    }
+    return failures;
+}
