@@ -16,6 +16,14 @@ add_library(kvf_calibrate STATIC
 target_link_libraries(kvf_calibrate PUBLIC kvf_codec kvf_base kvf_flags PRIVATE PkgConfig::JANSSON
                       PkgConfig::SODIUM PkgConfig::ZSTD m)
 
+# What K and V are projected with, out of a model's files.
+add_library(kvf_weights STATIC
+    weights_file.c
+    weights_gguf.c
+    weights_safetensors.c)
+target_link_libraries(kvf_weights PUBLIC kvf_base kvf_flags PRIVATE PkgConfig::JANSSON
+                      PkgConfig::SODIUM)
+
 add_executable(kvferry
     cli_admin.c
     cli_bench.c
