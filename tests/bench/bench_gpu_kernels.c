@@ -3,6 +3,10 @@
  * bench_gpu_kernels.c: the codecs' kernels beside device-to-device copies of as many bytes, and
  * those of saw beside kernels with the same traffic and no maths. Llama-3.1-8B: 32 layers, 8 heads
  * of 128, chunks of 256 tokens, bursts of 256 MiB unless --chunks says otherwise (32 MiB each).
+ * --layers leaves all but the first ones of each burst's first chunk alone, and --thread-blocks has
+ * no more of them take turns than it says: for tools that watch every access, which take a minute
+ * for what a GPU does in a microsecond, and are to see thread blocks go from row to row all the
+ * same.
  *
  * GB/s count bytes read and written. A side is a number of bursts, one after the other, so that the
  * end of each burst, when thread blocks run out, is in the figure.
@@ -24,7 +28,9 @@ struct kernels_bench {
     struct kvf_gpu_work work;
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
     uint32_t n_launches;
-    uint64_t bytes; /* read and written by one burst */
+    uint64_t bytes;        /* read and written by one burst */
+    uint32_t n_layers;     /* of the first chunk; 0: of all chunks, all */
+    uint32_t n_blocks_max; /* of thread blocks that take turns; 0: what there is room for */
     uint64_t copy_from;
     uint64_t copy_to;
 };
@@ -45,6 +51,10 @@ static void launch_all(struct kernels_bench *bench)
             .shared_bytes = bench->launches[i].shared_bytes,
         };
 
+        if (shape.blocks_a_processor != 0 && bench->n_blocks_max != 0 &&
+            shape.n_blocks > bench->n_blocks_max) {
+            shape.n_blocks = bench->n_blocks_max;
+        }
         if (kvf_gpu_device_launch(bench->gpu, &shape, parameters, bench->stream) != KVF_OK) {
             bench_die("%s: %s", shape.kernel, bench->gpu->text);
         }
@@ -170,12 +180,28 @@ static void make_contiguous(struct kernels_bench *bench)
     }
 }
 
+/* Parts are in the order of chunks, then layers. */
+static void leave_layers(struct kernels_bench *bench)
+{
+    struct gpu_load *load = &bench->load;
+    uint32_t n_all = load->work.n_parts;
+    uint32_t n_parts = bench->n_layers * (load->parts_a_chunk / load->work.n_layers);
+
+    if (n_parts == 0 || n_parts >= n_all) {
+        return;
+    }
+    load->work.n_parts = n_parts;
+    load->n_encode = kvf_gpu_encode(&load->work, &load->kinds, load->encode);
+    bench->bytes = bench->bytes / n_all * n_parts;
+}
+
 static void set_up(struct kernels_bench *bench, const char *profile, uint32_t n_chunks)
 {
     uint64_t payloads = gpu_memory(bench->gpu, (uint64_t)n_chunks << 25);
 
     gpu_load_init(&bench->load, bench->gpu, GPU_LLAMA_8B, profile, n_chunks, payloads);
     bench->bytes = bench->load.kv_bytes + gpu_load_payloads_bytes(&bench->load);
+    leave_layers(bench);
     bench->work = bench->load.work;
 }
 
@@ -272,6 +298,8 @@ int main(int argc, char **argv)
         bench_die("kernels: %s", bench.gpu->text);
     }
     n_chunks = (uint32_t)bench_number(&run, "--chunks", 8);
+    bench.n_layers = (uint32_t)bench_number(&run, "--layers", 0);
+    bench.n_blocks_max = (uint32_t)bench_number(&run, "--thread-blocks", 0);
     bench.stream = gpu_stream(bench.gpu, KVF_GPU_PRIORITY_HIGH);
     bench.timers[0] = gpu_timer(bench.gpu);
     bench.timers[1] = gpu_timer(bench.gpu);
