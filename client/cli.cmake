@@ -16,13 +16,15 @@ add_library(kvf_calibrate STATIC
 target_link_libraries(kvf_calibrate PUBLIC kvf_codec kvf_base kvf_flags PRIVATE PkgConfig::JANSSON
                       PkgConfig::SODIUM PkgConfig::ZSTD m)
 
-# What K and V are projected with, out of a model's files.
+# What K and V are projected with, out of a model's files, and latents of X that hold them.
 add_library(kvf_weights STATIC
     weights_file.c
     weights_gguf.c
-    weights_safetensors.c)
-target_link_libraries(kvf_weights PUBLIC kvf_base kvf_flags PRIVATE PkgConfig::JANSSON
-                      PkgConfig::SODIUM)
+    weights_safetensors.c
+    x_svd.c
+    x_svd_file.c)
+target_link_libraries(kvf_weights PUBLIC kvf_client kvf_base kvf_flags PRIVATE PkgConfig::JANSSON
+                      PkgConfig::SODIUM m)
 
 add_executable(kvferry
     cli_admin.c
@@ -35,8 +37,10 @@ add_executable(kvferry
     cli_inspect.c
     cli_inspect_svg.c
     cli_profiles.c
+    cli_svd.c
     kvferry.c)
-target_link_libraries(kvferry PRIVATE kvf_client kvf_calibrate kvf_profile_file kvf_base kvf_flags
+target_link_libraries(kvferry PRIVATE kvf_client kvf_calibrate kvf_weights kvf_profile_file kvf_base
+                      kvf_flags
                       PkgConfig::CURL PkgConfig::JANSSON PkgConfig::SODIUM m)
 install(TARGETS kvferry RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/docs/man/kvferry.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)

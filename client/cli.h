@@ -2,7 +2,7 @@
  *
  * cli.h: the parts of the kvferry command. kvferry.c reads the arguments and finds the subcommand;
  * cli_data.c speaks to the daemon through libkvferry, cli_admin.c through the admin socket;
- * cli_inspect.c and cli_calibrate.c ask nobody, they read captures.
+ * cli_inspect.c and cli_calibrate.c ask nobody, they read captures; cli_svd.c reads models.
  */
 #ifndef KVF_CLIENT_CLI_H
 #define KVF_CLIENT_CLI_H
@@ -71,6 +71,7 @@ struct cli {
     bool has_sinks;
     uint64_t queries;
     uint64_t threads;
+    uint64_t rank; /* svd */
 };
 
 /* Say what went wrong on stderr, "kvferry: ...", and return code. */
@@ -100,6 +101,7 @@ int cli_purge(const struct cli *cli);
 int cli_profiles(const struct cli *cli); /* asks nobody, as do those below */
 int cli_inspect(const struct cli *cli);
 int cli_calibrate(const struct cli *cli);
+int cli_svd(const struct cli *cli);
 
 /* Evict one key of a label through the library. */
 int cli_evict_key(const struct cli *cli);

@@ -55,10 +55,10 @@ static const struct option_row option_rows[] = {
     {'C', "capture", "DIR", "captures to choose by; may be repeated"},
     {'H', "heldout", "DIR", "captures to check with; may be repeated"},
     {'L', "workload", "LABEL", "chat, long-retrieval, reasoning, tool-calls, code or other"},
-    {'G', "weights-digest", "HEX", "the model, as its engine names it at attach (from captures)"},
+    {'G', "weights-digest", "HEX", "the model, as its engine names it at attach"},
     {'F', "weights", "FILE", "the model, by the SHA-256 of this file"},
     {'A', "adapter-digest", "HEX", "the adapter, as its engine names it (none)"},
-    {'w', "write", "FILE", "the profile's file, for the daemon's calibration.dir"},
+    {'w', "write", "FILE", "what to write: a profile for the daemon's calibration.dir, or factors"},
     {'N', "name", "NAME", "of the profile: a-z, 0-9, '.', '-', at most 15 (calibrated)"},
     {'B', "target-bits", "X", "divide this mean of bits a value among layers"},
     {'m', "sigma-median", "X", "most logit noise of the worst head, median (" DEFAULT_MEDIAN ")"},
@@ -70,6 +70,7 @@ static const struct option_row option_rows[] = {
     {'i', "sinks", "N", "leading tokens of a text kept raw (calibrate: 4, inspect: 0)"},
     {'Q', "queries", "N", "queries a head and capture, at most (64)"},
     {'j', "threads", "N", "as many as processors"},
+    {'R', "rank", "N", "elements of a latent, at most (all that K and V follow from)"},
 };
 #define OPTION_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
 
@@ -121,6 +122,10 @@ static const struct command commands[] = {
      "held-out\ncaptures what attention makes of it, and writes the file that the daemon reads. "
      "With --profile it only\nchecks a profile of this release. Exits with 1 if nothing passes. "
      "Asks no daemon."},
+    {"svd", "MODEL", "wRG", 1, true, cli_svd, "find what latents of X hold K and V",
+     "Decomposes [W_K | W_V] of each layer of a folder of Hugging Face, a .safetensors or a .gguf "
+     "file, and\nwrites the factors to --write. The file names the weights: by --weights-digest, "
+     "else by their SHA-256.\nNeeds OpenBLAS. Asks no daemon."},
     {"bench", "", "czdDWK", 0, false, cli_bench, "measure puts and gets beside a memcpy",
      "Puts --count (256) blocks of --size with --depth in flight, gets them back, and copies the "
      "same bytes\nby memcpy on one core. The blocks are evicted at the end."},
@@ -334,6 +339,8 @@ static int take_measure_number(struct cli *cli, char letter, const char *text)
         return parse_real("top1", text, 1, &cli->top1);
     case 'B':
         return parse_real("target-bits", text, 16, &cli->target_bits);
+    case 'R':
+        return parse_count("rank", text, KVF_HEADS_MAX * KVF_DIM_MAX * 2, &cli->rank);
     case 'Q':
         return parse_count("queries", text, 1000000, &cli->queries);
     case 'j':
