@@ -24,8 +24,15 @@
 #define PAUSE_NS_MIN KVF_NS_PER_S
 #define PAUSE_NS_MAX (30 * KVF_NS_PER_S)
 #define STEADY_NS    (60 * KVF_NS_PER_S) /* up so long: the next pause is a short one */
-#define END_MS       3000
+#define END_NS       (3 * KVF_NS_PER_S)  /* for all workers together */
+#define KILL_MS      500
 #define WORKER_FD    3 /* in the worker: its end of the socket pair */
+
+enum {
+    MESSAGES_A_CALL = 256,  /* of one worker: the loop has other work */
+    QUIET_TICKS_MAX = 120,  /* a minute: a worker says something each second */
+    START_TICKS_MAX = 1200, /* kernels may have to be compiled first */
+};
 
 extern char **environ;
 
@@ -52,6 +59,7 @@ struct kvf_gpu_worker {
     uint64_t start_ns;
     uint64_t up_ns;
     uint64_t pause_ns;
+    uint32_t quiet_ticks; /* since it has said something: a daemon that is stopped counts none */
     struct kvf_gpud_counts counts;
 };
 
@@ -80,8 +88,9 @@ static int spawn(struct kvf_gpu_worker *worker, int fd)
     posix_spawn_file_actions_t actions;
     int result;
 
+    /* a number may mean another GPU the next time */
     (void)snprintf(device, sizeof(device), "%s", worker->uuid);
-    if (worker->ordinal >= 0) {
+    if (worker->uuid[0] == '\0') {
         (void)snprintf(device, sizeof(device), "%d", worker->ordinal);
     }
     (void)snprintf(burst, sizeof(burst), "%llu", (unsigned long long)config->gpu_burst_bytes);
@@ -160,6 +169,7 @@ static void worker_start(struct kvf_gpu_worker *worker)
         return;
     }
     worker->state = WORKER_STARTING;
+    worker->quiet_ticks = 0;
 }
 
 /* Its engines have no worker any more, and may ask for one. */
@@ -226,15 +236,23 @@ static struct kvf_gpu_worker *worker_new(struct kvf_gpu_host *host, int ordinal,
     return worker;
 }
 
-static void on_ready(struct kvf_gpu_worker *worker, const struct kvf_gpud_ready *ready)
+static int on_ready(struct kvf_gpu_worker *worker, const struct kvf_gpud_ready *ready)
 {
     struct kvf_gpu_host *host = worker->host;
+    bool has_been = worker->name[0] != '\0'; /* and said which GPU it has */
 
+    if (worker->state != WORKER_STARTING ||
+        (ready->status == KVF_OK && has_been && strcasecmp(worker->uuid, ready->uuid) != 0)) {
+        kvf_log(KVF_LOG_ERROR, "GPU worker of %s: it says to be that of %s", worker->uuid,
+                ready->uuid);
+        return KVF_ERR_PROTOCOL;
+    }
     if (ready->status != KVF_OK) {
         memcpy(worker->why, ready->text, sizeof(worker->why));
         kvf_log(KVF_LOG_WARNING, "GPU worker: %s", ready->text);
-        return; /* it ends by itself */
+        return KVF_OK; /* it ends by itself */
     }
+    worker->why[0] = '\0';
     memcpy(worker->uuid, ready->uuid, sizeof(worker->uuid));
     memcpy(worker->name, ready->name, sizeof(worker->name));
     worker->state = WORKER_UP;
@@ -249,6 +267,7 @@ static void on_ready(struct kvf_gpu_worker *worker, const struct kvf_gpud_ready 
     if (host->listener.up != NULL) {
         host->listener.up(host->listener.ctx, worker->number, ready);
     }
+    return KVF_OK;
 }
 
 static void on_engine(struct kvf_gpu_worker *worker, const struct kvf_gpud_note *note)
@@ -258,7 +277,8 @@ static void on_engine(struct kvf_gpu_worker *worker, const struct kvf_gpud_note 
     for (uint32_t i = 0; i < agent->sessions_high; i++) {
         struct kvf_session *session = &agent->sessions[i];
 
-        if (session->state == KVF_SESSION_READY && session->connection_id == note->connection_id) {
+        if (session->state == KVF_SESSION_READY && session->connection_id == note->connection_id &&
+            strcasecmp(session->gpu_uuid, worker->uuid) == 0) {
             session->gpu_path = note->status == KVF_OK ? KVF_GPU_PATH_AGENT : 0;
             session->is_gpu_asked = note->status == KVF_OK;
         }
@@ -272,8 +292,9 @@ static int on_message(struct kvf_gpu_worker *worker, union kvf_gpud_message *mes
     const struct kvf_gpu_host_listener *listener = &worker->host->listener;
     const char *why = "";
 
+    worker->quiet_ticks = 0;
     if (bytes >= sizeof(message->head) && message->head.type >= KVF_GPUD_TIER_FIRST) {
-        if (listener->message != NULL) {
+        if (listener->message != NULL && worker->state == WORKER_UP) {
             listener->message(listener->ctx, worker->number, message->bytes, bytes, received->fds,
                               received->n_fds);
         }
@@ -285,8 +306,7 @@ static int on_message(struct kvf_gpu_worker *worker, union kvf_gpud_message *mes
     }
     switch (message->head.type) {
     case KVF_GPUD_READY:
-        on_ready(worker, &message->ready);
-        break;
+        return on_ready(worker, &message->ready);
     case KVF_GPUD_ENGINE:
         on_engine(worker, &message->note);
         break;
@@ -303,7 +323,7 @@ void kvf_gpu_host_socket_ready(struct kvf_gpu_worker *worker)
     struct kvf_seqpacket_message received;
     int status = KVF_OK;
 
-    while (status == KVF_OK && worker->fd >= 0) {
+    for (uint32_t n = 0; n < MESSAGES_A_CALL && status == KVF_OK && worker->fd >= 0; n++) {
         status = kvf_seqpacket_recv(worker->fd, message.bytes, sizeof(message.bytes), &received);
         if (status == KVF_OK) {
             status = on_message(worker, &message, received.bytes, &received);
@@ -312,7 +332,7 @@ void kvf_gpu_host_socket_ready(struct kvf_gpu_worker *worker)
             }
         }
     }
-    if (status != KVF_EMPTY && worker->fd >= 0) {
+    if (status < KVF_OK && worker->fd >= 0) {
         worker_hang_up(worker);
         (void)kill(worker->pid, SIGKILL); /* it has gone, or is to go */
     }
@@ -535,8 +555,27 @@ static bool ends_soon(const struct kvf_gpu_worker *worker, int timeout_ms)
     return poll(&one, 1, timeout_ms) == 1;
 }
 
+/* Kill it unless it has gone, and wait a little: one that the driver holds is left to init. */
+static void worker_finish(struct kvf_gpu_worker *worker, uint64_t deadline_ns)
+{
+    uint64_t now_ns = kvf_now_ns();
+    uint64_t left_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+
+    if (worker->pid > 0 && !ends_soon(worker, (int)(left_ns / KVF_NS_PER_MS))) {
+        kvf_log(KVF_LOG_WARNING, "GPU worker of %s does not end: it is killed", worker->uuid);
+        (void)kill(worker->pid, SIGKILL);
+        (void)ends_soon(worker, KILL_MS);
+    }
+    if (worker->pid > 0) {
+        (void)waitpid(worker->pid, NULL, WNOHANG);
+    }
+    kvf_fd_close(&worker->fd);
+    kvf_fd_close(&worker->pid_fd);
+}
+
 struct kvf_gpu_host *kvf_gpu_host_close(struct kvf_gpu_host *host)
 {
+    uint64_t deadline_ns = kvf_now_ns() + END_NS;
     struct kvf_gpud_note quit = {0};
 
     kvf_gpud_head_init(&quit.head, KVF_GPUD_QUIT, sizeof(quit));
@@ -546,12 +585,7 @@ struct kvf_gpu_host *kvf_gpu_host_close(struct kvf_gpu_host *host)
         }
     }
     for (uint32_t i = 0; host != NULL && i < host->n_workers; i++) {
-        struct kvf_gpu_worker *worker = &host->workers[i];
-
-        if (worker->pid > 0 && !ends_soon(worker, END_MS)) {
-            kvf_log(KVF_LOG_WARNING, "GPU worker of %s does not end: it is killed", worker->uuid);
-        }
-        worker_reap(worker);
+        worker_finish(&host->workers[i], deadline_ns);
     }
     free(host);
     return NULL;
@@ -572,6 +606,12 @@ void kvf_gpu_host_tick(struct kvf_gpu_host *host)
         if (worker->state == WORKER_OFF && !host->agent->is_draining &&
             host->agent->now_ns >= worker->start_ns) {
             worker_start(worker);
+        }
+        if ((worker->state == WORKER_UP && ++worker->quiet_ticks == QUIET_TICKS_MAX) ||
+            (worker->state == WORKER_STARTING && ++worker->quiet_ticks == START_TICKS_MAX)) {
+            kvf_log(KVF_LOG_ERROR, "GPU worker of %s has said nothing for %u s: it is killed",
+                    worker->uuid, worker->quiet_ticks / 2);
+            (void)kill(worker->pid, SIGKILL);
         }
     }
 }

@@ -7,7 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/fd.h"
@@ -40,6 +42,91 @@ bool kvf_gpud_spend(struct kvf_gpud *gpud, uint64_t bytes)
     }
     gpud->tokens_bytes -= (int64_t)bytes; /* a debt is paid before the next one */
     return true;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * What finds a socket full
+ */
+static void notes_send(struct kvf_gpud *gpud)
+{
+    struct kvf_gpud_untold *untold = &gpud->untold;
+    uint32_t n = 0;
+
+    while (n < untold->n_notes && kvf_seqpacket_send(gpud->fd, &untold->notes[n],
+                                                     sizeof(untold->notes[n]), NULL, 0) == KVF_OK) {
+        n++;
+    }
+    untold->n_notes -= n;
+    memmove(untold->notes, untold->notes + n, untold->n_notes * sizeof(untold->notes[0]));
+}
+
+void kvf_gpud_tell(struct kvf_gpud *gpud, uint64_t connection_id, int status)
+{
+    struct kvf_gpud_untold *untold = &gpud->untold;
+    struct kvf_gpud_note *note = &untold->notes[untold->n_notes];
+
+    if (untold->n_notes == sizeof(untold->notes) / sizeof(untold->notes[0])) {
+        kvf_log(KVF_LOG_ERROR, "GPU worker: the daemon takes no messages");
+        gpud->is_over = true;
+        return;
+    }
+    *note = (struct kvf_gpud_note){.connection_id = connection_id, .status = status};
+    kvf_gpud_head_init(&note->head, KVF_GPUD_ENGINE, sizeof(*note));
+    untold->n_notes++;
+    notes_send(gpud);
+}
+
+/* False: the channel is full. */
+static bool gone_send(int fd)
+{
+    struct kvf_gpud_plain gone = {0};
+
+    kvf_gpud_head_init(&gone.head, KVF_GPUD_GONE, sizeof(gone));
+    return kvf_seqpacket_send(fd, &gone, sizeof(gone), NULL, 0) != KVF_ERR_BUSY;
+}
+
+static void partings_send(struct kvf_gpud *gpud, bool is_last)
+{
+    struct kvf_gpud_untold *untold = &gpud->untold;
+
+    for (uint32_t i = 0; i < untold->n_partings;) {
+        if (gone_send(untold->partings[i]) || is_last) {
+            kvf_fd_close(&untold->partings[i]);
+            untold->partings[i] = untold->partings[--untold->n_partings];
+        } else {
+            i++;
+        }
+    }
+}
+
+/* An end that is closed with messages in it is an error to the other one. */
+static void unread_drop(int fd)
+{
+    static union kvf_gpud_message message;
+    struct kvf_seqpacket_message received;
+
+    while (kvf_seqpacket_recv(fd, message.bytes, sizeof(message.bytes), &received) == KVF_OK) {
+        kvf_seqpacket_message_close(&received);
+    }
+}
+
+void kvf_gpud_part_from(struct kvf_gpud *gpud, int fd)
+{
+    struct kvf_gpud_untold *untold = &gpud->untold;
+
+    (void)epoll_ctl(gpud->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    (void)shutdown(fd, SHUT_RD); /* an engine that still sends learns that nobody reads */
+    unread_drop(fd);
+    if (gone_send(fd)) {
+        kvf_fd_close(&fd);
+        return;
+    }
+    if (untold->n_partings == KVF_GPUD_ENGINES_MAX) { /* of the one that reads least */
+        kvf_fd_close(&untold->partings[0]);
+        memmove(untold->partings, untold->partings + 1,
+                --untold->n_partings * sizeof(untold->partings[0]));
+    }
+    untold->partings[untold->n_partings++] = fd;
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -100,7 +187,7 @@ static void on_tier_message(struct kvf_gpud *gpud, const union kvf_gpud_message 
     if (status != KVF_OK) {
         kvf_log(KVF_LOG_ERROR, "GPU worker: the tier's message %u: %s (%s)", message->head.type,
                 kvf_status_text(status), gpud->device->text);
-        gpud->is_over = true;
+        gpud->status = status;
     }
 }
 
@@ -128,7 +215,7 @@ static void on_message(struct kvf_gpud *gpud, const union kvf_gpud_message *mess
     }
     if (kvf_gpud_check(KVF_GPUD_FROM_DAEMON, message, bytes, received->n_fds, &why) != KVF_OK) {
         kvf_log(KVF_LOG_ERROR, "GPU worker: the daemon's %s", why);
-        gpud->is_over = true;
+        gpud->status = KVF_ERR_PROTOCOL;
         return;
     }
     switch (message->head.type) {
@@ -209,36 +296,20 @@ static int engines_turn(struct kvf_gpud *gpud, bool *is_busy_out)
     return status;
 }
 
-int kvf_gpud_run(struct kvf_gpud *gpud)
+/* What others have not taken so far, and clients that come too late. */
+static void leftovers_turn(struct kvf_gpud *gpud)
 {
-    struct epoll_event event = {.events = EPOLLIN};
-    struct epoll_event events[EVENTS_MAX];
-    int status = KVF_OK;
-    bool is_busy = false;
+    uint64_t count;
 
-    if (epoll_ctl(gpud->epoll_fd, EPOLL_CTL_ADD, gpud->fd, &event) != 0) {
-        return KVF_ERR_BUSY;
-    }
-    while (!gpud->is_over && status == KVF_OK) {
-        const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    (void)!read(gpud->wake_fd, &count, sizeof(count));
+    kvf_gpud_openings_tend(gpud, false);
+    notes_send(gpud);
+    partings_send(gpud, false);
+    send_counts(gpud);
+}
 
-        if (is_busy) {
-            (void)nanosleep(&pause, NULL);
-        } else {
-            (void)epoll_wait(gpud->epoll_fd, events, EVENTS_MAX, IDLE_MS);
-        }
-        /* which of them are ready is of no use: all are looked at, and there are few */
-        daemon_receive(gpud);
-        status = engines_turn(gpud, &is_busy);
-        if (status == KVF_OK) {
-            status = arena_turn(gpud, &is_busy);
-        }
-        send_counts(gpud);
-    }
-    if (status != KVF_OK) {
-        kvf_log(KVF_LOG_ERROR, "GPU worker: the GPU has failed: %s", gpud->device->text);
-        return status; /* nothing can be given back to a context that is broken */
-    }
+static void end_all(struct kvf_gpud *gpud)
+{
     for (uint32_t i = 0; i < KVF_GPUD_ENGINES_MAX; i++) {
         if (gpud->engines[i] != NULL) {
             gpud->engines[i] = kvf_gpud_engine_end(gpud->engines[i]);
@@ -248,5 +319,43 @@ int kvf_gpud_run(struct kvf_gpud *gpud)
         gpud->arena = kvf_gpud_arena_close(gpud->arena);
         kvf_gpu_device_leave(gpud->device);
     }
+    partings_send(gpud, true);
+    kvf_gpud_openings_tend(gpud, true);
+}
+
+int kvf_gpud_run(struct kvf_gpud *gpud)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    struct epoll_event events[EVENTS_MAX];
+    bool is_busy = false;
+
+    if (epoll_ctl(gpud->epoll_fd, EPOLL_CTL_ADD, gpud->fd, &event) != 0 ||
+        epoll_ctl(gpud->epoll_fd, EPOLL_CTL_ADD, gpud->wake_fd, &event) != 0) {
+        return KVF_ERR_BUSY;
+    }
+    while (!gpud->is_over && gpud->status == KVF_OK) {
+        const struct timespec pause = {.tv_nsec = PAUSE_NS};
+
+        if (is_busy) {
+            (void)nanosleep(&pause, NULL);
+        } else {
+            (void)epoll_wait(gpud->epoll_fd, events, EVENTS_MAX, IDLE_MS);
+        }
+        /* which of them are ready is of no use: all are looked at, and there are few */
+        daemon_receive(gpud);
+        if (gpud->status == KVF_OK) {
+            gpud->status = engines_turn(gpud, &is_busy);
+        }
+        if (gpud->status == KVF_OK) {
+            gpud->status = arena_turn(gpud, &is_busy);
+        }
+        leftovers_turn(gpud);
+    }
+    if (gpud->status != KVF_OK) {
+        kvf_log(KVF_LOG_ERROR, "GPU worker: it has failed (%s): %s", kvf_status_text(gpud->status),
+                gpud->device->text);
+        return gpud->status; /* nothing can be given back to a context that is broken */
+    }
+    end_all(gpud);
     return KVF_OK;
 }

@@ -4,6 +4,7 @@
  *
  *   gpud_main.c     arguments, the device, the end
  *   gpud.c          descriptors, the daemon's messages, turns
+ *   gpud_open.c     clients of the daemon, a thread for each while it attaches
  *   gpud_engine.c   one engine: handshake, memory, regions, teardown
  *   gpud_job.c      its puts and gets, handed to kvf_gpu_* over imported addresses
  *
@@ -11,11 +12,12 @@
  * their order is what engines have in their own processes; the device and its kernels are shared.
  * What engines say is judged here: a wrong address would break the context for all of them.
  *
- * Owner: the worker's one thread.
+ * Owner: the worker's main thread.
  */
 #ifndef KVF_AGENT_GPUD_H
 #define KVF_AGENT_GPUD_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -93,8 +95,23 @@ struct kvf_gpud_part {
 
 enum kvf_gpud_state {
     KVF_GPUD_NEW,     /* HELLO awaited */
+    KVF_GPUD_OPENING, /* its client is on its way */
     KVF_GPUD_GREETED, /* MAPPED awaited */
     KVF_GPUD_SERVED,
+};
+
+/* An engine's client of the daemon, which is made aside: attaching waits for the daemon, and no
+ * other engine waits for that. It lives as long as the client, which logs by it. */
+struct kvf_gpud_opening {
+    struct kvf_gpud_opening *next; /* of those whose engine has gone meanwhile */
+    pthread_t thread;
+    bool is_done; /* atomic: all of the rest is ours again */
+    bool is_joined;
+    int wake_fd;
+    int status;
+    struct kvf_client *client;
+    struct kvf_gpud_hello hello;
+    char socket_path[KVF_GPUD_PATH_BYTES];
 };
 
 struct kvf_gpud_engine {
@@ -107,7 +124,8 @@ struct kvf_gpud_engine {
     char socket_path[KVF_GPUD_PATH_BYTES];
     char name[KVF_WIRE_NAME_BYTES];
     uint8_t *flags; /* shared with the engine */
-    struct kvf_client *client;
+    struct kvf_gpud_opening *opening;
+    struct kvf_client *client; /* the opening's */
     struct kvf_gpu *gpu;
     struct kvf_gpud_mapped memories[KVF_GPUD_MEMORIES_MAX];
     struct kvf_gpud_pages regions[KVF_GPUD_REGIONS_MAX];
@@ -118,11 +136,21 @@ struct kvf_gpud_engine {
     uint32_t events_size;
     uint32_t events_first;
     uint32_t n_events;
+    uint32_t n_untold; /* requests that are over, and their last event is among these */
+};
+
+/* What the daemon, or an engine that has gone, has yet to be told: their sockets are full. */
+struct kvf_gpud_untold {
+    struct kvf_gpud_note notes[2 * KVF_GPUD_ENGINES_MAX];
+    uint32_t n_notes;
+    int partings[KVF_GPUD_ENGINES_MAX]; /* channels, for GONE */
+    uint32_t n_partings;
 };
 
 struct kvf_gpud {
     int fd; /* to the daemon */
     int epoll_fd;
+    int wake_fd; /* an opening is done */
     struct kvf_gpu_device *device;
     struct kvf_gpud_arena *arena; /* NULL: the daemon has no tier here */
     uint64_t burst_bytes;         /* 0: as the engine likes */
@@ -131,7 +159,11 @@ struct kvf_gpud {
     uint64_t tokens_ns; /* when they were counted */
     uint64_t counted_ns;
     bool is_over;
+    int status; /* why, unless the daemon said so */
     struct kvf_gpud_counts counts;
+    struct kvf_gpud_untold untold;
+    struct kvf_gpud_opening *abandoned; /* whose engine has gone */
+    uint32_t n_openings;                /* threads at work */
     struct kvf_gpud_engine *engines[KVF_GPUD_ENGINES_MAX];
 };
 
@@ -143,13 +175,36 @@ int kvf_gpud_run(struct kvf_gpud *gpud);
 /* May so many bytes of KV be encoded now? Takes them from the rate. */
 bool kvf_gpud_spend(struct kvf_gpud *gpud, uint64_t bytes);
 
+/* Tell the daemon of an engine, now or when its socket has room. */
+void kvf_gpud_tell(struct kvf_gpud *gpud, uint64_t connection_id, int status);
+
+/* Say GONE on a channel and close it, now or when it has room. Takes the descriptor. */
+void kvf_gpud_part_from(struct kvf_gpud *gpud, int fd);
+
+/* gpud_open.c */
+
+/* Make the client of an engine that has said HELLO. NULL: too many are on their way, or no memory.
+ */
+struct kvf_gpud_opening *kvf_gpud_opening_new(struct kvf_gpud *gpud, const char *socket_path,
+                                              const struct kvf_gpud_hello *hello);
+
+/* Has it ended? status and client say how. */
+bool kvf_gpud_opening_is_done(struct kvf_gpud *gpud, struct kvf_gpud_opening *opening);
+
+/* Close the client, when it is there: nobody waits for it. Accepts NULL. Returns NULL. */
+struct kvf_gpud_opening *kvf_gpud_opening_drop(struct kvf_gpud *gpud,
+                                               struct kvf_gpud_opening *opening);
+
+/* Close clients that nobody waits for. is_last: wait for those that are on their way. */
+void kvf_gpud_openings_tend(struct kvf_gpud *gpud, bool is_last);
+
 /* gpud_engine.c */
 
 /* Serve a channel; fd becomes the engine's. NULL: no memory; fd is closed. */
 struct kvf_gpud_engine *kvf_gpud_engine_new(struct kvf_gpud *gpud, int fd,
                                             const struct kvf_gpud_attach *attach);
 
-/* Take messages. */
+/* Take messages, and go on with what has been waited for. */
 void kvf_gpud_engine_receive(struct kvf_gpud_engine *engine);
 
 /* Copies in flight are waited for, memory is unmapped, the daemon told. Returns NULL. */

@@ -56,52 +56,9 @@ void kvf_gpud_engine_answer(struct kvf_gpud_engine *engine, const struct kvf_gpu
     kvf_gpud_engine_send(engine, &answer, sizeof(answer), NULL, 0);
 }
 
-static void tell_daemon(struct kvf_gpud_engine *engine, int status)
-{
-    struct kvf_gpud_note note = {.connection_id = engine->connection_id, .status = status};
-
-    kvf_gpud_head_init(&note.head, KVF_GPUD_ENGINE, sizeof(note));
-    (void)kvf_seqpacket_send(engine->gpud->fd, &note, sizeof(note), NULL, 0);
-}
-
 /* ----------------------------------------------------------------------------------------------
  * Handshake
  */
-static void on_log(void *arg, int severity, const char *text)
-{
-    const struct kvf_gpud_engine *engine = arg;
-
-    kvf_log(severity == 2 ? KVF_LOG_DEBUG : severity, "GPU worker: engine %s: %s", engine->name,
-            text);
-}
-
-/* A client of the daemon that is to it what the engine is: of the same namespace and shard. */
-static int client_open(struct kvf_gpud_engine *engine, const struct kvf_wire_hello *hello)
-{
-    struct kvf_geometry geometry = kvf_proto_geometry_get(&hello->geometry);
-    char name[KVF_WIRE_NAME_BYTES];
-    struct kvf_options options;
-
-    (void)snprintf(name, sizeof(name), "gpu: %.50s", hello->client_name);
-    (void)snprintf(engine->name, sizeof(engine->name), "%s", hello->client_name);
-    kvf_options_init(&options);
-    options.socket_path = engine->socket_path;
-    options.geometry = &geometry;
-    options.profile = hello->profile;
-    options.namespace_label = hello->label;
-    options.client_name = name;
-    options.flags = hello->flags & KVF_ATTACH_ALLOW_UNCALIBRATED;
-    options.shard = hello->shard;
-    options.shard_count = hello->shard_count;
-    options.ring_entries = hello->ring_entries;
-    options.staging_bytes = hello->staging_bytes;
-    options.log = on_log;
-    options.log_arg = engine;
-    memcpy(options.weights_digest, hello->weights_digest, sizeof(options.weights_digest));
-    memcpy(options.adapter_digest, hello->adapter_digest, sizeof(options.adapter_digest));
-    return kvf_open(&options, &engine->client);
-}
-
 static int flags_make(struct kvf_gpud_engine *engine)
 {
     struct kvf_memfd memfd;
@@ -143,27 +100,12 @@ static int gpu_open(struct kvf_gpud_engine *engine, const struct kvf_gpud_hello 
     return status;
 }
 
-static void on_hello(struct kvf_gpud_engine *engine, const struct kvf_gpud_hello *hello)
+/* The handshake ends here: with all that the engine needs, or with why not. */
+static void welcome_send(struct kvf_gpud_engine *engine, int status, const char *what)
 {
-    struct kvf_gpud_welcome welcome = {.flag_bytes = KVF_GPUD_FLAG_BYTES};
-    const char *what = "is on another GPU than the worker";
-    int status = strcasecmp(hello->uuid, engine->gpud->device->uuid) == 0 ? KVF_OK
-                                                                          : KVF_ERR_MISMATCH;
+    struct kvf_gpud_welcome welcome = {.flag_bytes = KVF_GPUD_FLAG_BYTES, .status = status};
 
-    if (status == KVF_OK) {
-        what = "cannot be a client of the daemon (clients.max, staging.total)";
-        status = client_open(engine, &hello->hello);
-    }
-    if (status == KVF_OK) {
-        what = "finds no memory on the GPU, or no kernel";
-        status = gpu_open(engine, hello);
-    }
-    if (status == KVF_OK) {
-        what = "finds no memory for flags";
-        status = flags_make(engine);
-    }
     kvf_gpud_head_init(&welcome.head, KVF_GPUD_WELCOME, sizeof(welcome));
-    welcome.status = status;
     if (status != KVF_OK) {
         (void)snprintf(welcome.text, sizeof(welcome.text), "the engine %s (%s)", what,
                        kvf_status_text(status));
@@ -178,6 +120,43 @@ static void on_hello(struct kvf_gpud_engine *engine, const struct kvf_gpud_hello
     engine->state = KVF_GPUD_GREETED;
 }
 
+static void on_hello(struct kvf_gpud_engine *engine, const struct kvf_gpud_hello *hello)
+{
+    (void)snprintf(engine->name, sizeof(engine->name), "%s", hello->hello.client_name);
+    if (strcasecmp(hello->uuid, engine->gpud->device->uuid) != 0) {
+        welcome_send(engine, KVF_ERR_MISMATCH, "is on another GPU than the worker");
+        return;
+    }
+    engine->opening = kvf_gpud_opening_new(engine->gpud, engine->socket_path, hello);
+    if (engine->opening == NULL) {
+        welcome_send(engine, KVF_ERR_BUSY, "comes with too many others");
+        return;
+    }
+    engine->state = KVF_GPUD_OPENING;
+}
+
+/* Go on when the client is there. */
+static void opening_look(struct kvf_gpud_engine *engine)
+{
+    const char *what = "cannot be a client of the daemon (clients.max, staging.total)";
+    int status;
+
+    if (!kvf_gpud_opening_is_done(engine->gpud, engine->opening)) {
+        return;
+    }
+    status = engine->opening->status;
+    engine->client = engine->opening->client;
+    if (status == KVF_OK) {
+        what = "finds no memory on the GPU, or no kernel";
+        status = gpu_open(engine, &engine->opening->hello);
+    }
+    if (status == KVF_OK) {
+        what = "finds no memory for flags";
+        status = flags_make(engine);
+    }
+    welcome_send(engine, status, what);
+}
+
 static void on_mapped(struct kvf_gpud_engine *engine)
 {
     if (engine->state != KVF_GPUD_GREETED ||
@@ -187,7 +166,7 @@ static void on_mapped(struct kvf_gpud_engine *engine)
     }
     engine->state = KVF_GPUD_SERVED;
     engine->gpud->counted_ns = 0; /* there is news */
-    tell_daemon(engine, KVF_OK);
+    kvf_gpud_tell(engine->gpud, engine->connection_id, KVF_OK);
     kvf_log(KVF_LOG_INFO, "GPU worker: serves engine %s (connection %llu)", engine->name,
             (unsigned long long)engine->connection_id);
 }
@@ -257,9 +236,10 @@ static void on_memory(struct kvf_gpud_engine *engine, const struct kvf_gpud_memo
     struct kvf_gpud_mapped *memory = memory_find(engine, message->head.number);
     int status = KVF_OK;
 
+    /* a memory that is whole stays as it is: regions may lie in it */
     if ((memory != NULL) != (message->piece_index != 0) ||
-        (memory != NULL &&
-         (memory->next_piece != message->piece_index || memory->n_pieces != message->n_pieces))) {
+        (memory != NULL && (memory->import.is_open || memory->next_piece != message->piece_index ||
+                            memory->n_pieces != message->n_pieces))) {
         kvf_gpud_engine_break(engine, "pieces of memory out of order");
         return;
     }
@@ -478,15 +458,25 @@ static void on_served(struct kvf_gpud_engine *engine, const union kvf_gpud_messa
     }
 }
 
+/* Calls of the driver that take a while, or may: one a turn, and the others have theirs. */
+static bool takes_long(uint16_t type)
+{
+    return type >= KVF_GPUD_MEMORY && type <= KVF_GPUD_WAKE;
+}
+
 void kvf_gpud_engine_receive(struct kvf_gpud_engine *engine)
 {
     static union kvf_gpud_message message;
     struct kvf_seqpacket_message received;
     const char *why = "";
-    int status = KVF_OK;
+    bool has_turn = true;
 
-    for (uint32_t n = 0; n < 256 && !engine->is_broken; n++) {
-        status = kvf_seqpacket_recv(engine->fd, message.bytes, sizeof(message.bytes), &received);
+    if (engine->state == KVF_GPUD_OPENING) {
+        opening_look(engine);
+    }
+    for (uint32_t n = 0; n < 256 && has_turn && !engine->is_broken; n++) {
+        int status = kvf_seqpacket_recv(engine->fd, message.bytes, sizeof(message.bytes),
+                                        &received);
         if (status == KVF_EMPTY) {
             return;
         }
@@ -506,6 +496,7 @@ void kvf_gpud_engine_receive(struct kvf_gpud_engine *engine)
         } else {
             kvf_gpud_engine_break(engine, "it did not wait for the handshake");
         }
+        has_turn = !takes_long(message.head.type);
         kvf_seqpacket_message_close(&received);
     }
 }
@@ -533,7 +524,6 @@ struct kvf_gpud_engine *kvf_gpud_engine_new(struct kvf_gpud *gpud, int fd,
 
 struct kvf_gpud_engine *kvf_gpud_engine_end(struct kvf_gpud_engine *engine)
 {
-    struct kvf_gpud_plain gone = {0};
     uint64_t began_ns = kvf_now_ns();
     uint64_t bytes = 0;
 
@@ -545,13 +535,11 @@ struct kvf_gpud_engine *kvf_gpud_engine_end(struct kvf_gpud_engine *engine)
             memory_drop(engine, &engine->memories[i]);
         }
     }
-    engine->client = kvf_close(engine->client);
+    engine->opening = kvf_gpud_opening_drop(engine->gpud, engine->opening);
     kvf_segment_unmap(engine->flags, KVF_GPUD_FLAG_BYTES);
     kvf_fd_close(&engine->flag_fd);
-    kvf_gpud_head_init(&gone.head, KVF_GPUD_GONE, sizeof(gone));
-    (void)kvf_seqpacket_send(engine->fd, &gone, sizeof(gone), NULL, 0);
-    kvf_fd_close(&engine->fd);
-    tell_daemon(engine, KVF_ERR_DISCONNECTED);
+    kvf_gpud_part_from(engine->gpud, engine->fd);
+    kvf_gpud_tell(engine->gpud, engine->connection_id, KVF_ERR_DISCONNECTED);
     engine->gpud->counted_ns = 0; /* there is news */
     kvf_log(KVF_LOG_INFO, "GPU worker: engine %s has gone: %llu MiB unmapped, %llu us",
             engine->name, (unsigned long long)(bytes >> 20),

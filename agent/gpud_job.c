@@ -63,6 +63,7 @@ static void say(struct kvf_gpud_job *job, uint8_t kind, uint32_t index, int32_t 
                                 .tier = tier,
                                 .status = status,
                                 .index = index};
+    engine->n_untold += kind == KVF_GPU_EVENT_REQUEST;
 }
 
 static void events_send(struct kvf_gpud_engine *engine)
@@ -83,9 +84,12 @@ static void events_send(struct kvf_gpud_engine *engine)
         }
         status = kvf_seqpacket_send(engine->fd, message.bytes, bytes, NULL, 0);
         if (status == KVF_ERR_BUSY) {
-            return; /* there is room for all of them here, and no more jobs are taken */
+            return; /* there is room for all of them here */
         }
         engine->is_broken = engine->is_broken || status != KVF_OK;
+        for (uint32_t i = 0; i < n; i++) {
+            engine->n_untold -= message.events.events[i].kind == KVF_GPU_EVENT_REQUEST;
+        }
         engine->events_first = (engine->events_first + n) % engine->events_size;
         engine->n_events -= n;
     }
@@ -149,8 +153,9 @@ void kvf_gpud_job_begin(struct kvf_gpud_engine *engine, const struct kvf_gpud_re
     while (*link != NULL && (*link)->request.request != request->request) {
         link = &(*link)->next;
     }
+    /* an engine knows of no end that it has not been told, and has no more than so many */
     if (region == NULL || engine->filling != NULL || *link != NULL ||
-        engine->n_jobs == KVF_GPUD_REQUESTS_MAX) {
+        engine->n_jobs + engine->n_untold >= KVF_GPUD_REQUESTS_MAX) {
         kvf_gpud_engine_break(engine, "a request that cannot be");
         return;
     }
@@ -479,6 +484,17 @@ static void jobs_settle(struct kvf_gpud_engine *engine)
     }
 }
 
+/* An error of one engine's need not be one of the context, which would be everybody's. */
+static bool device_works(struct kvf_gpud *gpud)
+{
+    int result = kvf_gpu_device_enter(gpud->device) == KVF_OK
+                     ? gpud->device->driver.cuCtxSynchronize()
+                     : KVF_CUDA_ERROR_INVALID_CONTEXT;
+
+    kvf_gpu_device_leave(gpud->device);
+    return kvf_gpu_device_result(gpud->device, result, "the GPU") == KVF_OK;
+}
+
 int kvf_gpud_jobs_turn(struct kvf_gpud_engine *engine, bool *is_busy_out)
 {
     struct kvf_gpu_event events[POLL_EVENTS];
@@ -492,6 +508,10 @@ int kvf_gpud_jobs_turn(struct kvf_gpud_engine *engine, bool *is_busy_out)
             on_event(&events[i]);
         }
     } while (status == KVF_OK && n == POLL_EVENTS);
+    if (status == KVF_ERR_IO && device_works(engine->gpud)) {
+        kvf_gpud_engine_break(engine, "its own work on the GPU has failed");
+        return KVF_OK;
+    }
     if (status == KVF_ERR_IO) {
         return status;
     }

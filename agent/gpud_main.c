@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -116,7 +117,8 @@ int main(int argc, char **argv)
     }
     status = device_open(&gpud, argv[1], text, sizeof(text));
     gpud.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (status == KVF_OK && gpud.epoll_fd < 0) {
+    gpud.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (status == KVF_OK && (gpud.epoll_fd < 0 || gpud.wake_fd < 0)) {
         status = KVF_ERR_BUSY;
     }
     say_ready(&gpud, status, text);

@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/fd.h"
 #include "client/gpu_remote.h"
@@ -103,6 +104,10 @@ static void link_lose(struct kvf_gpu *gpu, int32_t status, const char *why)
     }
     remote->status = status;
     remote->state = LINK_ENDING;
+    if (remote->fd >= 0) {
+        /* a worker that is well sees a hang-up, and answers with GONE */
+        (void)shutdown(remote->fd, SHUT_WR);
+    }
     remote->is_awaited = false;
     unsent_drop(remote);
     remote->n_memories = 0;

@@ -39,6 +39,17 @@ static int map(struct kvf_gpu_device *device, uint64_t handle, uint64_t bytes, i
     return kvf_gpu_device_result(device, result, "mapping a piece of device memory");
 }
 
+/* What the driver gives may hold what another tenant had in it. */
+static int clear(struct kvf_gpu_device *device, const struct kvf_gpu_piece *piece)
+{
+    int result = device->driver.cuMemsetD8Async(piece->address, 0, piece->bytes, NULL);
+
+    if (result == KVF_CUDA_SUCCESS) {
+        result = device->driver.cuStreamSynchronize(NULL);
+    }
+    return kvf_gpu_device_result(device, result, "clearing a piece of device memory");
+}
+
 int kvf_gpu_piece_make(struct kvf_gpu_device *device, uint64_t bytes,
                        struct kvf_gpu_piece *piece_out, int *fd_out)
 {
@@ -65,6 +76,12 @@ int kvf_gpu_piece_make(struct kvf_gpu_device *device, uint64_t bytes,
     }
     (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
     status = map(device, handle, bytes, KVF_CUDA_ACCESS_READ_WRITE, piece_out);
+    if (status == KVF_OK) {
+        status = clear(device, piece_out);
+        if (status != KVF_OK) {
+            kvf_gpu_piece_close(device, piece_out);
+        }
+    }
     if (status != KVF_OK) {
         kvf_fd_close(&fd);
         return status;

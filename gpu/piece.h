@@ -18,7 +18,7 @@ struct kvf_gpu_piece {
     uint64_t bytes;
 };
 
-/* Make a piece and its descriptor, which is the caller's. KVF_OK; KVF_ERR_NO_MEMORY,
+/* Make a piece, all zero, and its descriptor, which is the caller's. KVF_OK; KVF_ERR_NO_MEMORY,
  * _UNSUPPORTED: this GPU has no such memory; KVF_ERR_IO: device->text says more. */
 int kvf_gpu_piece_make(struct kvf_gpu_device *device, uint64_t bytes,
                        struct kvf_gpu_piece *piece_out, int *fd_out);

@@ -46,6 +46,10 @@ if(TARGET kvf_test_daemon)
     target_compile_definitions(test_fake_gpu_agent_path
                                PRIVATE KVF_TEST_WORKER="$<TARGET_FILE:kvferryd-gpu-fake>")
     add_dependencies(test_fake_gpu_agent_path kvferryd-gpu-fake)
+    kvf_add_calls_test(NAME agent_lies CLIENT kvf_client_gpu SOURCES test_agent_lies.c)
+    target_compile_definitions(test_fake_gpu_agent_lies
+                               PRIVATE KVF_TEST_WORKER="$<TARGET_FILE:kvferryd-gpu-fake>")
+    add_dependencies(test_fake_gpu_agent_lies kvferryd-gpu-fake)
     kvf_add_calls_test(NAME hbm CLIENT kvf_client_gpu SOURCES test_hbm.c)
     target_compile_definitions(test_gpu_hbm
                                PRIVATE KVF_TEST_WORKER="$<TARGET_FILE:kvferryd-gpu>")

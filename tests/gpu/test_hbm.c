@@ -4,6 +4,7 @@
  * they lie, come back when somebody else wants them or room is short, and go with their worker. The
  * bytes are those of the C codecs each time.
  */
+#include "client/gpu_internal.h"
 #include "tests/gpu/calls.h"
 
 #include <setjmp.h>
@@ -67,6 +68,35 @@ static void test_hits_are_decoded_where_they_lie(void **state)
         calls_chain_get_and_check(&calls, &chain);
         calls_close(&calls);
     }
+}
+
+/* A piece was another tenant's memory before, perhaps: where no block has been written it is zero.
+ */
+static void test_pieces_come_empty(void **state)
+{
+    enum {
+        TAIL_BYTES = 64 << 10
+    };
+    static uint8_t tail[TAIL_BYTES];
+    struct calls_chain chain;
+    uint32_t n = 0;
+
+    (void)state;
+    calls_open(&calls, "exact", seed + 5);
+    calls_chain_init(&chain, 4, 0);
+    calls_chain_put_and_check(&calls, &chain);
+    warm_up(&chain);
+    for (const struct kvf_gpu_pin *pin = calls.gpu->pins; pin != NULL; pin = pin->next) {
+        if (pin->address != 0) {
+            calls_read(tail, pin->address + pin->piece->bytes - TAIL_BYTES, TAIL_BYTES);
+            for (uint32_t i = 0; i < TAIL_BYTES; i++) {
+                assert_int_equal(tail[i], 0);
+            }
+            n++;
+        }
+    }
+    assert_true(n > 0);
+    calls_close(&calls);
 }
 
 /* Other blocks of that size, as many as DRAM holds in all: it forgets what the GPU has. */
@@ -212,6 +242,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hits_are_decoded_where_they_lie),
+        cmocka_unit_test(test_pieces_come_empty),
         cmocka_unit_test(test_the_only_copy_comes_back),
         cmocka_unit_test(test_sleep_and_wake),
         cmocka_unit_test(test_worker_dies),

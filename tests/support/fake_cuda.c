@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/random.h"
 
@@ -24,6 +25,8 @@ enum {
     SHARED_BYTES = 48 << 10, /* dynamic ones of a kernel that nobody has asked more for */
     ERROR_INVALID_HANDLE = 400,
     ERROR_ILLEGAL_ADDRESS = 700,
+    ERROR_SYSTEM_NOT_READY = 802,
+    LOOK_CALLS = 16, /* between two looks at the file that breaks the device */
 };
 
 enum op_kind {
@@ -84,6 +87,8 @@ static uint64_t asleep; /* a bit a stream */
 static uint64_t sleep_calls;
 struct fake_cuda_counts fake_counts;
 static uint64_t fail_at = UINT64_MAX;
+static const char *fail_path; /* while there is a file, the device fails */
+static uint64_t n_looks;
 static bool are_pins_refused;
 static uint32_t shared_bytes_max = 227 << 10;
 static bool is_held;
@@ -164,6 +169,9 @@ static bool turn(uint64_t sleeping)
 /* What goes on while the host is in the driver. */
 int fake_turns(void)
 {
+    if (fail_path != NULL && ++n_looks % LOOK_CALLS == 0 && access(fail_path, F_OK) == 0) {
+        fail_at = 0; /* for good: only another process has a device that works */
+    }
     if (sleep_calls == 0) {
         asleep = kvf_random_seeded_next(&random_state);
         sleep_calls = 1 + kvf_random_seeded_next(&random_state) % SLEEP_CALLS;
@@ -343,6 +351,10 @@ int fake_cuInit(unsigned flags)
     if (!is_seeded) {
         is_seeded = true;
         kvf_random_seeded_init(&random_state, 1);
+        fail_path = getenv("FAKE_CUDA_FAIL_FILE");
+    }
+    if (fail_path != NULL && access(fail_path, F_OK) == 0) {
+        return ERROR_SYSTEM_NOT_READY;
     }
     return flags == 0 ? KVF_CUDA_SUCCESS : KVF_CUDA_ERROR_INVALID_VALUE;
 }

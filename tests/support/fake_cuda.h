@@ -8,6 +8,9 @@
  * later, as wrong bytes; which order it was follows from the seed. Kernels are known by name and
  * done by the C codecs.
  *
+ * While the file that FAKE_CUDA_FAIL_FILE names is there, the device of every process fails, as one
+ * does that has left the bus: those that were at work fail for good, and no other begins.
+ *
  * Besides the driver's functions the library exports those below, found by dlsym; they are for the
  * test that loaded it.
  */

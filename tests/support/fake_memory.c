@@ -270,6 +270,18 @@ static int handle_of(struct physical *physical, uint64_t *handle)
     return KVF_CUDA_SUCCESS;
 }
 
+/* Whatever it held before. */
+static int file_used(size_t bytes)
+{
+    int fd = file_new(bytes);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+    assert(memory != MAP_FAILED);
+    memset(memory, 0xa5, bytes);
+    (void)munmap(memory, bytes);
+    return fd;
+}
+
 int fake_cuMemCreate(uint64_t *handle, size_t bytes, const struct kvf_cuda_allocation *allocation,
                      uint64_t flags)
 {
@@ -281,7 +293,7 @@ int fake_cuMemCreate(uint64_t *handle, size_t bytes, const struct kvf_cuda_alloc
     if (bytes > DEVICE_BYTES - fake_counts.device_bytes) {
         return KVF_CUDA_ERROR_OUT_OF_MEMORY;
     }
-    return handle_of(physical_new(file_new(bytes), bytes, allocation->handle_types), handle);
+    return handle_of(physical_new(file_used(bytes), bytes, allocation->handle_types), handle);
 }
 
 int fake_cuMemRelease(uint64_t handle)
