@@ -104,6 +104,16 @@ static __device__ __forceinline__ void mma_f16(float d[4], uint32_t a0, uint32_t
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
+/* d += A B of signed bytes, in one product of 16 x 32 by 32 x 8. */
+static __device__ __forceinline__ void mma_s8(int32_t d[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                              uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 /* (c, a, b) with a and b clamped to 0 .. 15, 255 or 3. */
 static __device__ __forceinline__ uint32_t pack_nibbles(int32_t a, int32_t b, uint32_t c)
 {

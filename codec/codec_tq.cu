@@ -12,6 +12,7 @@
 #include "codec/codec_tq_encode.cuh"
 #include "codec/codec_tq_generic.cuh"
 #include "codec/codec_tq_split.cuh"
+#include "codec/codec_tq_split_decode.cuh"
 
 #define KVF_TQ_FAST(dim, bits)                                                                     \
     extern "C" __global__ void __launch_bounds__(SAW_ENCODE_THREADS,                               \
@@ -40,7 +41,7 @@ KVF_TQ_FAST(128, 4)
     {                                                                                              \
         kvf::tq_encode_row_split<bits>(work, tensors);                                             \
     }                                                                                              \
-    extern "C" __global__ void __launch_bounds__(SAW_GENERIC_THREADS, 3)                           \
+    extern "C" __global__ void __launch_bounds__(SAW_GENERIC_THREADS, 4)                           \
         kvf_tq_decode_split_##bits(const __grid_constant__ struct kvf_gpu_work work,               \
                                    uint32_t tensors)                                               \
     {                                                                                              \

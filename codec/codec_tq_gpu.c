@@ -64,21 +64,15 @@ static struct kvf_gpu_launch generic_launch(const struct kvf_gpu_work *work, con
     };
 }
 
-static struct kvf_gpu_launch split_launch(const struct kvf_gpu_work *work, const char *kernel,
-                                          uint32_t tensors)
-{
-    struct kvf_gpu_launch launch = generic_launch(work, kernel, tensors);
-    launch.shared_bytes = KVF_TQ_SPLIT_SHARED_BYTES;
-    return launch;
-}
-
 static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
     const struct fast_kernels *fast = fast_kernels_of(tensor);
     uint32_t shared_bytes = tq_encode_shared_bytes(work, FAST_DIM);
-    if (fast == &split && has_room(work, KVF_TQ_SPLIT_SHARED_BYTES)) {
-        return split_launch(work, fast->encode[tensor->bits], tensors);
+    if (fast == &split) {
+        struct kvf_gpu_launch launch = generic_launch(work, fast->encode[tensor->bits], tensors);
+        launch.shared_bytes = KVF_TQ_SPLIT_SHARED_BYTES;
+        return launch;
     }
     if (fast != &whole || !has_room(work, shared_bytes) || !saw_encode_takes_mean(work, tensor)) {
         return generic_launch(work, "kvf_tq_encode", tensors);
@@ -98,8 +92,8 @@ static struct kvf_gpu_launch decode_launch(const struct kvf_gpu_work *work, uint
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
     const struct fast_kernels *fast = fast_kernels_of(tensor);
     struct kvf_gpu_launch launch = generic_launch(work, "kvf_tq_decode", tensors);
-    if (fast == &split && has_room(work, KVF_TQ_SPLIT_SHARED_BYTES)) {
-        return split_launch(work, fast->decode[tensor->bits], tensors);
+    if (fast == &split) {
+        launch.kernel = fast->decode[tensor->bits];
     }
     if (fast == &whole) {
         launch.kernel = fast->decode[tensor->bits];

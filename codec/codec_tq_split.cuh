@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec_tq_split.cuh: tq of bf16 rows of 128 channels of which 32 have a rotation of their own: 32
- * by Sylvester's order 32, 96 by order 96 = 12 x 8. Numbers in comments are steps of codec_tq.h.
+ * codec_tq_split.cuh: encode by tq of bf16 rows of 128 channels of which 32 have a rotation of their
+ * own: 32 by Sylvester's order 32, 96 by order 96 = 12 x 8. Numbers in comments are steps of
+ * codec_tq.h.
  *
  * A lane has a vector, and a warp a tile of 32, which lies in shared memory: which channels a
  * rotation takes is known at run time only, but the same for all lanes. Rows of a tile are a word
@@ -11,7 +12,6 @@
 #ifndef KVF_CODEC_CODEC_TQ_SPLIT_CUH
 #define KVF_CODEC_CODEC_TQ_SPLIT_CUH
 
-#include "codec/codec_tq_decode.cuh"
 #include "codec/codec_tq_encode.cuh"
 #include "codec/codec_tq_generic.cuh"
 
@@ -23,25 +23,75 @@ constexpr uint32_t split_first = 32; /* channels of the first rotation */
 constexpr uint32_t tile_words = split_dim / 2 + 1;
 constexpr uint32_t split_warps = SAW_GENERIC_THREADS / warp_lanes;
 
-/* A rotated channel: where it is in a vector, and what is done to it. */
-struct __align__(16) split_channel
-{
-    uint32_t offset; /* bytes */
-    float sign;
-    float mean; /* encode: of the coefficient with this index; decode: of the channel */
-    uint32_t reserved;
-};
+constexpr uint32_t split_samples = KVF_SAW_PARTIAL_SUMS * KVF_SAW_TILE_TOKENS;
 
 struct split_shared {
-    tq_shared row; /* what the generic kernels prepare a row by */
-    split_channel channels[split_dim];
-    uint32_t signs[split_dim / 2];      /* masks, two channels each */
-    uint32_t table[2][256];             /* encode: by m, as in codec_tq_encode.cuh */
-    float levels[2][KVF_TQ_LEVELS_MAX]; /* decode: by code */
-    uint32_t tiles[split_warps][warp_lanes * tile_words];
+    /* rotated channels: where they are in a vector, in bytes, and coefficients of the mean */
+    uint16_t offsets[split_dim];
+    float means[split_dim];
+    uint32_t signs[split_dim / 2];         /* masks, two channels each */
+    uint32_t table[2][KVF_TQ_TABLE_WORDS]; /* by m */
+    uint4 list;
+    float numbers[split_dim]; /* sums of magnitudes by channel, then a mean on its way */
+    uint8_t is_left_out[split_samples];
+    uint32_t tiles[split_warps][warp_lanes * tile_words]; /* samples first */
 };
 
 static_assert(sizeof(split_shared) <= KVF_TQ_SPLIT_SHARED_BYTES, "the host asks for it");
+static_assert(SAW_GENERIC_THREADS == split_dim, "a thread has one channel");
+
+/* A row of a thread block. */
+struct split_row {
+    const struct kvf_gpu_tensor &tensor;
+    const struct kvf_gpu_part &part;
+    tq_parts parts;
+    row_pages pages;
+    uint32_t row;
+
+    __device__ __forceinline__ split_row(const struct kvf_gpu_work &work,
+                                         const struct kvf_gpu_part &part_, uint32_t row_)
+        : tensor(work.tensors[part_.is_v]), part(part_), parts(tensor, part_),
+          pages(work, part_, tensor, row_), row(row_)
+    {
+    }
+
+    __device__ __forceinline__ bool is_centred() const
+    {
+        return parts.saw.mean != nullptr;
+    }
+
+    /* Stored, or the profile's. */
+    __device__ __forceinline__ uint16_t *mean() const
+    {
+        return reinterpret_cast<uint16_t *>(parts.saw.mean) + row * split_dim;
+    }
+
+    __device__ __forceinline__ uint8_t *list() const
+    {
+        return parts.lists + row * (split_dim / 8);
+    }
+};
+
+/* Where the rotations take a channel. A list that is wrong gives places that are some. */
+struct split_place {
+    bool is_first;
+    uint32_t index; /* in its rotation */
+
+    __device__ __forceinline__ split_place(const uint4 &list, uint32_t channel)
+    {
+        uint32_t word = channel < 32   ? list.x
+                        : channel < 64 ? list.y
+                        : channel < 96 ? list.z
+                                       : list.w;
+        uint32_t listed = __popc(word & ((1u << channel % 32) - 1));
+        listed += channel >= 32 ? __popc(list.x) : 0;
+        listed += channel >= 64 ? __popc(list.y) : 0;
+        listed += channel >= 96 ? __popc(list.z) : 0;
+        is_first = (word >> channel % 32 & 1) != 0;
+        index = is_first ? min(listed, split_first - 1)
+                         : min(channel - listed, split_dim - split_first - 1);
+    }
+};
 
 /* The coefficient at a stored position of n, 32 or 96: bits of the position, most significant
  * first, are bits 4, 3, 0, 1, 5, 2 of it, or without the 5; pieces are of 64 and 32. */
@@ -96,36 +146,8 @@ static __device__ __forceinline__ void rotate_12(float y[96])
     }
 }
 
-/* The transposed of it, over integers: exact in any order, so sums and differences of pairs are
- * made once for all. */
-static __device__ __forceinline__ void rotate_12_back(float z[96])
-{
-#pragma unroll
-    for (uint32_t b = 0; b < 8; b++) {
-        float sums[6];
-        float differences[6];
-#pragma unroll
-        for (uint32_t i = 0; i < 6; i++) {
-            sums[i] = z[2 * i * 8 + b] + z[(2 * i + 1) * 8 + b];
-            differences[i] = z[2 * i * 8 + b] - z[(2 * i + 1) * 8 + b];
-        }
-#pragma unroll
-        for (uint32_t r = 0; r < 12; r++) {
-            /* row 0 has no minus */
-            float sum = split_is_minus(1, r) ? differences[0] : sums[0];
-#pragma unroll
-            for (uint32_t i = 1; i < 6; i++) {
-                bool minus = split_is_minus(2 * i, r);
-                float pair = minus == split_is_minus(2 * i + 1, r) ? sums[i] : differences[i];
-                sum = minus ? sum - pair : sum + pair;
-            }
-            z[r * 8 + b] = sum;
-        }
-    }
-}
-
-/* y = H y and z = H^T z */
-template <uint32_t n, bool inverse> static __device__ __forceinline__ void rotate_split(float y[n])
+/* y = H y */
+template <uint32_t n> static __device__ __forceinline__ void rotate_split(float y[n])
 {
     rotate_registers<n, 0>(y);
     rotate_registers<n, 1>(y);
@@ -134,9 +156,7 @@ template <uint32_t n, bool inverse> static __device__ __forceinline__ void rotat
         rotate_registers<n, 4>(y);
     }
     rotate_registers<n, 2>(y);
-    if constexpr (n != split_first && inverse) {
-        rotate_12_back(y);
-    } else if constexpr (n != split_first) {
+    if constexpr (n != split_first) {
         rotate_12(y);
     }
 }
@@ -158,9 +178,8 @@ static __device__ __forceinline__ float add_split_sums(float sums[KVF_TQ_PARTIAL
  * Tiles
  */
 
-/* Between pages and a tile of n tokens from `token` on, by a warp. */
-template <bool to_pages>
-static __device__ __forceinline__ void move_tile(const row_pages &pages, uint32_t *tile,
+/* From pages to a tile of n tokens from `token` on, by a warp. */
+static __device__ __forceinline__ void load_tile(const row_pages &pages, uint32_t *tile,
                                                  uint32_t token, uint32_t n)
 {
     constexpr uint32_t batch = 4;
@@ -168,23 +187,17 @@ static __device__ __forceinline__ void move_tile(const row_pages &pages, uint32_
     if (pages.is_aligned()) {
         for (uint32_t first = lane / 16; first < n; first += 2 * batch) {
             uint4 pieces[batch];
-            if constexpr (!to_pages) {
 #pragma unroll
-                for (uint32_t k = 0; k < batch; k++) {
-                    if (first + 2 * k < n) {
-                        pieces[k] = *reinterpret_cast<const uint4 *>(
-                            pages.vector(token + first + 2 * k) + lane % 16 * 16);
-                    }
+            for (uint32_t k = 0; k < batch; k++) {
+                if (first + 2 * k < n) {
+                    pieces[k] = *reinterpret_cast<const uint4 *>(
+                        pages.vector(token + first + 2 * k) + lane % 16 * 16);
                 }
             }
 #pragma unroll
             for (uint32_t k = 0; k < batch; k++) {
                 uint32_t *words = tile + (first + 2 * k) * tile_words + lane % 16 * 4;
-                if (first + 2 * k < n && to_pages) {
-                    __stcs(reinterpret_cast<uint4 *>(pages.vector(token + first + 2 * k) +
-                                                     lane % 16 * 16),
-                           make_uint4(words[0], words[1], words[2], words[3]));
-                } else if (first + 2 * k < n) {
+                if (first + 2 * k < n) {
                     words[0] = pieces[k].x;
                     words[1] = pieces[k].y;
                     words[2] = pieces[k].z;
@@ -195,22 +208,182 @@ static __device__ __forceinline__ void move_tile(const row_pages &pages, uint32_
     } else {
         for (uint32_t i = lane; i < n * split_dim; i += warp_lanes) {
             uint32_t v = i / split_dim;
-            uint16_t *paged = reinterpret_cast<uint16_t *>(pages.vector(token + v)) + i % split_dim;
-            uint16_t *half = reinterpret_cast<uint16_t *>(tile + v * tile_words) + i % split_dim;
-            *(to_pages ? paged : half) = *(to_pages ? half : paged);
+            reinterpret_cast<uint16_t *>(tile + v * tile_words)[i % split_dim] =
+                reinterpret_cast<const uint16_t *>(pages.vector(token + v))[i % split_dim];
         }
     }
     __syncwarp();
 }
 
-/* Between n_words words of each lane, as they follow each other in memory, and shared memory. */
-template <uint32_t n_words, bool to_memory>
-static __device__ __forceinline__ void move_codes(uint32_t *memory, uint32_t *tile, uint32_t n)
+/* n_words words of each lane, as they follow each other in memory, from shared memory. */
+template <uint32_t n_words>
+static __device__ __forceinline__ void store_words(uint32_t *memory, const uint32_t *tile,
+                                                   uint32_t n)
 {
     for (uint32_t i = lane_id(); i < n * n_words; i += warp_lanes) {
-        *(to_memory ? memory + i : tile + i) = *(to_memory ? tile + i : memory + i);
+        memory[i] = tile[i];
     }
     __syncwarp();
+}
+
+/* -------------------------------------------------------------------------------------------------
+ * Rows
+ */
+
+/* (2) By all threads: the samples to shared memory, and which of them are left out. */
+static __device__ __forceinline__ void load_samples(const split_row &at, split_shared *shared)
+{
+    uint32_t n_tokens = at.part.n_tokens;
+    uint32_t *samples = shared->tiles[0];
+    for (uint32_t s = warp_id(); s < KVF_SAW_PARTIAL_SUMS; s += split_warps) {
+        uint32_t token = sampled_token(n_tokens, s * KVF_SAW_TILE_TOKENS);
+        uint32_t n = token < n_tokens ? min((uint32_t)KVF_SAW_TILE_TOKENS, n_tokens - token) : 0;
+        uint32_t *tile = samples + s * KVF_SAW_TILE_TOKENS * tile_words;
+        load_tile(at.pages, tile, token, n);
+        uint32_t g = lane_id() / 4;
+        uint32_t peak = 0;
+#pragma unroll
+        for (uint32_t w = 0; w < split_dim / 8 && g < n; w++) {
+            peak = max_magnitudes(peak, tile[g * tile_words + lane_id() % 4 * (split_dim / 8) + w]);
+        }
+        uint32_t threshold = keep_threshold(find_peak(peak), token + g >= at.part.n_sinks);
+        if (lane_id() % 4 == 0) {
+            shared->is_left_out[s * KVF_SAW_TILE_TOKENS + g] = g >= n ||
+                                                               threshold == escape_threshold;
+        }
+    }
+    __syncthreads();
+}
+
+/* (2) Over the samples that are not left out, of the thread's channel: partial sums of f(x), added.
+ */
+template <typename F>
+static __device__ __forceinline__ float sum_split_samples(const split_shared *shared,
+                                                          uint32_t *count_out, F f)
+{
+    const uint16_t *halves = reinterpret_cast<const uint16_t *>(shared->tiles[0]) + threadIdx.x;
+    float sums[KVF_SAW_PARTIAL_SUMS];
+    uint32_t count = 0;
+#pragma unroll
+    for (uint32_t s = 0; s < KVF_SAW_PARTIAL_SUMS; s++) {
+        const uint2 left_out = reinterpret_cast<const uint2 *>(shared->is_left_out)[s];
+        sums[s] = 0.0f;
+#pragma unroll
+        for (uint32_t k = 0; k < KVF_SAW_TILE_TOKENS; k++) {
+            uint32_t half = halves[(s * KVF_SAW_TILE_TOKENS + k) * (2 * tile_words)];
+            if (((k < 4 ? left_out.x : left_out.y) >> k % 4 * 8 & 1) == 0) {
+                sums[s] += f(__uint_as_float(half << 16));
+                count++;
+            }
+        }
+    }
+    *count_out = count;
+    return ((sums[0] + sums[4]) + (sums[2] + sums[6])) +
+           ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+}
+
+/* By all threads: the channels with the largest magnitudes, about the mean of the thread's, to the
+ * list. Numbers that are not negative are in the order of their bits. */
+static __device__ __forceinline__ void choose_channels(float mean, split_shared *shared)
+{
+    uint32_t count;
+    float energy = sum_split_samples(shared, &count, [&](float x) { return fabsf(x - mean); });
+    shared->numbers[threadIdx.x] = energy;
+    __syncthreads();
+    const uint4 *all = reinterpret_cast<const uint4 *>(shared->numbers);
+    uint32_t least = __float_as_uint(energy);
+    uint32_t larger = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < split_dim / 4; i++) {
+        const uint4 four = all[i];
+        uint32_t others[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++) {
+            /* of those alike the lower channel is first */
+            larger += others[k] >= least + (4 * i + k >= threadIdx.x);
+        }
+    }
+    uint32_t word = __ballot_sync(all_lanes, larger < split_first);
+    if (lane_id() == 0) {
+        reinterpret_cast<uint32_t *>(&shared->list)[warp_id()] = word;
+    }
+    __syncthreads();
+}
+
+/* (4) By all threads: the mean through the rotations, to the places of the channels. */
+static __device__ __forceinline__ void rotate_split_mean(const split_row &at, split_shared *shared,
+                                                         const split_place &place, float mean)
+{
+    uint32_t i = threadIdx.x;
+    uint32_t to = place.is_first ? place.index : split_first + place.index;
+    shared->numbers[to] = is_flipped(at.tensor, at.row, i) ? -mean : mean;
+    __syncthreads();
+    float y[1] = {shared->numbers[i]};
+    rotate_bit<1, 0>(y);
+    rotate_bit<1, 1>(y);
+    if (i < split_first) {
+        rotate_bit<1, 3>(y);
+        rotate_bit<1, 4>(y);
+    }
+    rotate_bit<1, 2>(y);
+    if (i >= split_first) {
+        shared->numbers[i] = y[0];
+    }
+    __syncthreads();
+    if (i >= split_first) {
+        const float *column = &shared->numbers[split_first + i % 8];
+        uint32_t minus = rotate_rows_12[(i - split_first) / 8];
+        y[0] = column[0];
+#pragma unroll
+        for (uint32_t a = 1; a < 12; a++) {
+            y[0] = (minus >> a & 1) != 0 ? y[0] - column[a * 8] : y[0] + column[a * 8];
+        }
+    }
+    shared->means[i] = y[0];
+}
+
+/* By all threads: gaps, mean and list of the row, and what lanes need to know of it. */
+static __device__ __forceinline__ void prepare_split(const split_row &at, split_shared *shared)
+{
+    uint32_t i = threadIdx.x;
+    bool is_given = at.part.split != 0;
+    bool makes_mean = at.parts.saw.mean_bytes != 0;
+    if (at.row == 0) {
+        tq_zero_gaps(at.tensor, at.parts, at.part.stored, i, SAW_GENERIC_THREADS);
+    }
+    if (i < split_dim / 2) {
+        shared->signs[i] = (is_flipped(at.tensor, at.row, 2 * i) ? 0x8000u : 0) |
+                           (is_flipped(at.tensor, at.row, 2 * i + 1) ? 0x80000000u : 0);
+    }
+    if (makes_mean || !is_given) {
+        load_samples(at, shared);
+    }
+    float mean = 0.0f;
+    if (makes_mean) {
+        uint32_t count;
+        float sum = sum_split_samples(shared, &count, [](float x) { return x; });
+        uint32_t half = mean_half_bits(sum, count);
+        at.mean()[i] = (uint16_t)half;
+        mean = f32_of_half_bits(half);
+    } else if (at.is_centred()) {
+        mean = f32_of_half_bits(at.mean()[i]);
+    }
+    if (!is_given) {
+        choose_channels(mean, shared);
+    } else if (i < split_dim / 8) {
+        reinterpret_cast<uint8_t *>(&shared->list)[i] = at_address<const uint8_t>(
+            at.part.split)[at.row * (split_dim / 8) + i];
+    }
+    __syncthreads();
+    if (i < split_dim / 8) {
+        at.list()[i] = reinterpret_cast<const uint8_t *>(&shared->list)[i];
+    }
+    const split_place place(shared->list, i);
+    shared->offsets[place.is_first ? place.index : split_first + place.index] = (uint16_t)(i * 2);
+    if (at.is_centred()) {
+        rotate_split_mean(at, shared, place, mean);
+    }
+    __syncthreads();
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -228,13 +401,13 @@ template <int bits> static __device__ __forceinline__ void fill_split_table(uint
 
 /* (4) The channels of a rotation, y before it. */
 template <uint32_t n>
-static __device__ __forceinline__ void gather(const split_channel *channels, const uint32_t *vector,
+static __device__ __forceinline__ void gather(const uint16_t *offsets, const uint32_t *vector,
                                               float y[n])
 {
     const uint8_t *bytes = reinterpret_cast<const uint8_t *>(vector);
 #pragma unroll
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t half = *reinterpret_cast<const uint16_t *>(bytes + channels[i].offset);
+        uint32_t half = *reinterpret_cast<const uint16_t *>(bytes + offsets[i]);
         y[i] = __uint_as_float(half << 16);
     }
 }
@@ -244,7 +417,7 @@ static __device__ __forceinline__ void gather(const split_channel *channels, con
 template <uint32_t n, uint32_t bits>
 static __device__ __forceinline__ uint32_t encode_split(const struct kvf_gpu_tensor &tensor,
                                                         const struct kvf_gpu_rotation &rotation,
-                                                        const split_channel *channels,
+                                                        const uint16_t *offsets, const float *means,
                                                         const uint32_t *table,
                                                         const uint32_t *vector, bool is_centred,
                                                         bool *is_escape, uint32_t *words)
@@ -253,12 +426,12 @@ static __device__ __forceinline__ uint32_t encode_split(const struct kvf_gpu_ten
     constexpr uint32_t high_bits = bits - low_bits;
     constexpr uint32_t run = n / KVF_TQ_PARTIAL_SUMS;
     float y[n];
-    gather<n>(channels, vector, y);
-    rotate_split<n, false>(y);
+    gather<n>(offsets, vector, y);
+    rotate_split<n>(y);
     if (is_centred) {
 #pragma unroll
         for (uint32_t i = 0; i < n; i++) {
-            y[i] -= channels[i].mean;
+            y[i] -= means[i];
         }
     }
     float sums[KVF_TQ_PARTIAL_SUMS];
@@ -310,66 +483,43 @@ static __device__ __forceinline__ bool prepare_vector(const split_shared &shared
     return threshold != escape_threshold;
 }
 
-/* By all threads: what the lanes need to know of the row. */
-static __device__ __forceinline__ void fill_split(const tq_row &at, split_shared *shared,
-                                                  bool is_encode)
-{
-    const uint16_t *mean = reinterpret_cast<const uint16_t *>(at.saw.parts.mean) +
-                           at.saw.row * split_dim;
-    for (uint32_t i = threadIdx.x; i < split_dim; i += blockDim.x) {
-        uint32_t channel = at.shared->channels[i];
-        split_channel *to = &shared->channels[i];
-        to->offset = channel * 2;
-        to->sign = is_flipped(at.tensor(), at.saw.row, channel) ? -1.0f : 1.0f;
-        to->mean = 0.0f;
-        if (at.saw.parts.mean != nullptr) {
-            to->mean = is_encode ? at.shared->saw.mean[i] : f32_of_half_bits(mean[channel]);
-        }
-        if (i < split_dim / 2) {
-            shared->signs[i] = (is_flipped(at.tensor(), at.saw.row, 2 * i) ? 0x8000u : 0) |
-                               (is_flipped(at.tensor(), at.saw.row, 2 * i + 1) ? 0x80000000u : 0);
-        }
-    }
-    __syncthreads();
-}
-
 /* A warp's tile. */
 template <uint32_t bits>
 static __device__ __forceinline__ void encode_split_tile(const struct kvf_gpu_work &work,
-                                                         const tq_row &at, split_shared *shared,
+                                                         const split_row &at, split_shared *shared,
                                                          uint32_t token)
 {
     constexpr uint32_t first_words = split_first * (bits + 1) / 32;
     constexpr uint32_t n_words = first_words + (split_dim - split_first) * bits / 32;
-    const struct kvf_gpu_tensor &tensor = at.tensor();
-    uint32_t n = min(warp_lanes, at.saw.part.n_tokens - token);
+    const struct kvf_gpu_tensor &tensor = at.tensor;
+    uint32_t n = min(warp_lanes, at.part.n_tokens - token);
     uint32_t lane = lane_id();
     uint32_t *tile = shared->tiles[warp_id()];
     uint32_t *vector = tile + lane * tile_words;
-    move_tile<false>(at.saw.pages, tile, token, n);
-    bool is_centred = at.saw.parts.mean != nullptr;
-    bool is_escape = !prepare_vector(*shared, vector, token + lane >= at.saw.part.n_sinks);
+    load_tile(at.pages, tile, token, n);
+    bool is_centred = at.is_centred();
+    bool is_escape = !prepare_vector(*shared, vector, token + lane >= at.part.n_sinks);
     uint32_t words[n_words];
-    uint32_t first = encode_split<split_first, bits + 1>(tensor, tensor.rotations[0],
-                                                         shared->channels, shared->table[0], vector,
-                                                         is_centred, &is_escape, words);
+    uint32_t first = encode_split<split_first, bits + 1>(
+        tensor, tensor.rotations[0], shared->offsets, shared->means, shared->table[0], vector,
+        is_centred, &is_escape, words);
     uint32_t second = encode_split<split_dim - split_first, bits>(
-        tensor, tensor.rotations[1], shared->channels + split_first, shared->table[1], vector,
-        is_centred, &is_escape, words + first_words);
+        tensor, tensor.rotations[1], shared->offsets + split_first, shared->means + split_first,
+        shared->table[1], vector, is_centred, &is_escape, words + first_words);
     __syncwarp(); /* then the tile is for codes */
 #pragma unroll
     for (uint32_t w = 0; w < n_words; w++) {
         tile[lane * n_words + w] = is_escape ? 0 : words[w];
     }
     __syncwarp();
-    uint32_t number = at.saw.row * at.saw.part.n_tokens + token;
-    move_codes<n_words, true>(reinterpret_cast<uint32_t *>(at.parts.saw.codes) + number * n_words,
-                              tile, n);
+    uint32_t number = at.row * at.part.n_tokens + token;
+    store_words<n_words>(reinterpret_cast<uint32_t *>(at.parts.saw.codes) + number * n_words, tile,
+                         n);
     if (lane < n) {
         uint32_t meta = is_escape ? (uint32_t)KVF_SAW_ESCAPE_SCALE : first | second << 16;
         reinterpret_cast<uint32_t *>(at.parts.meta)[number + lane] = meta;
     }
-    count_escapes(work, at.saw.part, is_escape && lane < n);
+    count_escapes(work, at.part, is_escape && lane < n);
 }
 
 template <uint32_t bits>
@@ -384,109 +534,14 @@ static __device__ __forceinline__ void tq_encode_row_split(const struct kvf_gpu_
     if (!tq_has_row(work, tensors, part, row)) {
         return;
     }
-    const tq_row at = tq_row_of(work, part, row, &shared->row);
+    const split_row at(work, part, row);
     fill_split_table<bits + 1>(shared->table[0]);
     fill_split_table<bits>(shared->table[1]);
-    tq_prepare_row(at);
-    fill_split(at, shared, true);
+    prepare_split(at, shared);
 #pragma unroll 1
     for (uint32_t token = warp_id() * warp_lanes; token < part.n_tokens;
          token += split_warps * warp_lanes) {
         encode_split_tile<bits>(work, at, shared, token);
-        __syncwarp();
-    }
-}
-
-/* -------------------------------------------------------------------------------------------------
- * Decode
- */
-
-/* One rotation of the lane's vector: from planes to halves of the tile. */
-template <uint32_t n, uint32_t bits>
-static __device__ __forceinline__ void decode_split(const split_channel *channels,
-                                                    const float *levels, const uint32_t *words,
-                                                    float factor, uint32_t *vector)
-{
-    constexpr uint32_t low_bits = saw_low_bits(bits);
-    constexpr uint32_t high_bits = bits - low_bits;
-    uint8_t *bytes = reinterpret_cast<uint8_t *>(vector);
-    float z[n];
-#pragma unroll
-    for (uint32_t p = 0; p < n; p++) {
-        uint32_t at = p * high_bits;
-        uint32_t code = words[at / 32] >> at % 32 & ((1 << high_bits) - 1);
-        if constexpr (low_bits != 0) {
-            code = code << 1 | (words[n * high_bits / 32 + p / 32] >> p % 32 & 1);
-        }
-        z[split_coefficient(n, p)] = levels[code];
-    }
-    rotate_split<n, true>(z);
-#pragma unroll
-    for (uint32_t i = 0; i < n; i += 2) {
-        const split_channel a = channels[i];
-        const split_channel b = channels[i + 1];
-        uint32_t both = pack_bf16(__fmaf_rn(a.sign * factor, z[i], a.mean),
-                                  __fmaf_rn(b.sign * factor, z[i + 1], b.mean));
-        *reinterpret_cast<uint16_t *>(bytes + a.offset) = (uint16_t)both;
-        *reinterpret_cast<uint16_t *>(bytes + b.offset) = (uint16_t)(both >> 16);
-    }
-}
-
-template <uint32_t bits>
-static __device__ __forceinline__ void decode_split_tile(const tq_row &at, split_shared *shared,
-                                                         uint32_t token)
-{
-    constexpr uint32_t first_words = split_first * (bits + 1) / 32;
-    constexpr uint32_t n_words = first_words + (split_dim - split_first) * bits / 32;
-    const struct kvf_gpu_tensor &tensor = at.tensor();
-    uint32_t n = min(warp_lanes, at.saw.part.n_wanted - token);
-    uint32_t lane = lane_id();
-    uint32_t *tile = shared->tiles[warp_id()];
-    uint32_t number = at.saw.row * at.saw.part.n_tokens + at.saw.part.token_first + token;
-    move_codes<n_words, false>(reinterpret_cast<uint32_t *>(at.parts.saw.codes) + number * n_words,
-                               tile, n);
-    uint32_t words[n_words];
-#pragma unroll
-    for (uint32_t w = 0; w < n_words; w++) {
-        words[w] = tile[lane * n_words + w];
-    }
-    uint32_t meta = lane < n ? reinterpret_cast<uint32_t *>(at.parts.meta)[number + lane] : 0;
-    __syncwarp(); /* then the tile is for values */
-    uint32_t *vector = tile + lane * tile_words;
-    decode_split<split_first, bits + 1>(
-        shared->channels, shared->levels[0], words,
-        f32_of_half_bits(meta & 0xffff) * tensor.rotations[0].factor, vector);
-    decode_split<split_dim - split_first, bits>(
-        shared->channels + split_first, shared->levels[1], words + first_words,
-        f32_of_half_bits(meta >> 16) * tensor.rotations[1].factor, vector);
-    __syncwarp();
-    move_tile<true>(at.saw.pages, tile, token, n);
-}
-
-template <uint32_t bits>
-static __device__ __forceinline__ void tq_decode_row_split(const struct kvf_gpu_work &work,
-                                                           uint32_t tensors)
-{
-    KVF_SHARED_BYTES(shared_bytes);
-    split_shared *shared = reinterpret_cast<split_shared *>(shared_bytes);
-    uint32_t n_rows = saw_rows_max(&work, tensors);
-    uint32_t row = blockIdx.x % n_rows;
-    const struct kvf_gpu_part part = parts_of(work)[blockIdx.x / n_rows];
-    if (!tq_has_row(work, tensors, part, row)) {
-        return;
-    }
-    const tq_row at = tq_row_of(work, part, row, &shared->row);
-    for (uint32_t i = threadIdx.x; i < 2 * KVF_TQ_LEVELS_MAX; i += blockDim.x) {
-        uint32_t width = i < KVF_TQ_LEVELS_MAX ? bits + 1 : bits;
-        shared->levels[i / KVF_TQ_LEVELS_MAX][i % KVF_TQ_LEVELS_MAX] = (float)tq_level(
-            width, i % KVF_TQ_LEVELS_MAX);
-    }
-    read_channels(at);
-    fill_split(at, shared, false);
-#pragma unroll 1
-    for (uint32_t token = warp_id() * warp_lanes; token < part.n_wanted;
-         token += split_warps * warp_lanes) {
-        decode_split_tile<bits>(at, shared, token);
         __syncwarp();
     }
 }

@@ -17,6 +17,7 @@
 #include "codec/codec_tq_encode.cuh"
 #include "codec/codec_tq_generic.cuh"
 #include "codec/codec_tq_split.cuh"
+#include "codec/codec_tq_split_decode.cuh"
 
 #include "tests/gpu/emulate/kernels.h"
 
@@ -60,6 +61,9 @@ static const struct {
     SAW(256, 8),
     {"kvf_saw_search_128_2", kvf::encode_rows_fast<128, 2, kvf::encode_variant::search>},
     {"kvf_saw_search_128_3", kvf::encode_rows_fast<128, 3, kvf::encode_variant::search>},
+    {"kvf_saw_zeros_128_2", kvf::decode_row_zeros<128, 2>},
+    {"kvf_saw_zeros_128_3", kvf::decode_row_zeros<128, 3>},
+    {"kvf_saw_zeros_128_4", kvf::decode_row_zeros<128, 4>},
     {"kvf_saw_encode", kvf::encode_row_generic},
     {"kvf_saw_decode", kvf::decode_row_generic},
     {"kvf_kivi_encode_128_2", kvf::kivi::encode_fast<128, 2>},

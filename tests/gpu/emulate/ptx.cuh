@@ -115,6 +115,28 @@ static inline void mma_f16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, ui
     emulate_mma<emulate_fp16>(d, {{a0, a1, a2, a3, b0, b1}});
 }
 
+/* Element k (of 32) as above, for m16n8k32. */
+static inline int32_t emulate_byte(const emulate::lane_words *all, uint32_t line, uint32_t k,
+                                   uint32_t word)
+{
+    return (int8_t)(all[line % 8 * 4 + k % 16 / 4].word[word] >> k % 4 * 8);
+}
+
+static inline void mma_s8(int32_t d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                          uint32_t b0, uint32_t b1)
+{
+    const emulate::lane_words *all = emulate::exchange({{a0, a1, a2, a3, b0, b1}});
+    uint32_t lane = threadIdx.x % 32;
+    for (uint32_t i = 0; i < 4; i++) {
+        uint32_t row = lane / 4 + i / 2 * 8;
+        uint32_t column = lane % 4 * 2 + i % 2;
+        for (uint32_t k = 0; k < 32; k++) {
+            d[i] += emulate_byte(all, row, k, row / 8 + k / 16 * 2) *
+                    emulate_byte(all, column, k, 4 + k / 16);
+        }
+    }
+}
+
 template <int bits> static inline uint32_t emulate_pack(int32_t a, int32_t b, uint32_t c)
 {
     constexpr int32_t top = (1 << bits) - 1;
