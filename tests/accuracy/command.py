@@ -22,7 +22,7 @@ PAGES = "bf16-pages"  # not a profile: fp32 K and V rounded to what an engine's 
 NOT_EVIDENCE = "not evidence for your model"
 SKETCH_WINDOWS = 100  # codecs' first sketch took the first ones of heldout.txt
 ALL, FIRST = "all of the text", "the first ones"  # orders of windows
-PROFILE, CALIBRATED, COMPARATOR = "profile", "calibrated", "comparator"
+PROFILE, CALIBRATED, COMPARATOR, REFERENCE = "profile", "calibrated", "comparator", "reference"
 
 # The figures with a name of their own: of which model and profile (None: the one made for it by
 # kvferry calibrate).
@@ -30,6 +30,10 @@ NAMED = {
     "mha_saw4_dnll": ("mha-28m", "balanced"),
     "mha_saw3_dnll": ("mha-28m", "saw3-search"),
     "mha_tq2_dnll": ("mha-28m", "tq2-centred"),
+    "mha_xcl3_dnll": ("mha-28m", "ref-xcl3"),
+    "mha_xcl2_dnll": ("mha-28m", "ref-xcl2-lo"),
+    "gqa_xgcl3_dnll": ("gqa-26m", "ref-xgcl3"),
+    "gqa_xgcl2_dnll": ("gqa-26m", "ref-xgcl2"),
     "mha_calibrated_dnll": ("mha-28m", None),
     "smollm2_calibrated_dnll": ("smollm2-135m", None),
     "qwen_calibrated_dnll": ("qwen2.5-coder-0.5b", None),
@@ -38,6 +42,22 @@ NAMED = {
 NAMED_RATIOS = {
     "smollm2_calibrated_ratio": ("smollm2-135m", None),
     "mha_calibrated_ratio": ("mha-28m", None),
+}
+# What the article on XQuant says of orders: of which model, what loses less, and than what.
+ORDERS = {
+    "order_x4_kivi2": ("mha-28m", "ref-x4-paper", "kivi2-g128"),
+    "order_x4_tq2": ("mha-28m", "ref-x4", "tq2-centred"),
+    "order_xcl4_x4": ("mha-28m", "ref-xcl4-paper", "ref-x4-paper"),
+    "order_xcl3_x3": ("mha-28m", "ref-xcl3-paper", "ref-x3-paper"),
+    "order_xcl2_x2": ("mha-28m", "ref-xcl2-paper", "ref-x2-paper"),
+    "order_xcl2_x3": ("mha-28m", "ref-xcl2-paper", "ref-x3-paper"),
+    "order_xcl3_saw4": ("mha-28m", "ref-xcl3", "balanced"),
+    "order_xg4_kivi4": ("gqa-26m", "ref-xg4-paper", "kivi4-g128"),
+    "order_xg2_kivi2": ("gqa-26m", "ref-xg2-paper", "kivi2-g128"),
+    "order_xgcl3_xg3": ("gqa-26m", "ref-xgcl3-paper", "ref-xg3-paper"),
+    "order_xgcl2_xg2": ("gqa-26m", "ref-xgcl2-paper", "ref-xg2-paper"),
+    "order_xgcl3_kv3": ("gqa-26m", "ref-xgcl3", "ref-kv3-f3"),
+    "order_xgcl2_kv2": ("gqa-26m", "ref-xgcl2", "ref-kv2-f3"),
 }
 
 
@@ -69,10 +89,14 @@ def add_arguments(parser) -> None:
                        help="windows of text a model, spread over it; default %(default)s")
     group.add_argument("--first", action="store_true",
                        help="the first windows of the text, not spread over it")
+    group.add_argument("--starts", metavar="N", type=int, default=1,
+                       help="for each window N of them, which begin at N tokens of it: less noise "
+                            "of the codes, the same text; default %(default)s")
     group.add_argument("--tokens", metavar="N", type=int, default=TOKENS,
                        help="tokens of a window; default %(default)s")
     group.add_argument("--profiles", metavar="NAME", nargs="*",
-                       help="only these; default: all that the library lists, and comparators")
+                       help="only these; default: all that the library lists, comparators, and "
+                            "references of X instead of K and V")
     group.add_argument("--profile-file", metavar="FILE", nargs="*", default=[],
                        help="files by kvferry calibrate: each is measured on the model whose "
                             "weights it names")
@@ -105,8 +129,8 @@ def needed(options) -> list[str]:
 
 def refuse(parser, options) -> None:
     """End with a usage error if the arguments do not fit."""
-    if options.windows < 1 or options.workers < 1:
-        parser.error("--windows and --workers are at least 1")
+    if min(options.windows, options.workers, options.starts) < 1:
+        parser.error("--windows, --starts and --workers are at least 1")
     if options.tokens < codec.CHUNK_TOKENS:
         parser.error(f"--tokens is at least {codec.CHUNK_TOKENS}, the tokens of a block")
     if options.only is not None:
@@ -123,7 +147,8 @@ def all_profiles(build: str) -> list[str]:
     done = subprocess.run([os.path.join(build, "client", "kvferry"), "profiles", "--output",
                            "json"], stdout=subprocess.PIPE, text=True, check=True)
     rows = json.loads(done.stdout)["profiles"]
-    return [row["profile"] for row in rows if row["profile"] != "bytes"]
+    return [row["profile"] for row in rows
+            if row["profile"] != "bytes" and row["kinds"] in ("any", "KV and MLA")]
 
 
 def daemon_settings(options, folder: str) -> list[str]:
@@ -154,13 +179,14 @@ def measure(options, socket: str, add_value) -> list:
         import comparators
         import measure as measure_module
         import synthetic
+        import xquant
     except ImportError as error:
         if options.models:
             raise Failure(f"{error}: python3 -m venv, pip install numpy, and run by that python "
                           "(torch is used if it is there)") from error
         others, synthetic = [], None
     else:
-        others = list(comparators.NAMES)
+        others = [*comparators.NAMES, *xquant.NAMES]
     known = [PAGES, *all_profiles(options.build), *others]
     strangers = set(options.profiles or []) - set(known)
     if strangers:
@@ -181,6 +207,7 @@ def note_of(row) -> str:
     parts = [f"{row.payload:.4f} of bf16 KV, {row.block:.4f} with the record page",
              f"KL {row.kl:.2g}", f"top-1 changed {row.flips:.2%}",
              f"{row.n_windows} windows of {row.n_tokens} tokens, {row.order}, "
+             f"{'' if row.n_starts == 1 else f'each from {row.n_starts} starts, '}"
              f"base {row.base_nll:.4f}"]
     if row.n_windows > SKETCH_WINDOWS and row.order in (ALL, FIRST):
         first = sum(row.dnll_windows[:SKETCH_WINDOWS]) / SKETCH_WINDOWS
@@ -203,11 +230,11 @@ def result_of(name: str, row, figure=None) -> dict:
     low, high = row.interval()
     return {"name": name, "unit": "nats", "note": note_of(row), "value": row.dnll,
             "limit_name": None, "limit": None, "ratio": None,
-            "ci": [low, high], "pairs": row.n_windows, "bar": bar, "better": "lower",
+            "ci": [low, high], "pairs": row.n_windows * row.n_starts, "bar": bar, "better": "lower",
             "pass": verdict(low, high, bar),
             "model": row.model, "profile": row.profile, "kind": row.kind, "payload": row.payload,
             "block": row.block, "kl": row.kl, "flips": row.flips, "base_nll": row.base_nll,
-            "tokens": row.n_windows * (row.n_tokens - 1), "groups": row.groups,
+            "tokens": row.n_windows * row.n_starts * (row.n_tokens - 1), "groups": row.groups,
             "order": row.order, "maths": row.maths}
 
 
@@ -218,14 +245,38 @@ def ratio_of(name: str, row, figure) -> dict:
             "bar": figure.bar, "better": "higher", "pass": value >= figure.bar}
 
 
+def order_of(figure, rows: list) -> dict | None:
+    """Whether one setting loses less than another one, text by text."""
+    model, first, second = ORDERS[figure.name]
+    found = {row.profile: row for row in rows if not isinstance(row, tuple) and row.model == model}
+    if first not in found or second not in found:
+        return None
+    one, other = found[first], found[second]
+    value, low, high = one.beside(other)
+    said = "confirmed" if high < 0 else "refuted" if low > 0 else "undecided"
+    return {"name": figure.name, "unit": "nats", "value": value, "limit_name": None, "limit": None,
+            "ratio": None, "ci": [low, high], "pairs": one.n_windows * one.n_starts, "bar": None,
+            "better": "lower", "pass": None,
+            "note": f"{said} on {model}: {first} ({one.payload:.4f} of bf16 KV) loses less than "
+                    f"{second} ({other.payload:.4f}); the difference"}
+
+
 def named_result(figure, rows: list, measured: dict) -> dict:
     """A figure of the table: of rows, or measured already (by name)."""
     if figure.name in measured:
         return measured[figure.name]
+    if figure.name in ORDERS:
+        made = order_of(figure, rows)
+        if made is not None:
+            return made
     place = NAMED.get(figure.name) or NAMED_RATIOS.get(figure.name)
     if place is None:
+        why = "made-up data: not asked for, or no numpy"
+        if figure.name in ORDERS:
+            model, *both = ORDERS[figure.name]
+            why = f"{model} with {' and '.join(both)} was not measured"
         return {"name": figure.name, "unit": figure.unit, "note": figure.note,
-                "skipped": "made-up data: not asked for, or no numpy"}
+                "skipped": why}
     model, profile = place
     for row in rows:
         if isinstance(row, tuple) or row.model != model:

@@ -22,6 +22,7 @@ class NumpyMaths:
     """One window at a time is quickest."""
 
     name = "numpy"
+    xp = np
     windows_at_once = 1
     batches_at_once = 1
     logits_rows = ROWS
@@ -73,6 +74,10 @@ class NumpyMaths:
     def from_bf16(self, bits: np.ndarray):
         return (bits.astype(np.uint32) << 16).view(np.float32)
 
+    def as_bf16(self, x):
+        """The same values, rounded."""
+        return self.from_bf16(bf16_of(x))
+
     def log_probabilities(self, hidden, table):
         logits = hidden @ table.T
         logits -= logits.max(axis=-1, keepdims=True)
@@ -101,6 +106,7 @@ class TorchMaths:
 
     def __init__(self, torch) -> None:
         self.torch = torch
+        self.xp = torch  # for what is called alike in numpy
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         on_gpu = self.device == "cuda"
         self.windows_at_once = 16 if on_gpu else 1
@@ -155,6 +161,9 @@ class TorchMaths:
     def from_bf16(self, bits: np.ndarray):
         values = self.torch.from_numpy(bits.view(np.int16)).to(self.device)
         return values.view(self.torch.bfloat16).to(self.torch.float32)
+
+    def as_bf16(self, x):
+        return x.to(self.torch.bfloat16).to(self.torch.float32)
 
     def log_probabilities(self, hidden, table):
         return (hidden @ table.T).double().log_softmax(dim=-1)

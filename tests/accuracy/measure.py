@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +24,11 @@ import comparators
 import maths as maths_module
 import model as model_module
 import text as text_module
+import xquant
 from codec import (CHUNK_TOKENS, ITEM_BYTES, RECORD_PAGE_BYTES, CodecError, Handle, LayerCodec,
                    Tensor)
 from codec import Shape as BlockShape
-from command import ALL, CALIBRATED, COMPARATOR, FIRST, PAGES, PROFILE
+from command import ALL, CALIBRATED, COMPARATOR, FIRST, PAGES, PROFILE, REFERENCE
 
 KNOWN = json.loads((Path(__file__).parent / "known.json").read_text(encoding="utf-8"))
 PASSAGE = Path(text_module.CAPTURE) / "moby_dick_ch85.txt"  # what comparators are fitted to
@@ -48,7 +49,7 @@ class Row:
 
     model: str
     profile: str
-    kind: str  # PROFILE, CALIBRATED or COMPARATOR
+    kind: str  # PROFILE, CALIBRATED, COMPARATOR or REFERENCE
     n_tokens: int
     base_nll: float
     dnll_windows: list[float]
@@ -61,6 +62,7 @@ class Row:
     order: str
     maths: str
     seconds: float
+    n_starts: int = 1  # windows of a place in the text, over which all of the above are means
 
     @property
     def n_windows(self) -> int:
@@ -87,13 +89,20 @@ class Row:
         return {group: float(np.mean(deltas)) for group, deltas in found.items()}
 
     def interval(self) -> tuple[float, float]:
-        """Bootstrap 95 % of the mean delta NLL: tokens of a window are not independent, so windows
-        are drawn."""
+        """Bootstrap 95 % of the mean delta NLL: tokens of a window are not independent, nor are
+        windows that overlap, so places are drawn."""
         n = self.n_windows
         drawn = np.random.default_rng(SEED).integers(0, n, (RESAMPLES, n))
         means = np.array(self.dnll_windows)[drawn].mean(axis=1)
         low, high = np.quantile(means, (0.025, 0.975))
         return float(low), float(high)
+
+
+    def beside(self, other: Row) -> tuple[float, float, float]:
+        """How much more this loses than another one on the same text, and the interval of that."""
+        difference = np.subtract(self.dnll_windows, other.dnll_windows).tolist()
+        both = replace(self, dnll_windows=difference)
+        return both.dnll, *both.interval()
 
 
 class Cache:
@@ -158,6 +167,16 @@ def beside(models: list[Path], name: str) -> Path:
     raise Unusable(f"no {name} beside the models: name one by --{Path(name).stem}")
 
 
+def numbered(windows: list) -> list[tuple[str, int]]:
+    """For each window its group, and how many of it came before."""
+    counts: dict[str, int] = {}
+    out = []
+    for group, _ in windows:
+        out.append((group, counts.get(group, 0)))
+        counts[group] = counts.get(group, 0) + 1
+    return out
+
+
 class Subject:
     """A model, its windows, and what it says without a codec."""
 
@@ -180,18 +199,39 @@ class Subject:
         self.text_digest = digest_of(text)
         groups = [tuple(group) for group in KNOWN["texts"].get(self.text_digest, [])]
         content = text.read_text(encoding="utf-8")
-        self.windows_of = lambda n: text_module.windows(content, groups, tokenizer, n)
+        self.windows_of = lambda n, start=0: text_module.windows(content, groups, tokenizer, n,
+                                                                 start)
         found = self.windows_of(options.tokens)
         if not found:
             raise Unusable(f"{text} has fewer than {options.tokens} tokens")
         self.order = (ALL if options.windows >= len(found) else
                       FIRST if options.first else "spread over the text")
-        self.windows = (found[: options.windows] if options.first
-                        else text_module.spread(found, options.windows))
+        self._choose(options, found)
         shape = self.model.shape
         self.block_shape = BlockShape(shape.n_layers, shape.n_kv_heads, shape.dim)
         self.chunk_bytes = (2 * shape.n_layers * shape.n_kv_heads * shape.dim * CHUNK_TOKENS *
                             ITEM_BYTES)
+
+    def _choose(self, options, found) -> None:
+        """The windows, and of each the place that it counts for: windows that begin at several
+        tokens of a place overlap."""
+        places = (range(options.windows)[: len(found)] if options.first
+                  else text_module.spread(range(len(found)), options.windows))
+        names = numbered(found)
+        self.n_starts = options.starts
+        self.windows = [found[place] for place in places]
+        self.place_of = list(range(len(places)))
+        for i in range(1, options.starts):
+            others = self.windows_of(options.tokens, i * options.tokens // options.starts)
+            others = dict(zip(numbered(others), others))
+            for at, place in enumerate(places):
+                if names[place] in others:
+                    self.windows.append(others[names[place]])
+                    self.place_of.append(at)
+
+    def by_place(self, values: list[float]) -> list[float]:
+        sums, counts = (np.bincount(self.place_of, weights) for weights in (values, None))
+        return [float(value) for value in sums / counts]
 
     def batches(self, windows):
         n = self.maths.windows_at_once
@@ -331,15 +371,15 @@ def block_sizes(subject: Subject, codec: LayerCodec) -> tuple[float, float]:
     return (records - len(chunks) * RECORD_PAGE_BYTES) / raw, records / raw
 
 
-def compare(subject: Subject, replace, name: tuple[str, str]) -> Row:
-    """All windows with K and V replaced, beside the base. name: of the profile, and its kind. Sizes
-    are the caller's."""
+def compare(subject: Subject, replace, name: tuple[str, str], begin=lambda: None) -> Row:
+    """All windows with K and V replaced, beside the base. name: of the profile, and its kind.
+    begin(): for each batch, how K and V are made of the layers' inputs. Sizes are the caller's."""
     began = time.monotonic()
     deltas, divergences, flips = [], [], []
 
     def judge(batch):
         at, ids = batch
-        hidden = subject.model.hidden(ids, replace)
+        hidden = subject.model.hidden(ids, replace, begin())
         return at, [subject.model.judge(ids[i], hidden[i], subject.hidden[at + i])
                     for i in range(len(ids))]
 
@@ -351,9 +391,11 @@ def compare(subject: Subject, replace, name: tuple[str, str]) -> Row:
                 flips.append(float(changed.mean()))
     if not np.isfinite(deltas).all():
         raise Unusable(f"{subject.name}, {name[0]}: an NLL is not finite")
-    return Row(subject.name, *name, len(subject.windows[0][1]), subject.base_nll, deltas,
-               divergences, flips, [group for group, _ in subject.windows], 1.0, 1.0,
-               subject.n_parameters, subject.order, subject.maths.name, time.monotonic() - began)
+    found = [subject.by_place(values) for values in (deltas, divergences, flips)]
+    groups = [group for group, _ in subject.windows[: len(found[0])]]
+    return Row(subject.name, *name, len(subject.windows[0][1]), subject.base_nll, *found, groups,
+               1.0, 1.0, subject.n_parameters, subject.order, subject.maths.name,
+               time.monotonic() - began, subject.n_starts)
 
 
 def compare_pages(subject: Subject) -> Row:
@@ -444,6 +486,25 @@ class Comparator:
         return row
 
 
+class Reference:
+    """X instead of K and V, in Python."""
+
+    def __init__(self, subject: Subject, name: str) -> None:
+        self.name = name
+        self.subject = subject
+
+    def digest(self) -> str:
+        return digest_of(Path(xquant.__file__))
+
+    def measure(self) -> Row:
+        subject = self.subject
+        made = xquant.Setting(self.name, subject.model)
+        row = compare(subject, subject.rounded, (self.name, REFERENCE), made.begin)
+        row.payload = made.share()
+        row.block = row.payload + RECORD_PAGE_BYTES / subject.chunk_bytes
+        return row
+
+
 def settings_of(subject: Subject, library, options) -> list:
     """What to measure, in order: first what a calibration made for the model."""
     found: list = [Profile(subject, library, options, file.name, file.weights_digest)
@@ -453,6 +514,8 @@ def settings_of(subject: Subject, library, options) -> list:
             found.append(Pages(subject))
         elif name in comparators.NAMES:
             found.append(Comparator(subject, options, name))
+        elif name in xquant.NAMES:
+            found.append(Reference(subject, name))
         else:
             found.append(Profile(subject, library, options, name))
     return found
@@ -485,7 +548,7 @@ def measure_model(subject: Subject, library, options, cache: Cache, began: float
                     f"{row.seconds:.1f} s")
                 cache.add(key, row)
             rows.append(cache.rows[key])
-        except CodecError as error:
+        except (CodecError, xquant.Unfit) as error:
             say(f"{subject.name} {setting.name}: {error}")
             rows.append((subject.name, setting.name, str(error)))
     return rows

@@ -5,7 +5,7 @@ only."""
 from __future__ import annotations
 
 import plot
-from command import COMPARATOR, NOT_EVIDENCE, PAGES
+from command import COMPARATOR, NOT_EVIDENCE, PAGES, REFERENCE
 from codec import ITEM_BYTES
 
 BITS = 8 * ITEM_BYTES  # of a value of bf16
@@ -64,7 +64,8 @@ def dominated(models: dict[str, tuple[dict, list[dict]]]) -> dict[str, list[str]
     by which ones, the best of each model."""
     places: dict[str, list[str | None]] = {}
     for _, rows in models.values():
-        ours = [row for row in rows if row["kind"] != COMPARATOR and row["profile"] != PAGES]
+        ours = [row for row in rows if row["kind"] not in (COMPARATOR, REFERENCE) and
+                row["profile"] != PAGES]
         for row in ours:
             better = [other for other in ours if betters(other, row)]
             best = min(better, key=lambda other: (other["kl"], other["payload"]), default=None)
@@ -137,6 +138,9 @@ def family(row: dict) -> str:
     name = row["profile"]
     if row["kind"] == COMPARATOR:
         return "comparators"
+    if row["kind"] == REFERENCE:
+        start = "latents" if name.startswith(("ref-xg", "ref-kv")) else "X"
+        return f"{start}, as published" if name.endswith("-paper") else start
     if row["kind"] == "calibrated":
         return "calibrated"
     if name.endswith(("-paper", "-qjl", "-unbiased")):

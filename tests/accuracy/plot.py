@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 PANEL_WIDTH, PANEL_HEIGHT = 420, 360
-LEFT, TOP, GAP, LEGEND = 60, 50, 80, 60
+LEFT, TOP, GAP = 60, 50, 80
+LEGEND_LINE, LEGEND_COLUMNS = 22, 4
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#666666", "#e69f00", "#56b4e9", "#000000")
 SHAPES = ("circle", "square", "up", "down", "diamond", "cross", "circle", "square")
 
@@ -84,10 +85,11 @@ def frame(axes: Axes, title: str) -> list[str]:
 def svg(title: str, panels: list[tuple[str, list[Point]]]) -> str:
     """Panels side by side, one legend. Every mark says its name and values when pointed at."""
     families = sorted({point.family for _, points in panels for point in points})
-    style = {name: (SHAPES[i % len(SHAPES)], COLOURS[i % len(COLOURS)])
+    style = {name: (SHAPES[(i + i // len(COLOURS)) % len(SHAPES)], COLOURS[i % len(COLOURS)])
              for i, name in enumerate(families)}
     width = LEFT + len(panels) * (PANEL_WIDTH + GAP)
-    height = TOP + PANEL_HEIGHT + 40 + LEGEND
+    legend_lines = math.ceil(len(families) / LEGEND_COLUMNS)
+    height = TOP + PANEL_HEIGHT + 56 + LEGEND_LINE * legend_lines
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
              f'font-family="sans-serif">',
              f'<rect width="{width}" height="{height}" fill="white"/>',
@@ -100,7 +102,7 @@ def svg(title: str, panels: list[tuple[str, list[Point]]]) -> str:
             parts.append(mark(shape, axes.x(point.bits), axes.y(point.loss), colour,
                               f"{point.name}: {point.bits:.3f} bits, {point.loss:.2g}"))
     for i, name in enumerate(families):
-        x = LEFT + (i % 4) * (width - LEFT) / 4
-        y = TOP + PANEL_HEIGHT + 60 + 22 * (i // 4)
+        x = LEFT + (i % LEGEND_COLUMNS) * (width - LEFT) / LEGEND_COLUMNS
+        y = TOP + PANEL_HEIGHT + 60 + LEGEND_LINE * (i // LEGEND_COLUMNS)
         parts += [mark(style[name][0], x, y, style[name][1]), label(x + 10, y + 4, name, "start")]
     return "\n".join([*parts, "</svg>", ""])

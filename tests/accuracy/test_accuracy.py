@@ -172,7 +172,7 @@ class Report(unittest.TestCase):
         return types.SimpleNamespace(
             model=model, profile=profile, kind=kind, n_windows=4, n_tokens=1024, base_nll=3.2,
             dnll=dnll, interval=lambda: (dnll - reach, dnll + reach), kl=kl, flips=0.03,
-            payload=payload, block=payload + 0.002, n_parameters=28_000_000,
+            payload=payload, block=payload + 0.002, n_parameters=28_000_000, n_starts=1,
             order="spread over the text", maths="numpy", groups={})
 
     def results(self, rows, is_quick=False):
@@ -199,7 +199,13 @@ class Report(unittest.TestCase):
     def test_every_figure_is_measured_with_a_profile_that_exists(self):
         used = {*(profile for _, profile in command.NAMED.values() if profile),
                 *gauss.COSINES.values(), *gauss.RATIOS.values()}
-        self.assertLessEqual(used, set(command.all_profiles(BUILD)))
+        references = {name for name in used if name.startswith("ref-")}
+        self.assertLessEqual(used - references, set(command.all_profiles(BUILD)))
+        if HAS_NUMPY:
+            import xquant
+
+            references |= {name for _, *both in command.ORDERS.values() for name in both}
+            self.assertLessEqual(references, {*xquant.NAMES, *command.all_profiles(BUILD)})
 
     def test_gaussian_data_alone(self):
         done = subprocess.run([sys.executable, "-B", RUN, "accuracy", "--build", BUILD, "--quick"],
@@ -216,7 +222,7 @@ class Report(unittest.TestCase):
             self.assertAlmostEqual(results[name]["value"], wanted, delta=0.005)
         of_data = {*gauss.COSINES, *gauss.RATIOS, *gauss.BLOCK_RATIOS}
         self.assertEqual({name for name, result in results.items() if "skipped" in result},
-                         {*command.NAMED, *command.NAMED_RATIOS} if HAS_NUMPY
+                         {*command.NAMED, *command.NAMED_RATIOS, *command.ORDERS} if HAS_NUMPY
                          else set(results) - of_data)
         for name, result in results.items():
             if name.startswith(("gauss_", "needle_", "outlier_")) and "bar" in result and \
@@ -295,6 +301,108 @@ class Report(unittest.TestCase):
                          "nothing lost has no place on a logarithmic axis")
 
 
+class Stub:
+    """As much of a model as xquant.Setting asks for: weights of some layers."""
+
+    def __init__(self, n_layers, width, n_kv_heads, dim):
+        import maths
+        import numpy as np
+
+        self.maths = maths.NumpyMaths()
+        self.shape = types.SimpleNamespace(n_layers=n_layers, n_kv_heads=n_kv_heads, dim=dim)
+        generator = np.random.default_rng(SEED)
+        of_kv = n_kv_heads * dim
+        self.weights = {(name, layer, "weight"):
+                        generator.normal(0, width**-0.5, (of_kv, width)).astype(np.float32)
+                        for layer in range(n_layers) for name in ("k", "v")}
+
+    def inputs(self):
+        """X of two windows: each layer a step away from the one below."""
+        import numpy as np
+
+        generator = np.random.default_rng(SEED + 1)
+        x = np.zeros((2, 2 * codec.CHUNK_TOKENS, self.weights["k", 0, "weight"].shape[1]))
+        for _ in range(self.shape.n_layers):
+            x = x + generator.normal(0, 1 if not x.any() else 0.3, x.shape)
+            yield self.maths.as_bf16(x.astype(np.float32))
+
+
+class X(unittest.TestCase):
+    """X instead of K and V."""
+
+    def setting(self, name, *shape):
+        import xquant
+
+        return xquant.Setting(name, Stub(*shape))
+
+    def products(self, setting):
+        """(what comes of X, what came back) of K in each layer."""
+        project = setting.begin()
+        return [(x @ setting.weight("k", layer), project(layer, x)[0])
+                for layer, x in enumerate(setting.model.inputs())]
+
+    @staticmethod
+    def error(pair):
+        import numpy as np
+
+        return float(np.mean(np.square(pair[1] - pair[0])) / np.mean(np.square(pair[0])))
+
+    def test_sizes_are_those_of_the_article(self):
+        of_mha, of_gqa = (32, 512, 4, 128), (32, 512, 1, 128)
+        for name, shape, ratio in (("ref-x4", of_mha, 7.70), ("ref-x3", of_mha, 10.16),
+                                   ("ref-x2", of_mha, 14.95), ("ref-x4-paper", of_mha, 7.53),
+                                   ("ref-xcl3-paper", of_mha, 9.57), ("ref-xcl3", of_mha, 9.86),
+                                   ("ref-xcl2-paper", of_mha, 13.12), ("ref-x16", of_mha, 2),
+                                   ("ref-xg4-paper", of_gqa, 3.76), ("ref-xgcl3", of_gqa, 4.78)):
+            with self.subTest(name=name):
+                self.assertAlmostEqual(1 / self.setting(name, *shape).share(), ratio, delta=0.01)
+
+    def test_models_that_a_form_is_not_for(self):
+        import xquant
+
+        for name, shape in (("ref-x4", (2, 512, 1, 128)), ("ref-xg4", (2, 256, 2, 128)),
+                            ("ref-x4", (2, 192, 2, 96)), ("ref-xgcl3", (2, 512, 1, 96))):
+            with self.subTest(name=name), self.assertRaises(xquant.Unfit):
+                self.setting(name, *shape)
+
+    def test_errors_of_a_closed_loop_do_not_add_up(self):
+        """A layer's error is that of its own difference, whose power here is .09 to .1 of that of
+        the first layer; all layers' would be ten times as much."""
+        errors = [self.error(pair)
+                  for pair in self.products(self.setting("ref-xcl3", 12, 128, 1, 128))]
+        self.assertLess(max(errors[3:]), 1.2 * min(errors[3:4]), errors)
+        apart = [self.error(pair)
+                 for pair in self.products(self.setting("ref-x3", 12, 128, 1, 128))]
+        self.assertLess(4 * errors[11], apart[11])
+
+    def test_rotation_and_search_pay_on_outliers(self):
+        import numpy as np
+        import xquant
+
+        generator = np.random.default_rng(SEED)
+        x = generator.normal(0, 1, (1, codec.CHUNK_TOKENS, 256)).astype(np.float32)
+        x[..., 7] *= 20
+        errors = {}
+        for name in ("ref-x2", "ref-x2-lo", "ref-x2-paper", "ref-x4", "ref-x4-paper"):
+            setting = self.setting(name, 1, 256, 2, 128)
+            made = setting.form(0).through(np, x, setting.rotation)
+            errors[name] = float(np.mean(np.square(made - x)))
+        self.assertLess(2 * errors["ref-x4"], errors["ref-x4-paper"], errors)
+        self.assertLess(2 * errors["ref-x2"], errors["ref-x2-paper"], errors)
+        self.assertLess(errors["ref-x2"], 1.05 * errors["ref-x2-lo"], errors)
+        whole = xquant.Form(8, xquant.LEAST, False, False).through(np, x, None)
+        step = (x.max() - x.min()) / 255
+        self.assertLess(float(np.abs(whole - x).max()), 0.6 * step, "nothing is cut off")
+
+    def test_latents_lose_what_k_and_v_lose(self):
+        """A latent turned back is K with K's own error; by the joint one nothing is lost at 8."""
+        errors = {name: self.error(self.products(self.setting(name, 1, 512, 1, 128))[0])
+                  for name in ("ref-xg3", "ref-kv3", "ref-xg2-paper", "ref-xgcl4")}
+        self.assertTrue(0.8 < errors["ref-xg3"] / errors["ref-kv3"] < 1.25, errors)
+        self.assertLess(errors["ref-xgcl4"], errors["ref-xg3"])
+        self.assertLess(errors["ref-xg3"], errors["ref-xg2-paper"])
+
+
 class Model(unittest.TestCase):
     """The whole command on random weights: KL says how far, NLL of random weights says nothing."""
 
@@ -364,11 +472,11 @@ class Model(unittest.TestCase):
         with open(cls.path("model.safetensors"), "wb") as file:
             file.write(len(packed).to_bytes(8, "little") + packed + data)
 
-    def bench(self, *profiles):
+    def bench(self, *profiles, more=()):
         done = subprocess.run(
             [sys.executable, "-B", RUN, "accuracy", "--build", BUILD, "--models",
              self.folder.name, "--windows", "2", "--tokens", "300", "--profiles", *profiles,
-             "--cache", self.path("cache.jsonl"), "--maths", "numpy", "--quick"],
+             "--cache", self.path("cache.jsonl"), "--maths", "numpy", "--quick", *more],
             capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         report = json.loads(done.stdout.splitlines()[-1])
@@ -399,10 +507,21 @@ class Model(unittest.TestCase):
         self.assertLess(4 * found["balanced"]["kl"], again["saw2"]["kl"])
 
 
+    def test_windows_from_several_starts(self):
+        found, said = self.bench("saw2", "ref-x16", more=("--starts", "2"))
+        one = found["saw2"]
+        # of the last window of a text there is one start only
+        self.assertEqual((one["pairs"], one["tokens"]), (4, 4 * 299))
+        self.assertIn("each from 2 starts", one["note"])
+        self.assertGreater(one["kl"], 0)
+        self.assertLess(found["ref-x16"]["kl"], 1e-3)
+        self.assertEqual(found["ref-x16"]["kind"], command.REFERENCE)
+
+
 if __name__ == "__main__":
     KIND, BUILD = sys.argv.pop(1), os.path.abspath(sys.argv.pop(1))
     if KIND == "model" and not HAS_NUMPY:
         print("skipped: this python3 has no numpy, which the forward pass needs")
         sys.exit(SKIPPED)
     BENCH = load_bench()
-    unittest.main(defaultTest={"codec": ["Codec", "Report"], "model": ["Model"]}[KIND])
+    unittest.main(defaultTest={"codec": ["Codec", "Report"], "model": ["X", "Model"]}[KIND])

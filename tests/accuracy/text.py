@@ -45,9 +45,10 @@ def of_gguf(file) -> Tokenizer:
 
 
 def windows(text: str, groups: list[tuple[str, int]], tokenizer: Tokenizer,
-            n_tokens: int) -> list[tuple[str, np.ndarray]]:
+            n_tokens: int, start: int = 0) -> list[tuple[str, np.ndarray]]:
     """(group, ids) of all windows. groups: names and how many documents each has; each document is
-    preceded by the mark, a group's documents are joined and cut, what is left over is dropped."""
+    preceded by the mark, a group's documents are joined and cut from token start on, what is left
+    over is dropped."""
     documents = text.split(MARK)
     if sum(count for _, count in groups) != len(documents):
         groups = [("text", len(documents))]
@@ -58,7 +59,7 @@ def windows(text: str, groups: list[tuple[str, int]], tokenizer: Tokenizer,
             ids.append(tokenizer.mark)
             ids.extend(tokenizer.encode(document))
         documents = documents[count:]
-        for at in range(0, len(ids) - n_tokens + 1, n_tokens):
+        for at in range(start, len(ids) - n_tokens + 1, n_tokens):
             found.append((name, np.array(ids[at : at + n_tokens], np.int64)))
     return found
 

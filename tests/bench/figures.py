@@ -77,6 +77,19 @@ ACCURACY = [
                             ("mha_saw3_dnll", 0.013, "saw3-search"),
                             ("mha_tq2_dnll", 0.055, "tq2-centred"))
 ] + [
+    Figure(name, "nats", bar=bar, better="lower", is_bounded=True,
+           note=f"delta NLL a token, X stored instead of K and V, {what}: not evidence for your "
+                "model")
+    for name, bar, what in (("mha_xcl3_dnll", 0.002, "mha-28m, differences at 3 bits"),
+                            ("mha_xcl2_dnll", 0.011, "mha-28m, differences at 2 bits"),
+                            ("gqa_xgcl3_dnll", 0.006, "gqa-26m, joint latents at 3 bits"),
+                            ("gqa_xgcl2_dnll", 0.025, "gqa-26m, joint latents at 2 bits"))
+] + [
+    Figure(f"order_{name}", "nats", better="lower", is_bounded=True,
+           note="an order of the article on XQuant")
+    for name in ("x4_kivi2", "x4_tq2", "xcl4_x4", "xcl3_x3", "xcl2_x2", "xcl2_x3", "xcl3_saw4",
+                 "xg4_kivi4", "xg2_kivi2", "xgcl3_xg3", "xgcl2_xg2", "xgcl3_kv3", "xgcl2_kv2")
+] + [
     Figure(f"{name}_calibrated_dnll", "nats", bar=bar, better="lower", is_bounded=True,
            note="delta NLL a token with the profile that calibrate made")
     for name, bar in (("mha", 0.01), ("smollm2", 0.01), ("qwen", 0.02))
