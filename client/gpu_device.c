@@ -164,6 +164,9 @@ int kvf_gpu_peek_query(struct kvf_gpu *gpu, const struct kvf_gpu_item *item)
     if (item->peek == 0) {
         return KVF_EMPTY;
     }
+    if (KVF_MUTANT(gpu_peek_wait)) {
+        return KVF_OK;
+    }
     return kvf_gpu_event_query(gpu->device,
                                gpu->peeks[gpu->peeks[item->peek - 1].marked_by].copied);
 }

@@ -10,7 +10,7 @@
  *     +- requests, events           what the caller waits for
  *
  * Who waits for whom (each arrow is named in the code where it is made, and can be taken out by a
- * mutant of that name: tests/conformance/test_gpu_order.c sees all of them):
+ * mutant of that name: tests/gpu/test_order.c sees all of them, the last one between processes):
  *
  *   writer's event -> encode -> pages free           gpu_writer_wait, gpu_free_wait
  *   descriptors -> encode -> D2H -> put, ring reuse  gpu_upload_wait, gpu_encode_wait,
@@ -18,6 +18,7 @@
  *   lease -> H2D -> decode -> completion, reuse      gpu_release_wait, gpu_copy_wait,
  *   lists -> decode                                  gpu_complete_wait, gpu_lists_wait
  *   reader's event -> decode                         gpu_reader_wait
+ *   page of a hit on the device -> its cut           gpu_peek_wait
  *
  * Owner: the thread that uses the client handle.
  */

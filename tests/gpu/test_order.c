@@ -32,8 +32,8 @@ const char *kvf_mutant_chosen;
 #ifdef KVF_TEST_AGENT
 /* Between processes: the first two are of this one, the others of the worker. */
 static const char *const mutants[] = {
-    "agent_writer_wait", "agent_reader_wait", "gpud_writer_wait",
-    "gpud_reader_wait",  "gpu_free_wait",     "gpu_complete_wait",
+    "agent_writer_wait", "agent_reader_wait", "gpud_writer_wait", "gpud_reader_wait",
+    "gpu_free_wait",     "gpu_complete_wait", "gpu_peek_wait",
 };
 #else
 static const char *const mutants[] = {
@@ -54,6 +54,7 @@ enum {
     OWN_MUTANTS = sizeof(mutants) / sizeof(mutants[0]),
 #endif
     MUTANT_ROUNDS = 1000,
+    HBM_GETS = 4,
     CHUNKS = 3,
     DELAY_BYTES = 64 << 20, /* some 30 us of a GPU */
 };
@@ -61,6 +62,10 @@ enum {
 static struct calls calls;
 static uint64_t seed;
 static uint64_t first_key; /* of this process and mode: the daemon outlives them */
+
+/* Gets of each round: with several, all but the first find blocks in the GPU's memory, if the daemon
+ * has a tier there. */
+static uint32_t n_gets = 1;
 
 /* The engine's side. */
 static void *writer;
@@ -263,14 +268,35 @@ static bool round_put(const struct round *round, void *stream)
     return true;
 }
 
+/* Get into pages that a step still reads. True: what it read and what came are right. */
+static bool round_get(const struct round *round, uint32_t number)
+{
+    const struct kvf_gpu_driver *driver = &calls_device->driver;
+    size_t bytes = calls.pages.bytes;
+    uint64_t request;
+
+    /* the step that reads the pages which are to be loaded into */
+    calls_check(driver->cuStreamSynchronize(other));
+    delay_queue(reader, 1 + number / 3 % 3);
+    calls_check(driver->cuMemcpyDtoDAsync(snapshot, calls.pages.address, bytes, reader));
+    calls_check(driver->cuEventRecord(read_done, reader));
+    if (kvf_gpu_get(calls.gpu, calls.pages.region, round->gets, CHUNKS, NULL, read_done,
+                    number % 2 != 0 ? other : NULL, 0, &request) != KVF_OK ||
+        !wait_for(request, KVF_GPU_EVENT_REQUEST) || !calls_pages_are_equal(&calls.pages)) {
+        return false;
+    }
+    calls_read(snapshot_host, snapshot, bytes);
+    return memcmp(snapshot_host, garbage, bytes) == 0 && !was_released_early;
+}
+
 /* True: every byte was right. */
 static bool round_run(uint32_t number)
 {
     const struct kvf_gpu_driver *driver = &calls_device->driver;
     void *streams[2] = {NULL, reader};
     struct round round;
-    uint64_t request;
     size_t bytes = calls.pages.bytes;
+    bool is_right = true;
 
     round_init(&round, number);
     for (size_t i = 0; i < bytes / 2; i++) {
@@ -285,22 +311,14 @@ static bool round_run(uint32_t number)
     if (!round_put(&round, streams[number % 2])) {
         return false;
     }
-    /* the step that reads the pages which are to be loaded into */
-    calls_check(driver->cuStreamSynchronize(other));
-    delay_queue(reader, 1 + number / 3 % 3);
-    calls_check(driver->cuMemcpyDtoDAsync(snapshot, calls.pages.address, bytes, reader));
-    calls_check(driver->cuEventRecord(read_done, reader));
-    if (kvf_gpu_get(calls.gpu, calls.pages.region, round.gets, CHUNKS, NULL, read_done,
-                    number % 2 != 0 ? other : NULL, 0, &request) != KVF_OK ||
-        !wait_for(request, KVF_GPU_EVENT_REQUEST)) {
-        return false;
-    }
     expect(&round);
-    if (!calls_pages_are_equal(&calls.pages)) {
-        return false;
+    for (uint32_t i = 0; i < n_gets && is_right; i++) {
+        if (i > 0) {
+            all_pages_write(garbage, other);
+        }
+        is_right = round_get(&round, number + i);
     }
-    calls_read(snapshot_host, snapshot, bytes);
-    return memcmp(snapshot_host, garbage, bytes) == 0 && !was_released_early;
+    return is_right;
 }
 
 static void rounds_are_right(uint32_t pinning)
@@ -324,10 +342,16 @@ static void test_a_thousand_rounds(void **state)
     rounds_are_right(KVF_GPU_PIN_LAZY);
 }
 
+static bool is_of_hbm(const char *mutant)
+{
+    return strcmp(mutant, "gpu_peek_wait") == 0;
+}
+
 /* In a child: exit code 1 says that a round went wrong, a signal as well. */
 static void mutant_run(const char *mutant)
 {
     kvf_mutant_chosen = mutant;
+    n_gets = is_of_hbm(mutant) ? HBM_GETS : 1;
     engine_open(KVF_GPU_PIN_LAZY);
     for (uint32_t i = 0; i < MUTANT_ROUNDS; i++) {
         if (!round_run(i)) {
@@ -356,20 +380,40 @@ static int run_alone(const char *program, const char *mutant, uint32_t number)
     return wait_status;
 }
 
-static void daemon_start(void)
+static void daemon_start(bool has_hbm)
 {
 #ifdef KVF_TEST_AGENT
-    static const char *const sets[] = {"gpu.devices=all",
+    const char *const sets[] = {"gpu.devices=all",
+                                has_hbm ? "gpu.hbm_bytes=32MiB" : "gpu.hbm_bytes=0",
+                                "gpu.promote_hits=1",
 #ifdef KVF_TEST_WORKER
-                                       "gpu.worker=" KVF_TEST_WORKER,
+                                "gpu.worker=" KVF_TEST_WORKER,
 #endif
-                                       NULL};
+                                NULL};
 
     calls_daemon_start(&calls, sets);
 #else
+    (void)has_hbm;
     calls_daemon_start(&calls, NULL);
 #endif
 }
+
+#ifdef KVF_TEST_AGENT
+/* The same with blocks that the worker decodes from where they lie in the GPU's memory. */
+static void test_rounds_of_the_gpus_memory(void **state)
+{
+    struct kvf_test_daemon kept = calls.daemon;
+
+    (void)state;
+    daemon_start(true);
+    n_gets = HBM_GETS;
+    rounds_are_right(KVF_GPU_PIN_LAZY);
+    n_gets = 1;
+    assert_true(kvf_test_daemon_number(&calls.daemon, "metrics.get_hits_hbm") > 0);
+    calls_daemon_stop(&calls);
+    calls.daemon = kept;
+}
+#endif
 
 /* A mutant of the worker has a daemon of its own, whose environment names it. */
 static int run_mutant(const char *program, uint32_t i)
@@ -381,7 +425,7 @@ static int run_mutant(const char *program, uint32_t i)
         return run_alone(program, mutants[i], i);
     }
     assert_int_equal(setenv("KVF_TEST_MUTANT", mutants[i], 1), 0);
-    daemon_start();
+    daemon_start(is_of_hbm(mutants[i]));
     wait_status = run_alone(program, mutants[i], i);
     calls_daemon_stop(&calls);
     assert_int_equal(unsetenv("KVF_TEST_MUTANT"), 0);
@@ -413,6 +457,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_thousand_rounds),
+#ifdef KVF_TEST_AGENT
+        cmocka_unit_test(test_rounds_of_the_gpus_memory),
+#endif
         cmocka_unit_test(test_each_removed_wait_is_caught),
     };
     int failed;
@@ -425,7 +472,7 @@ int main(int argc, char **argv)
         first_key = strtoull(argv[3], NULL, 10);
         mutant_run(argv[1]);
     }
-    daemon_start();
+    daemon_start(false);
     failed = cmocka_run_group_tests(tests, NULL, NULL);
     calls_daemon_stop(&calls);
     return failed;
