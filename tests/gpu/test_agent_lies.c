@@ -223,6 +223,7 @@ static void test_worker_lies_to_the_engine(void **state)
     struct calls_outcome outcomes[2] = {0};
     struct calls_chain chain;
     uint64_t requests[2];
+    void *stream;
     void *event;
 
     (void)state;
@@ -230,10 +231,11 @@ static void test_worker_lies_to_the_engine(void **state)
         return; /* a device that stands still can only be had from the fake driver */
     }
     engine_open();
+    stream = calls_stream();
     event = calls_event();
     calls_chain_init(&chain, 4, 0);
     calls_fake.fake_cuda_hold(true);
-    calls_check(calls_device->driver.cuEventRecord(event, calls_stream()));
+    calls_check(calls_device->driver.cuEventRecord(event, stream));
     assert_int_equal(kvf_gpu_get(calls.gpu, calls.pages.region, chain.gets, chain.n, NULL, event,
                                  NULL, 8, &requests[0]),
                      KVF_OK);
@@ -247,6 +249,8 @@ static void test_worker_lies_to_the_engine(void **state)
     }
     assert_int_equal(outcomes[0].status, KVF_ERR_DISCONNECTED);
     calls_fake.fake_cuda_hold(false);
+    calls_check(calls_device->driver.cuStreamDestroy(stream));
+    calls_check(calls_device->driver.cuEventDestroy(event));
     put_until_it_works();
     calls_close(&calls);
 }
