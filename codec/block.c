@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * block.c: records: strips, layer table and raw area around the codecs.
+ * block.c: pages of records and what they say of the payload. block_encode.c and block_decode.c
+ * have the rest.
  */
+#include "codec/block_parts.h"
 #include "codec/codec.h"
-#include "codec/codec_fp.h"
 #include "codec/codec_gpu.h"
-#include "codec/codec_layout.h"
 
 #include "base/crc32c.h"
 
@@ -13,183 +13,14 @@
 
 static const uint64_t payload_units_max = KVF_PAYLOAD_BYTES_MAX / KVF_BLOCK_ALIGN_BYTES;
 
-static bool tensor_computes(const struct kvf_codec_tensor *tensor)
-{
-    return tensor->dim != 0 && (tensor->ops->capabilities & KVF_CODEC_FLOAT) != 0;
-}
-
-static bool plan_computes(const struct kvf_codec_plan *plan)
-{
-    bool computes = false;
-    for (uint32_t i = 0; i < plan->n_kinds; i++) {
-        computes = computes || tensor_computes(&plan->kinds[i].k) ||
-                   tensor_computes(&plan->kinds[i].v);
-    }
-    return computes;
-}
-
-static bool view_is_valid(const struct kvf_codec_plan *plan, const struct kvf_kv_view *kv)
-{
-    return kv != NULL && kv->struct_bytes >= sizeof(*kv) && kv->tokens_a_page >= 1 &&
-           kv->k.layers != NULL && (!kvf_plan_has_v(plan) || kv->v.layers != NULL);
-}
-
-/* -------------------------------------------------------------------------------------------------
- * Encode
- */
-struct encoder {
-    const struct kvf_codec_plan *plan;
-    const struct kvf_kv_view *kv;
-    uint32_t n_tokens;
-    uint32_t n_sinks;
-    uint8_t *payload;
-    size_t capacity;
-    size_t at; /* payload bytes written */
-    void *workspace;
-    uint32_t *counts; /* of escapes, [layer][K, V]; the lists follow it in the workspace */
-    uint32_t *lists;
-    uint32_t n_escapes;
-    uint32_t crc; /* of the payload so far */
-};
-
-static struct kvf_codec_job encode_job(const struct encoder *encoder, uint32_t layer, int is_v)
-{
-    const struct kvf_tensor_view *tensor = is_v ? &encoder->kv->v : &encoder->kv->k;
-    bool has_v = kvf_plan_has_v(encoder->plan);
-    const struct kvf_tensor_view *next = has_v && !is_v ? &encoder->kv->v : &encoder->kv->k;
-    uint32_t next_layer = has_v && !is_v ? layer : layer + 1;
-    return (struct kvf_codec_job){
-        .view = encoder->kv,
-        .tensor = tensor,
-        .base = tensor->layers[layer],
-        .next_base = next_layer < encoder->plan->geometry.n_layers ? next->layers[next_layer]
-                                                                   : NULL,
-        .n_tokens = encoder->n_tokens,
-        .n_sinks = encoder->n_sinks,
-        .mean = kvf_plan_array_at(&encoder->plan->means[is_v], layer),
-        .split = kvf_plan_array_at(&encoder->plan->splits[is_v], layer),
-    };
-}
-
-/* One tensor of one layer at the end of the payload; raw if its codec gives up. */
-static int encode_tensor(struct encoder *encoder, uint32_t layer, int is_v, uint8_t *bits_out)
-{
-    const struct kvf_codec_plan *plan = encoder->plan;
-    const struct kvf_codec_tensor *tensor = kvf_plan_tensor(plan, layer, is_v != 0);
-    const struct kvf_codec_tensor *raw = is_v ? &plan->raw_v : &plan->raw_k;
-    struct kvf_codec_job job = encode_job(encoder, layer, is_v);
-    struct kvf_codec_escapes escapes = {
-        .index = encoder->lists + encoder->n_escapes,
-        .max = kvf_plan_escapes_max(plan, tensor, encoder->n_tokens),
-    };
-    struct kvf_codec_sizes sizes;
-    tensor->ops->sizes(tensor, encoder->n_tokens, &sizes);
-    if (kvf_sizes_total(&sizes) > encoder->capacity - encoder->at) {
-        return KVF_ERR_TOO_LARGE;
-    }
-    uint8_t *strip = encoder->payload + encoder->at;
-    int status = tensor->ops->encode(tensor, &job, strip, &escapes, encoder->workspace, &sizes);
-    *bits_out = tensor->descriptor.bits;
-    if (status == KVF_ERR_NO_SPACE) {
-        raw->ops->sizes(raw, encoder->n_tokens, &sizes);
-        if (kvf_sizes_total(&sizes) > encoder->capacity - encoder->at) {
-            return KVF_ERR_TOO_LARGE;
-        }
-        escapes.n = 0;
-        status = raw->ops->encode(raw, &job, strip, NULL, NULL, &sizes);
-        *bits_out = KVF_BITS_RAW;
-    }
-    encoder->counts[2 * layer + (uint32_t)is_v] = escapes.n;
-    encoder->n_escapes += escapes.n;
-    encoder->at += kvf_sizes_total(&sizes);
-    if (status == KVF_OK) {
-        /* while the strip is in the cache */
-        encoder->crc = kvf_crc32c(encoder->crc, strip, kvf_sizes_total(&sizes));
-    }
-    return status;
-}
-
-static int encode_strips(struct encoder *encoder, struct kvf_record_page *page)
-{
-    for (uint32_t layer = 0; layer < encoder->plan->geometry.n_layers; layer++) {
-        uint8_t bits_k = 0;
-        uint8_t bits_v = 0;
-        page->layer_offsets[layer] = (uint32_t)(encoder->at / KVF_BLOCK_ALIGN_BYTES);
-        int status = encode_tensor(encoder, layer, 0, &bits_k);
-        if (status == KVF_OK && kvf_plan_has_v(encoder->plan)) {
-            status = encode_tensor(encoder, layer, 1, &bits_v);
-        }
-        if (status != KVF_OK) {
-            return status;
-        }
-        page->layer_bits[layer] = (uint8_t)(bits_k | bits_v << 4);
-    }
-    return KVF_OK;
-}
-
-/* The section of one tensor of one layer. */
-static void write_raw_section(const struct kvf_codec_tensor *tensor,
-                              const struct kvf_codec_job *job, const uint32_t *index,
-                              uint32_t count, uint8_t *section)
-{
-    size_t vector_bytes = (size_t)tensor->group * tensor->element_bytes;
-    size_t index_bytes = count * sizeof(*index);
-    memcpy(section, index, index_bytes);
-    uint8_t *to = section + index_bytes;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t row = index[i] / job->n_tokens;
-        memcpy(to, kvf_pages_vector(tensor, job, row, index[i] % job->n_tokens), vector_bytes);
-        to += vector_bytes;
-    }
-    memset(to, 0, kvf_raw_section_bytes(tensor, count) - (size_t)(to - section));
-}
-
-/* The raw area behind the last strip; nothing if there are no escapes. */
-static int encode_raw_area(struct encoder *encoder, size_t *raw_area_bytes_out)
-{
-    *raw_area_bytes_out = 0;
-    if (encoder->n_escapes == 0) {
-        return KVF_OK;
-    }
-    const struct kvf_codec_plan *plan = encoder->plan;
-    uint32_t n_layers = plan->geometry.n_layers;
-    size_t bytes = kvf_raw_table_bytes(n_layers);
-    for (uint32_t i = 0; i < 2 * n_layers; i++) {
-        bytes += kvf_raw_section_bytes(kvf_plan_tensor(plan, i / 2, i % 2), encoder->counts[i]);
-    }
-    size_t padded = kvf_part_bytes(bytes);
-    if (padded > encoder->capacity - encoder->at) {
-        return KVF_ERR_TOO_LARGE;
-    }
-    uint8_t *area = encoder->payload + encoder->at;
-    size_t table_bytes = (size_t)n_layers * 2 * sizeof(uint32_t);
-    memcpy(area, encoder->counts, table_bytes);
-    memset(area + table_bytes, 0, kvf_raw_table_bytes(n_layers) - table_bytes);
-    size_t at = kvf_raw_table_bytes(n_layers);
-    const uint32_t *index = encoder->lists;
-    for (uint32_t i = 0; i < 2 * n_layers; i++) {
-        uint32_t count = encoder->counts[i];
-        if (count != 0) {
-            const struct kvf_codec_tensor *tensor = kvf_plan_tensor(plan, i / 2, i % 2);
-            struct kvf_codec_job job = encode_job(encoder, i / 2, i % 2);
-            write_raw_section(tensor, &job, index, count, area + at);
-            at += kvf_raw_section_bytes(tensor, count);
-            index += count;
-        }
-    }
-    memset(area + at, 0, padded - at);
-    *raw_area_bytes_out = padded;
-    return KVF_OK;
-}
-
 static uint64_t decoded_bytes(const struct kvf_block_header *header)
 {
     return (uint64_t)header->n_layers * header->n_heads * header->n_tokens *
            ((uint64_t)header->d_k + header->d_v) * kvf_dtype_bytes(header->dst_dtype);
 }
 
-static void fill_header(const struct kvf_codec_plan *plan, uint32_t token_start, uint32_t n_tokens,
-                        struct kvf_block_header *header)
+void kvf_block_fill_header(const struct kvf_codec_plan *plan, uint32_t token_start,
+                           uint32_t n_tokens, struct kvf_block_header *header)
 {
     const struct kvf_geometry *geometry = &plan->geometry;
     *header = (struct kvf_block_header){
@@ -209,68 +40,14 @@ static void fill_header(const struct kvf_codec_plan *plan, uint32_t token_start,
         .d_k = geometry->dim_k,
         .d_v = geometry->dim_v,
         .block_flags = plan->block_flags,
+        .base_layer = plan->base_layer,
+        .rebase_layers = plan->rebase_layers,
         .chunk_tokens = geometry->chunk_tokens,
         .profile_fp = plan->profile_fp,
         .k = kvf_block_descriptor(&plan->kinds[0].k, n_tokens),
         .v = kvf_block_descriptor(&plan->kinds[0].v, n_tokens),
     };
     header->raw_bytes = decoded_bytes(header);
-}
-
-int kvf_block_encode(const struct kvf_codec_plan *plan, const struct kvf_kv_view *kv,
-                     uint32_t token_start, uint32_t n_tokens, struct kvf_record_page *page,
-                     void *payload, size_t payload_capacity, void *workspace,
-                     size_t *payload_bytes_out)
-{
-    if (plan->profile->opaque || !view_is_valid(plan, kv) || n_tokens < 1 ||
-        n_tokens > plan->geometry.chunk_tokens || token_start > UINT32_MAX - n_tokens) {
-        return KVF_ERR_INVALID;
-    }
-    if (payload_capacity < kvf_codec_plan_payload_bytes(plan, n_tokens)) {
-        return KVF_ERR_TOO_LARGE;
-    }
-    struct encoder encoder = {
-        .plan = plan,
-        .kv = kv,
-        .n_tokens = n_tokens,
-        .n_sinks = kvf_plan_sinks(plan, token_start, n_tokens),
-        .payload = payload,
-        .capacity = payload_capacity,
-        .workspace = workspace,
-        .counts = (uint32_t *)((uint8_t *)workspace + plan->escapes_offset),
-    };
-    encoder.lists = encoder.counts + 2 * plan->geometry.n_layers;
-    memset(encoder.counts, 0, 2 * plan->geometry.n_layers * sizeof(*encoder.counts));
-    memset(page, 0, sizeof(*page));
-    fill_header(plan, token_start, n_tokens, &page->header);
-
-    bool computes = plan_computes(plan);
-    struct kvf_fp_state fp_state = {0};
-    if (computes) {
-        fp_state = kvf_fp_enter();
-    }
-    int status = encode_strips(&encoder, page);
-    if (computes) {
-        kvf_fp_leave(fp_state);
-    }
-    size_t raw_area_bytes = 0;
-    size_t strips_bytes = encoder.at;
-    if (status == KVF_OK) {
-        status = encode_raw_area(&encoder, &raw_area_bytes);
-    }
-    if (status != KVF_OK) {
-        return status;
-    }
-    size_t payload_bytes = strips_bytes + raw_area_bytes;
-    page->header.n_escapes = encoder.n_escapes;
-    page->header.raw_area_offset = (uint32_t)(strips_bytes / KVF_BLOCK_ALIGN_BYTES);
-    page->header.raw_area_bytes = (uint32_t)raw_area_bytes;
-    page->header.total_bytes = KVF_BLOCK_PAGE_BYTES + (uint64_t)payload_bytes;
-    page->header.payload_crc32c = kvf_crc32c(encoder.crc, encoder.payload + strips_bytes,
-                                             raw_area_bytes);
-    kvf_block_seal_header(page);
-    *payload_bytes_out = payload_bytes;
-    return KVF_OK;
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -359,7 +136,7 @@ int kvf_block_describe_gpu(const struct kvf_codec_plan *plan, uint32_t token_sta
         return KVF_ERR_CORRUPT;
     }
     memset(page, 0, sizeof(*page));
-    fill_header(plan, token_start, n_tokens, &page->header);
+    kvf_block_fill_header(plan, token_start, n_tokens, &page->header);
     if (kvf_codec_plan_is_fixed(plan)) {
         fixed_layers_fill(plan, n_tokens, page);
     } else {
@@ -384,10 +161,9 @@ static bool constants_hold(const struct kvf_block_header *header)
 {
     return header->header_bytes == KVF_BLOCK_HEADER_BYTES && header->decoded_hash == 0 &&
            header->weights_fp == 0 && header->rope_fp == 0 && header->n_tail_raw == 0 &&
-           header->layer_first == 0 && header->base_layer == 0 && header->rebase_layers == 0 &&
-           header->head_first == 0 && header->n_streams == 0 && header->entropy_id == 0 &&
-           header->block_flags <= KVF_BLOCK_KINDS && header->plain_bytes == 0 &&
-           header->plain_crc32c == 0 && header->k.reserved == 0 && header->v.reserved == 0 &&
+           header->layer_first == 0 && header->head_first == 0 && header->n_streams == 0 &&
+           header->entropy_id == 0 && header->plain_bytes == 0 && header->plain_crc32c == 0 &&
+           header->k.reserved == 0 && header->v.reserved == 0 &&
            is_zero(header->reserved, sizeof(header->reserved));
 }
 
@@ -400,12 +176,24 @@ static bool opaque_is_valid(const struct kvf_record_page *page)
            header->src_dtype == 0 && header->dst_dtype == 0 && header->rope_state == 0 &&
            header->token_start == 0 && header->n_tokens == 0 && header->n_sink_raw == 0 &&
            header->n_layers == 0 && header->n_heads == 0 && header->d_k == 0 && header->d_v == 0 &&
-           header->chunk_tokens == 0 && header->block_flags == 0 && header->n_escapes == 0 &&
-           header->raw_area_offset == 0 && header->raw_area_bytes == 0 &&
-           memcmp(&header->k, &none, sizeof(none)) == 0 &&
+           header->chunk_tokens == 0 && header->block_flags == 0 && header->base_layer == 0 &&
+           header->rebase_layers == 0 && header->n_escapes == 0 && header->raw_area_offset == 0 &&
+           header->raw_area_bytes == 0 && memcmp(&header->k, &none, sizeof(none)) == 0 &&
            memcmp(&header->v, &none, sizeof(none)) == 0 &&
            is_zero(page->layer_bits, sizeof(page->layer_bits)) &&
            is_zero(page->layer_offsets, sizeof(page->layer_offsets));
+}
+
+/* Only what is X has layers that are deltas. */
+static bool deltas_are_valid(const struct kvf_block_header *header)
+{
+    const uint8_t flags = KVF_BLOCK_KINDS | KVF_BLOCK_DELTAS;
+    if (header->tensor_kind < KVF_KIND_X) {
+        return header->block_flags <= KVF_BLOCK_KINDS && header->base_layer == 0 &&
+               header->rebase_layers == 0;
+    }
+    return header->block_flags <= flags &&
+           ((header->block_flags & KVF_BLOCK_DELTAS) == 0 || header->tensor_kind == KVF_KIND_X);
 }
 
 static bool shape_is_valid(const struct kvf_block_header *header)
@@ -414,7 +202,7 @@ static bool shape_is_valid(const struct kvf_block_header *header)
            header->dst_dtype == header->src_dtype && header->rope_state <= KVF_ROPE_PRE_UNBIASED &&
            header->n_layers >= 1 && header->n_layers <= KVF_LAYERS_MAX && header->n_heads >= 1 &&
            header->n_heads <= KVF_HEADS_MAX && header->d_k >= 1 && header->d_k <= KVF_DIM_MAX &&
-           header->d_v <= KVF_DIM_MAX &&
+           header->d_v <= KVF_DIM_MAX && deltas_are_valid(header) &&
            (header->tensor_kind < KVF_KIND_X ||
             (header->d_v == 0 && header->rope_state == KVF_ROPE_NONE)) &&
            header->chunk_tokens <= KVF_CHUNK_TOKENS_MAX && header->n_tokens >= 1 &&
@@ -500,11 +288,11 @@ int kvf_block_check_payload(const struct kvf_record_page *page, const void *payl
 int kvf_block_matches_plan(const struct kvf_record_page *page, const struct kvf_codec_plan *plan)
 {
     /* Build the header that this plan would have written and compare field by field, so that a
-     * field added to fill_header is compared here as well. What differs from block to block is
-     * taken over. */
+     * field added to kvf_block_fill_header is compared here as well. What differs from block to
+     * block is taken over. */
     const struct kvf_block_header *have = &page->header;
     struct kvf_block_header want;
-    fill_header(plan, have->token_start, have->n_tokens, &want);
+    kvf_block_fill_header(plan, have->token_start, have->n_tokens, &want);
     want.header_crc32c = have->header_crc32c;
     want.payload_crc32c = have->payload_crc32c;
     want.total_bytes = have->total_bytes;
@@ -712,99 +500,4 @@ int kvf_block_next_section(struct kvf_block_reader *reader, struct kvf_block_sec
         }
     }
     return KVF_EMPTY;
-}
-
-/* -------------------------------------------------------------------------------------------------
- * Decode
- */
-static struct kvf_codec_job decode_job(const struct kvf_block_reader *reader,
-                                       const struct kvf_kv_view *kv, uint32_t layer, bool is_v)
-{
-    const struct kvf_tensor_view *tensor = is_v ? &kv->v : &kv->k;
-    return (struct kvf_codec_job){
-        .view = kv,
-        .tensor = tensor,
-        .base = tensor->layers[layer],
-        .n_tokens = reader->page.header.n_tokens,
-        .token_first = reader->ranges.token_first,
-        .n_wanted = reader->ranges.n_tokens,
-        .mean = kvf_plan_array_at(&reader->plan->means[is_v], layer),
-    };
-}
-
-static int decode_parts(struct kvf_block_reader *reader, const struct kvf_kv_view *kv,
-                        void *workspace)
-{
-    struct kvf_block_part part;
-    int status = kvf_block_next_part(reader, &part);
-    while (status == KVF_OK) {
-        struct kvf_codec_job job = decode_job(reader, kv, part.layer, part.is_v);
-        status = part.tensor->ops->decode(part.tensor, &job, reader->payload + part.offset,
-                                          &part.sizes, workspace);
-        if (status == KVF_OK) {
-            status = kvf_block_next_part(reader, &part);
-        }
-    }
-    return status == KVF_EMPTY ? KVF_OK : status;
-}
-
-/* Put the vectors of one section where they belong. */
-static int patch_section(const struct kvf_codec_tensor *tensor, const struct kvf_codec_job *job,
-                         const uint8_t *section, uint32_t count)
-{
-    size_t vector_bytes = (size_t)tensor->group * tensor->element_bytes;
-    const uint8_t *vectors = section + (size_t)count * sizeof(uint32_t);
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t index = kvf_load_u32(section + (size_t)i * sizeof(uint32_t));
-        uint32_t row = index / job->n_tokens;
-        uint32_t token = index % job->n_tokens;
-        if (row >= tensor->n_rows) {
-            return KVF_ERR_CORRUPT;
-        }
-        if (token >= job->token_first && token - job->token_first < job->n_wanted) {
-            memcpy(kvf_pages_vector(tensor, job, row, token - job->token_first),
-                   vectors + i * vector_bytes, vector_bytes);
-        }
-    }
-    return KVF_OK;
-}
-
-static int decode_sections(struct kvf_block_reader *reader, const struct kvf_kv_view *kv)
-{
-    struct kvf_block_section section;
-    int status = kvf_block_next_section(reader, &section);
-    while (status == KVF_OK) {
-        struct kvf_codec_job job = decode_job(reader, kv, section.layer, section.is_v);
-        status = patch_section(section.tensor, &job, reader->payload + section.offset,
-                               section.count);
-        if (status == KVF_OK) {
-            status = kvf_block_next_section(reader, &section);
-        }
-    }
-    return status == KVF_EMPTY ? KVF_OK : status;
-}
-
-int kvf_block_decode(const struct kvf_codec_plan *plan, const void *record, size_t record_bytes,
-                     uint32_t layer_first, uint32_t n_layers, uint32_t token_first,
-                     uint32_t n_tokens, const struct kvf_kv_view *kv, void *workspace)
-{
-    const struct kvf_block_ranges ranges = {layer_first, n_layers, token_first, n_tokens};
-    struct kvf_block_reader reader;
-    if (plan->profile->opaque || !view_is_valid(plan, kv)) {
-        return KVF_ERR_INVALID;
-    }
-    int status = kvf_block_open(plan, record, record_bytes, &ranges, &reader);
-    if (status != KVF_OK) {
-        return status;
-    }
-    bool computes = plan_computes(plan);
-    struct kvf_fp_state fp_state = {0};
-    if (computes) {
-        fp_state = kvf_fp_enter();
-    }
-    status = decode_parts(&reader, kv, workspace);
-    if (computes) {
-        kvf_fp_leave(fp_state);
-    }
-    return status == KVF_OK ? decode_sections(&reader, kv) : status;
 }

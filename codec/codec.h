@@ -73,6 +73,12 @@ struct kvf_profile {
     uint8_t edge_layers; /* this many layers at each end are stored as edge_k and edge_v say */
     uint8_t sink_tokens; /* at least so many are kept raw, whatever the geometry says */
     uint8_t x_kinds;     /* lossy: bit k: for enum kvf_tensor_kind k; 0: for KV and MLA */
+    /* Of profiles for X whose layers are deltas, else 0: so many layers, and those of a re-base,
+     * are stored as edge_k says; base_layer and rebase_layers of the header. XG: the caller makes
+     * the deltas (kvf_block_encode_layer). */
+    uint8_t first_layers;
+    uint8_t base_layer;
+    uint8_t rebase_layers;
     struct kvf_profile_tensor k;
     struct kvf_profile_tensor v;
     struct kvf_profile_tensor edge_k;
@@ -246,12 +252,16 @@ struct kvf_codec_plan {
     const struct kvf_profile *profile;
     struct kvf_geometry geometry; /* all zero for opaque bytes */
     bool lossless;
-    uint8_t block_flags; /* of headers: enum kvf_block_flags */
+    uint8_t block_flags;    /* of headers: enum kvf_block_flags */
+    uint16_t base_layer;    /* of headers */
+    uint16_t rebase_layers; /* of headers */
     uint64_t model_fp; /* 0 after init; the owner may set it: written to and compared in headers */
     uint64_t profile_fp;           /* fingerprint of the codecs, for the namespace; never 0 */
     uint64_t record_bytes_max;     /* of any block of up to chunk_tokens, record page included */
     size_t workspace_bytes;        /* for encode and decode, at KVF_CODEC_WORKSPACE_ALIGN */
     size_t escapes_offset;         /* in the workspace: numbers of escaped vectors */
+    size_t sections_offset;        /* in the workspace: the raw area's sections */
+    size_t loop_offset;            /* in the workspace: of layers that are deltas */
     struct kvf_codec_tensor raw_k; /* for strips that are stored raw */
     struct kvf_codec_tensor raw_v;
     struct kvf_plan_array means[2];      /* K, V: fp16[heads][dim] a layer */
@@ -309,6 +319,41 @@ int kvf_block_encode(const struct kvf_codec_plan *plan, const struct kvf_kv_view
                      uint32_t token_start, uint32_t n_tokens, struct kvf_record_page *page,
                      void *payload, size_t payload_capacity, void *workspace,
                      size_t *payload_bytes_out);
+
+/* The same layer by layer, for inputs that are there one after the other. Private to
+ * block_encode.c. */
+struct kvf_block_encoder {
+    const struct kvf_codec_plan *plan;
+    struct kvf_record_page *page;
+    uint8_t *payload;
+    size_t capacity;
+    size_t at; /* payload bytes written */
+    void *workspace;
+    uint32_t n_tokens;
+    uint32_t n_sinks;
+    uint32_t layer; /* the next one */
+    uint32_t n_escapes;
+    size_t sections_bytes; /* in the workspace */
+    uint32_t crc;          /* of the payload so far */
+    int status;            /* of the first layer that failed */
+};
+
+/* Begin a block, as kvf_block_encode: page, payload and workspace are lent until the end. KVF_OK;
+ * KVF_ERR_INVALID; KVF_ERR_TOO_LARGE. */
+int kvf_block_encode_begin(struct kvf_block_encoder *encoder, const struct kvf_codec_plan *plan,
+                           uint32_t token_start, uint32_t n_tokens, struct kvf_record_page *page,
+                           void *payload, size_t payload_capacity, void *workspace);
+
+/* The next layer: entry 0 of the view's layers, which is not needed afterwards. decoded_out NULL,
+ * or fp32[n_tokens][n_heads * dim_k]: its K as a reader will have it, of the plan's type, widened.
+ * So a caller can make the next layer of what is left of this one. KVF_OK; KVF_ERR_INVALID: there
+ * are no more layers; KVF_ERR_TOO_LARGE. */
+int kvf_block_encode_layer(struct kvf_block_encoder *encoder, const struct kvf_kv_view *kv,
+                           float *decoded_out);
+
+/* The end, after all layers. KVF_OK; KVF_ERR_INVALID: layers are missing; what a layer failed with;
+ * KVF_ERR_TOO_LARGE. */
+int kvf_block_encode_end(struct kvf_block_encoder *encoder, size_t *payload_bytes_out);
 
 /* Decode layers [layer_first, layer_first + n_layers) and tokens [token_first, token_first +
  * n_tokens) into kv; 0 for either count means all that follow. kv->k.layers is indexed by layer,

@@ -177,6 +177,7 @@ void kvf_gpu_kinds_fill(const struct kvf_codec_plan *plan, struct kvf_gpu_kinds 
             kvf_gpu_tensor_fill(&kind->v, &out->tensors[out->n][1]);
             *number = (uint8_t)++out->n;
         }
+        out->tensors[*number - 1][0].is_delta = (plan->block_flags & KVF_BLOCK_DELTAS) != 0;
         out->layer_kinds[layer] = (uint8_t)(*number - 1);
         out->n_layers[out->layer_kinds[layer]]++;
     }
@@ -377,7 +378,8 @@ static bool look_at_kinds(struct encode *encode)
         uint32_t exact = tensors_of(&work, KVF_CODEC_EXACT);
         uint32_t coded = coded_tensors(&work);
         uint32_t n_chunks = kvf_exact_gpu_chunks(&work, exact);
-        if (!work_is_valid(&work) || (exact != 0 && !exact_is_valid(&work, exact)) ||
+        if (!work_is_valid(&work) || work.tensors[0].is_delta ||
+            (exact != 0 && !exact_is_valid(&work, exact)) ||
             (exact | coded | tensors_of(&work, KVF_CODEC_RAW)) != tensors_there(&work)) {
             return false;
         }
@@ -491,7 +493,7 @@ uint32_t kvf_gpu_decode(const struct kvf_gpu_work *work, uint8_t codec,
 {
     static const struct exact_kernels decode = {"kvf_exact_decode_bf16", "kvf_exact_decode_f32"};
     struct launches launches = {.list = launches_out};
-    if (!work_is_valid(work)) {
+    if (!work_is_valid(work) || work->tensors[0].is_delta) {
         return 0;
     }
     switch (codec) {

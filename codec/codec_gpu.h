@@ -57,7 +57,7 @@ struct kvf_gpu_tensor {
     uint8_t n_rotations;                  /* of tq */
     uint8_t n_scales;                     /* of tq */
     uint8_t zero_kind;                    /* of saw: enum kvf_block_zero */
-    uint8_t reserved;
+    uint8_t is_delta;                     /* layers are deltas: no kernel makes or adds them */
     struct kvf_gpu_rotation rotations[2];
     uint8_t sign_bits[128];
     uint8_t order[256];

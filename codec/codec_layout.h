@@ -44,6 +44,13 @@ static inline const struct kvf_codec_tensor *kvf_plan_tensor(const struct kvf_co
     return is_v ? &kind->v : &kind->k;
 }
 
+/* Is a layer stored as its difference to the one before (closed_loop.h)? */
+static inline bool kvf_plan_is_delta(const struct kvf_codec_plan *plan, uint32_t layer)
+{
+    return (plan->block_flags & KVF_BLOCK_DELTAS) != 0 && layer > plan->base_layer &&
+           (plan->rebase_layers == 0 || (layer - plan->base_layer) % plan->rebase_layers != 0);
+}
+
 /* What a profile has for a layer in one of its arrays, or NULL. */
 static inline const uint8_t *kvf_plan_array_at(const struct kvf_plan_array *array, uint32_t layer)
 {

@@ -10,6 +10,7 @@
 #include "codec/codec_saw_scalar.h"
 
 #include "codec/codec_fp.h"
+#include "codec/convert.h"
 
 #include <assert.h>
 #include <math.h>
@@ -52,38 +53,6 @@ struct kvf_saw_tile_row kvf_saw_row_of(const struct kvf_saw_row *at, const uint8
  * Encode
  */
 
-/* n elements to fp32, from memory of any alignment. */
-static void widen(uint8_t dtype, const uint8_t *from, uint32_t n, uint8_t *aligned, float *to)
-{
-    memcpy(aligned, from, n * kvf_dtype_bytes(dtype));
-    const uint16_t *halves = (const uint16_t *)(const void *)aligned;
-    switch (dtype) {
-    case KVF_DTYPE_BF16:
-        for (uint32_t i = 0; i < n; i++) {
-            to[i] = kvf_f32_from_bf16(halves[i]);
-        }
-        break;
-    case KVF_DTYPE_F16:
-        for (uint32_t i = 0; i < n; i++) {
-            to[i] = kvf_f32_from_f16(halves[i]);
-        }
-        break;
-    case KVF_DTYPE_F8E4M3:
-        for (uint32_t i = 0; i < n; i++) {
-            to[i] = kvf_f32_from_f8e4m3(aligned[i]);
-        }
-        break;
-    case KVF_DTYPE_F8E5M2:
-        for (uint32_t i = 0; i < n; i++) {
-            to[i] = kvf_f32_from_f8e5m2(aligned[i]);
-        }
-        break;
-    default:
-        memcpy(to, aligned, n * sizeof(float));
-        break;
-    }
-}
-
 bool kvf_saw_load_vector(const struct kvf_saw_tile_row *row, uint32_t token, uint32_t *peak_out)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
@@ -91,8 +60,8 @@ bool kvf_saw_load_vector(const struct kvf_saw_tile_row *row, uint32_t token, uin
     if (token < row->job->n_sinks) {
         return false;
     }
-    widen(tensor->dtype, kvf_pages_vector(tensor, row->job, row->at.row, token), tensor->group,
-          row->work->input, vector);
+    kvf_convert_widen(tensor->dtype, kvf_pages_vector(tensor, row->job, row->at.row, token),
+                      tensor->group, vector);
     uint32_t peak = 0;
     for (uint32_t i = 0; i < tensor->group; i++) {
         uint32_t magnitude = kvf_f32_bits(vector[i]) & 0x7fffffff;
@@ -590,38 +559,6 @@ static void value_tile(const struct kvf_saw_tile_row *row, const struct saw_lane
     }
 }
 
-/* n elements from fp32 to memory of any alignment. */
-static void narrow(uint8_t dtype, const float *from, uint32_t n, uint8_t *aligned, uint8_t *to)
-{
-    uint16_t *halves = (uint16_t *)(void *)aligned;
-    switch (dtype) {
-    case KVF_DTYPE_BF16:
-        for (uint32_t i = 0; i < n; i++) {
-            halves[i] = kvf_bf16_from_f32(from[i]);
-        }
-        break;
-    case KVF_DTYPE_F16:
-        for (uint32_t i = 0; i < n; i++) {
-            halves[i] = kvf_f16_from_f32(from[i]);
-        }
-        break;
-    case KVF_DTYPE_F8E4M3:
-        for (uint32_t i = 0; i < n; i++) {
-            aligned[i] = kvf_f8e4m3_from_f32(from[i]);
-        }
-        break;
-    case KVF_DTYPE_F8E5M2:
-        for (uint32_t i = 0; i < n; i++) {
-            aligned[i] = kvf_f8e5m2_from_f32(from[i]);
-        }
-        break;
-    default:
-        memcpy(aligned, from, n * sizeof(float));
-        break;
-    }
-    memcpy(to, aligned, n * kvf_dtype_bytes(dtype));
-}
-
 void kvf_saw_store_tile(const struct kvf_saw_tile_row *row, uint32_t token_first, uint32_t n_lanes)
 {
     const struct kvf_codec_tensor *tensor = row->tensor;
@@ -630,8 +567,8 @@ void kvf_saw_store_tile(const struct kvf_saw_tile_row *row, uint32_t token_first
         for (uint32_t i = 0; i < tensor->group; i++) {
             work->vector[i] = work->tile[i][lane];
         }
-        narrow(tensor->dtype, work->vector, tensor->group, work->input,
-               kvf_pages_vector(tensor, row->job, row->at.row, token_first + lane));
+        kvf_convert_narrow(tensor->dtype, work->vector, tensor->group,
+                           kvf_pages_vector(tensor, row->job, row->at.row, token_first + lane));
     }
 }
 

@@ -19,7 +19,6 @@ struct kvf_saw_tile_work {
     float vector[KVF_CODEC_GROUP_MAX];
     float mean[KVF_CODEC_GROUP_MAX];  /* of the row, as stored */
     float signs[KVF_CODEC_GROUP_MAX]; /* of the row: g, -1 where a channel is flipped */
-    uint8_t input[KVF_CODEC_GROUP_MAX * sizeof(float)];
     uint16_t costs[KVF_CODEC_CLIPS_MAX][KVF_SAW_COST_STEPS]; /* (S), of ratios that are tried */
 };
 

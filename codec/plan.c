@@ -2,8 +2,8 @@
  *
  * plan.c: geometry and profile, worked out once at attach so that encode and decode only look up.
  */
+#include "codec/closed_loop.h"
 #include "codec/codec.h"
-#include "codec/codec_layout.h"
 #include "codec/profile_table.h"
 
 #include "codec/rotate.h"
@@ -99,6 +99,29 @@ static int kind_add(struct kvf_codec_plan *plan, const struct kvf_profile_tensor
     return status;
 }
 
+/* The kinds of a profile for X with deltas: deltas, then layers by themselves. */
+static int delta_kinds_init(struct kvf_codec_plan *plan)
+{
+    const struct kvf_profile *profile = plan->profile;
+    uint32_t base = profile->base_layer;
+    uint32_t rebase = profile->rebase_layers;
+    int status = kind_add(plan, &profile->k, &profile->v);
+    if (status == KVF_OK) {
+        status = kind_add(plan, &profile->edge_k, &profile->edge_v);
+    }
+    for (uint32_t layer = 0; layer < plan->geometry.n_layers; layer++) {
+        bool is_rebased = rebase != 0 && layer > base && (layer - base) % rebase == 0;
+        plan->layer_kinds[layer] = layer < profile->first_layers || is_rebased;
+    }
+    plan->base_layer = profile->base_layer;
+    plan->rebase_layers = profile->rebase_layers;
+    plan->block_flags = KVF_BLOCK_KINDS;
+    if (plan->geometry.kind == KVF_KIND_X) {
+        plan->block_flags |= KVF_BLOCK_DELTAS;
+    }
+    return status;
+}
+
 /* The kinds of a built-in profile: layers between the ends, then, if it has such, those at the
  * ends. */
 static int kinds_init(struct kvf_codec_plan *plan)
@@ -106,6 +129,9 @@ static int kinds_init(struct kvf_codec_plan *plan)
     const struct kvf_profile *profile = plan->profile;
     uint32_t n_layers = plan->geometry.n_layers;
     uint32_t edges = profile->edge_layers;
+    if (profile->first_layers != 0) {
+        return delta_kinds_init(plan);
+    }
     int status = kind_add(plan, &profile->k, &profile->v);
     if (status != KVF_OK || edges == 0) {
         return status;
@@ -180,6 +206,13 @@ static uint64_t fingerprint(const struct kvf_codec_plan *plan)
         hash = fingerprint_add(hash, &edge_layers, sizeof(edge_layers));
         hash = fingerprint_add(hash, &kind->k.descriptor, sizeof(kind->k.descriptor));
         hash = fingerprint_add(hash, &kind->v.descriptor, sizeof(kind->v.descriptor));
+    }
+    if (plan->profile->first_layers != 0) {
+        const uint8_t layers[4] = {plan->profile->first_layers, plan->profile->base_layer,
+                                   plan->profile->rebase_layers, plan->block_flags};
+        hash = fingerprint_add(hash, layers, sizeof(layers));
+        hash = fingerprint_add(hash, &plan->kinds[1].k.descriptor,
+                               sizeof(plan->kinds[1].k.descriptor));
     }
     if (plan->profile->sink_tokens != 0) {
         hash = fingerprint_add(hash, &plan->profile->sink_tokens, 1);
@@ -256,19 +289,24 @@ static void workspace_init(struct kvf_codec_plan *plan)
 {
     struct use uses[USES_MAX];
     uint32_t n_uses = find_uses(plan, uses);
+    uint32_t n_tokens = plan->geometry.chunk_tokens;
     size_t scratch = 0;
     size_t escapes = 0;
+    size_t sections = 0;
     for (uint32_t i = 0; i < n_uses; i++) {
         size_t bytes = uses[i].tensor->ops->workspace_bytes(uses[i].tensor);
         scratch = bytes > scratch ? bytes : scratch;
-        escapes += (size_t)uses[i].n_layers *
-                   kvf_plan_escapes_max(plan, uses[i].tensor, plan->geometry.chunk_tokens);
+        uint32_t most = kvf_plan_escapes_max(plan, uses[i].tensor, n_tokens);
+        escapes = most > escapes ? most : escapes;
+        sections += uses[i].n_layers * kvf_raw_section_bytes(uses[i].tensor, most);
     }
-    /* Numbers of escaped vectors wait here until the last strip is written: the table of counts,
-     * then the lists, one after the other. */
+    /* The raw area's table of counts, the list of one tensor, and all sections, which wait here
+     * until the last strip is written. */
     plan->escapes_offset = kvf_align_up(scratch, KVF_CODEC_WORKSPACE_ALIGN);
     size_t lists = (2 * (size_t)plan->geometry.n_layers + escapes) * sizeof(uint32_t);
-    plan->workspace_bytes = plan->escapes_offset + kvf_align_up(lists, KVF_CODEC_WORKSPACE_ALIGN);
+    plan->sections_offset = plan->escapes_offset + kvf_align_up(lists, KVF_CODEC_WORKSPACE_ALIGN);
+    plan->loop_offset = plan->sections_offset + kvf_align_up(sections, KVF_CODEC_WORKSPACE_ALIGN);
+    plan->workspace_bytes = plan->loop_offset + kvf_loop_bytes(plan);
 }
 
 /* What follows from kinds and geometry. */

@@ -81,6 +81,26 @@
         .k = X_PAPER_CODEC(width)                                                                  \
     }
 
+/* The first layers at 4 bits, then differences from layer to layer of `width` bits: those of X made
+ * here (closed_loop.h), those of XG by the caller. base: the last layer that is no difference. */
+#define CL_FIRST_LAYERS 3
+#define CL(kind, base, rebase, codec, first_codec, profile_name, profile_use)                      \
+    {                                                                                              \
+        .name = (profile_name), .use = (profile_use), .x_kinds = 1 << (kind),                      \
+        .first_layers = CL_FIRST_LAYERS, .base_layer = (base), .rebase_layers = (rebase),          \
+        .k = codec, .edge_k = first_codec                                                          \
+    }
+#define XCL(width, rebase, profile_name, profile_use)                                              \
+    CL(KVF_KIND_X, 2, rebase, X_CODEC(width, X_ZERO(width)), X_CODEC(4, X_ZERO(4)), profile_name,  \
+       profile_use)
+#define XCL_PAPER(width, profile_name, profile_use)                                                \
+    CL(KVF_KIND_X, 2, 0, X_PAPER_CODEC(width), X_PAPER_CODEC(4), profile_name, profile_use)
+#define XGCL(width, base, profile_name, profile_use)                                               \
+    CL(KVF_KIND_XG, base, 0, X_CODEC(width, X_ZERO(width)), X_CODEC(4, X_ZERO(4)), profile_name,   \
+       profile_use)
+#define XGCL_PAPER(width, profile_name, profile_use)                                               \
+    CL(KVF_KIND_XG, 2, 0, X_PAPER_CODEC(width), X_PAPER_CODEC(4), profile_name, profile_use)
+
 const struct kvf_profile kvf_profiles[] = {
     {
         .name = "bytes",
@@ -322,6 +342,28 @@ const struct kvf_profile kvf_profiles[] = {
     X_PAPER(4, "x4-paper", "XQuant at 4 bits as published, for comparison: 4.16 bits a value"),
     X_PAPER(3, "x3-paper", "XQuant at 3 bits as published, for comparison: 3.15 bits a value"),
     X_PAPER(2, "x2-paper", "XQuant at 2 bits as published, for comparison: 2.14 bits a value"),
+    XCL(4, 0, "xcl4", "layer inputs by differences, 4 bits: 4.16 bits a value"),
+    XCL(3, 0, "xcl3", "layer inputs by differences, 3 bits, 3 layers 4: 3.15 bits and those"),
+    XCL(2, 0, "xcl2", "layer inputs by differences, 2 bits, 3 layers 4: 2.14 bits and those"),
+    CL(KVF_KIND_X, 2, 0, X_CODEC(2, KVF_ZERO_F16_LO), X_CODEC(4, KVF_ZERO_F16_LO), "xcl2-lo",
+       "as xcl2 with fp16 offsets, for comparison: 2.25 bits and those"),
+    XCL_PAPER(4, "xcl4-paper", "XQuant-CL at 4 bits as published, for comparison"),
+    XCL_PAPER(3, "xcl3-paper", "XQuant-CL at 3 bits as published, for comparison"),
+    XCL_PAPER(2, "xcl2-paper", "XQuant-CL at 2 bits as published, for comparison"),
+    XCL(3, 8, "xcl3-g8", "as xcl3, each 8th layer by itself at 4 bits"),
+    XCL(3, 4, "xcl3-g4", "as xcl3, each 4th layer by itself at 4 bits"),
+    XCL(3, 2, "xcl3-g2", "as xcl3, each 2nd layer by itself at 4 bits"),
+    XCL(2, 8, "xcl2-g8", "as xcl2, each 8th layer by itself at 4 bits"),
+    XCL(2, 4, "xcl2-g4", "as xcl2, each 4th layer by itself at 4 bits"),
+    XCL(2, 2, "xcl2-g2", "as xcl2, each 2nd layer by itself at 4 bits"),
+    XGCL(4, 2, "xgcl4", "latents of differences, 4 bits: 4.16 bits a value"),
+    XGCL(3, 2, "xgcl3", "latents of differences, 3 bits, 3 layers 4: 3.15 bits and those"),
+    XGCL(2, 2, "xgcl2", "latents of differences, 2 bits, 3 layers 4: 2.14 bits and those"),
+    XGCL(3, 0, "xgcl3-d1", "as xgcl3 with differences from layer 1 on"),
+    XGCL(2, 0, "xgcl2-d1", "as xgcl2 with differences from layer 1 on"),
+    XGCL_PAPER(4, "xgcl4-paper", "XQuant-CL of latents at 4 bits as published, for comparison"),
+    XGCL_PAPER(3, "xgcl3-paper", "XQuant-CL of latents at 3 bits as published, for comparison"),
+    XGCL_PAPER(2, "xgcl2-paper", "XQuant-CL of latents at 2 bits as published, for comparison"),
     {.name = NULL},
 };
 

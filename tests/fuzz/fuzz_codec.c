@@ -16,9 +16,10 @@
 #include <string.h>
 
 enum {
-    LAYERS = 2,
+    LAYERS = 2, /* of most plans */
+    LAYERS_MAX = 11,
     TOKENS = 9,
-    N_PLANS = 22,
+    N_PLANS = 25,
 };
 
 /* A plan, and pages for what it decodes. */
@@ -27,8 +28,8 @@ struct target {
     void *workspace;
     uint8_t *pages;
     size_t pages_bytes;
-    void *k_layers[LAYERS];
-    void *v_layers[LAYERS];
+    void *k_layers[LAYERS_MAX];
+    void *v_layers[LAYERS_MAX];
     struct kvf_kv_view view;
 };
 
@@ -50,7 +51,21 @@ static const struct {
     {"tq3-qjl", KVF_DTYPE_BF16, 16, 12, TOKENS},  {"max", KVF_DTYPE_BF16, 64, 64, TOKENS},
     {NULL, KVF_DTYPE_BF16, 64, 64, TOKENS},       {"x4", KVF_DTYPE_BF16, 64, 0, TOKENS},
     {"x3", KVF_DTYPE_BF16, 96, 0, 130},           {"x2", KVF_DTYPE_BF16, 128, 0, 33},
+    {"xcl3", KVF_DTYPE_BF16, 64, 0, TOKENS},      {"xcl2-g4", KVF_DTYPE_BF16, 64, 0, TOKENS},
+    {"xgcl2", KVF_DTYPE_BF16, 64, 0, TOKENS},
 };
+
+/* Differences need layers to be differences of. */
+static uint32_t layers_of(int which)
+{
+    const struct kvf_profile *profile = plans[which].profile != NULL
+                                            ? kvf_profile_find(plans[which].profile)
+                                            : NULL;
+    if (profile == NULL || profile->first_layers == 0) {
+        return LAYERS;
+    }
+    return profile->rebase_layers != 0 ? LAYERS_MAX : 5;
+}
 
 /* A profile of a model's own: two kinds of layers, four codecs, means that blocks do not have. */
 static struct kvf_profile_table *own_create(void)
@@ -100,16 +115,26 @@ static int plan_init(struct kvf_codec_plan *plan, const struct kvf_geometry *geo
     return kvf_codec_plan_init_table(plan, geometry, own, 0);
 }
 
+static uint8_t kind_of(int which)
+{
+    const struct kvf_profile *profile = plans[which].profile != NULL
+                                            ? kvf_profile_find(plans[which].profile)
+                                            : NULL;
+    if (profile == NULL || kvf_profile_takes(profile, KVF_KIND_KV)) {
+        return KVF_KIND_KV;
+    }
+    return kvf_profile_takes(profile, KVF_KIND_X) ? KVF_KIND_X : KVF_KIND_XG;
+}
+
 static void target_init(struct target *target, int which)
 {
-    bool is_x = plans[which].profile != NULL &&
-                !kvf_profile_takes(kvf_profile_find(plans[which].profile), KVF_KIND_KV);
+    uint8_t kind = kind_of(which);
     struct kvf_geometry geometry = {
         .struct_bytes = sizeof(geometry),
-        .kind = is_x ? KVF_KIND_X : KVF_KIND_KV,
+        .kind = kind,
         .dtype = plans[which].dtype,
-        .rope_state = is_x ? KVF_ROPE_NONE : KVF_ROPE_POST,
-        .n_layers = LAYERS,
+        .rope_state = kind < KVF_KIND_X ? KVF_ROPE_POST : KVF_ROPE_NONE,
+        .n_layers = (uint16_t)layers_of(which),
         .n_heads = 1,
         .dim_k = plans[which].dim_k,
         .dim_v = plans[which].dim_v,
@@ -122,14 +147,14 @@ static void target_init(struct target *target, int which)
     size_t k_bytes = kvf_dtype_bytes(geometry.dtype) * geometry.dim_k;
     size_t v_bytes = kvf_dtype_bytes(geometry.dtype) * geometry.dim_v;
     size_t layer_bytes = (k_bytes + v_bytes) * geometry.chunk_tokens;
-    target->pages_bytes = LAYERS * layer_bytes;
+    target->pages_bytes = geometry.n_layers * layer_bytes;
     target->pages = malloc(target->pages_bytes);
     target->workspace = aligned_alloc(KVF_CODEC_WORKSPACE_ALIGN,
                                       target->plan.workspace_bytes); /* a multiple */
     if (target->pages == NULL || target->workspace == NULL) {
         abort();
     }
-    for (int layer = 0; layer < LAYERS; layer++) {
+    for (int layer = 0; layer < geometry.n_layers; layer++) {
         target->k_layers[layer] = target->pages + (size_t)layer * layer_bytes;
         target->v_layers[layer] = (uint8_t *)target->k_layers[layer] +
                                   k_bytes * geometry.chunk_tokens;
@@ -146,7 +171,8 @@ static void target_init(struct target *target, int which)
 static uint8_t *unpack(const struct target *target, const uint8_t *data, size_t bytes,
                        size_t *record_bytes_out)
 {
-    const size_t packed_bytes = KVF_BLOCK_HEADER_BYTES + 5 * LAYERS;
+    const size_t n_layers = target->plan.geometry.n_layers;
+    const size_t packed_bytes = KVF_BLOCK_HEADER_BYTES + 5 * n_layers;
     if (bytes < packed_bytes) {
         return NULL;
     }
@@ -158,8 +184,8 @@ static uint8_t *unpack(const struct target *target, const uint8_t *data, size_t 
     }
     struct kvf_record_page *page = (struct kvf_record_page *)(void *)record;
     memcpy(&page->header, data, KVF_BLOCK_HEADER_BYTES);
-    memcpy(page->layer_bits, data + KVF_BLOCK_HEADER_BYTES, LAYERS);
-    memcpy(page->layer_offsets, data + KVF_BLOCK_HEADER_BYTES + LAYERS, 4 * LAYERS);
+    memcpy(page->layer_bits, data + KVF_BLOCK_HEADER_BYTES, n_layers);
+    memcpy(page->layer_offsets, data + KVF_BLOCK_HEADER_BYTES + n_layers, 4 * n_layers);
     memcpy(record + KVF_BLOCK_PAGE_BYTES, data + packed_bytes, payload_bytes);
     /* what a generator cannot be expected to find */
     page->header.magic = KVF_BLOCK_MAGIC;
@@ -192,8 +218,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     if (kvf_block_check(page, record_bytes) == KVF_OK) {
         (void)kvf_block_check_payload(page, record + KVF_BLOCK_PAGE_BYTES);
     }
-    int status = kvf_block_decode(&target->plan, record, record_bytes, data[1] % LAYERS, 0,
-                                  token_first, 0, &target->view, target->workspace);
+    int status = kvf_block_decode(&target->plan, record, record_bytes,
+                                  data[1] % target->plan.geometry.n_layers, 0, token_first, 0,
+                                  &target->view, target->workspace);
     if (status != KVF_OK && status != KVF_ERR_CORRUPT && status != KVF_ERR_MISMATCH &&
         status != KVF_ERR_INVALID) {
         abort();

@@ -274,6 +274,306 @@ static void zeros_and_one_sided_vectors(void **state)
     }
 }
 
+/* Differences of 3 and 2 bits, 3 layers of 32 at 4 bits and those of a re-base. */
+static void sizes_with_differences(void **state)
+{
+    (void)state;
+    const double four = 4.0 + 20.0 / 128;
+    const double three = 3.0 + 19.0 / 128;
+    const double two = 2.0 + 18.0 / 128;
+    static const struct {
+        const char *profile;
+        uint32_t by_itself; /* layers of 32 */
+    } expected[] = {{"xcl3", 3}, {"xcl3-g8", 6}, {"xcl3-g4", 10}, {"xcl3-g2", 17}};
+    for (size_t i = 0; i < sizeof(expected) / sizeof(expected[0]); i++) {
+        double n = expected[i].by_itself;
+        double bits = (n * four + (32 - n) * three) / 32;
+        assert_true(fabs(ratio_to_kv(expected[i].profile, 32) - 32.0 / bits) < 1e-9);
+    }
+    assert_true(fabs(ratio_to_kv("xcl2", 32) - 32.0 / ((3 * four + 29 * two) / 32)) < 1e-9);
+    assert_true(ratio_to_kv("xcl4", 32) == 32.0 / four);
+    assert_true(ratio_to_kv("xcl3", 32) >= 9.6);
+    assert_true(ratio_to_kv("xcl2", 32) >= 13.1);
+    assert_true(ratio_to_kv("xcl2-lo", 32) >= 13.1);
+    assert_true(ratio_to_kv("xgcl3", 32) / 2 > 4.8);
+    assert_true(ratio_to_kv("xgcl2", 32) / 2 > 6.5);
+}
+
+/* X as models have it: a layer's input is the one before and a little more, with some large
+ * channels. */
+static void fill_residual(struct fixture_kv *kv)
+{
+    const struct kvf_geometry *geometry = &kv->geometry;
+    for (uint32_t layer = 0; layer < geometry->n_layers; layer++) {
+        for (uint32_t token = 0; token < kv->n_tokens; token++) {
+            for (uint32_t head = 0; head < geometry->n_heads; head++) {
+                for (uint32_t i = 0; i < geometry->dim_k; i++) {
+                    float size = i % 61 == 7 ? 20.0f : 1.0f;
+                    float value = size * fixture_normal_like(&random_bits);
+                    if (layer != 0) {
+                        value = 0.3f * value +
+                                fixture_load(geometry->dtype,
+                                             fixture_kv_vector(kv, 0, layer - 1, head, token), i);
+                    }
+                    fixture_store(geometry->dtype, fixture_kv_vector(kv, 0, layer, head, token), i,
+                                  value);
+                }
+            }
+        }
+    }
+}
+
+/* One layer's strip, by itself by the plain profile, from fp32 or from the pages' type. */
+static void encode_alone(const char *profile, const struct kvf_geometry *geometry, int dtype,
+                         uint32_t n_tokens, const float *values, struct fixture_codec *codec,
+                         float *decoded_out)
+{
+    struct kvf_geometry alone = *geometry;
+    struct fixture_kv kv;
+    struct fixture_kv back;
+    alone.n_layers = 1;
+    alone.dtype = (uint8_t)dtype;
+    fixture_kv_init(&kv, &alone, n_tokens);
+    uint32_t n = (uint32_t)geometry->n_heads * geometry->dim_k * n_tokens;
+    for (uint32_t i = 0; i < n; i++) {
+        fixture_store(dtype, kv.k_layers[0], i, values[i]);
+    }
+    fixture_codec_init(codec, &alone, profile);
+    fixture_encode(codec, &kv, 0);
+    /* to fp32, whatever it was made from */
+    alone.dtype = KVF_DTYPE_F32;
+    fixture_kv_init(&back, &alone, n_tokens);
+    struct kvf_codec_plan wide;
+    assert_int_equal(kvf_codec_plan_init(&wide, &alone, profile), KVF_OK);
+    codec->page->header.src_dtype = codec->page->header.dst_dtype = KVF_DTYPE_F32;
+    codec->page->header.raw_bytes = (uint64_t)n * sizeof(float);
+    kvf_block_seal_header(codec->page);
+    assert_int_equal(kvf_block_decode(&wide, codec->page, codec->record_bytes, 0, 0, 0, 0,
+                                      &back.view, codec->workspace),
+                     KVF_OK);
+    memcpy(decoded_out, back.memory, (size_t)n * sizeof(float));
+    fixture_kv_fini(&back);
+    fixture_kv_fini(&kv);
+}
+
+/* The text of closed_loop.h with plain codecs: each strip has the bytes of the difference coded
+ * alone, each layer decodes to the state, and is as far from its input as the codec of its own
+ * difference leaves it: errors do not add up. */
+static void check_loop(const char *profile, const char *own, const char *delta, uint32_t rebase,
+                       int dtype)
+{
+    enum {
+        LAYERS = 9,
+        TOKENS = 48,
+        WIDTH = 256,
+        N = TOKENS * WIDTH
+    };
+    struct kvf_geometry geometry = x_geometry(KVF_KIND_X, LAYERS, WIDTH, TOKENS);
+    struct fixture_trip trip;
+    geometry.dtype = (uint8_t)dtype;
+    fixture_trip_init(&trip, &geometry, profile, TOKENS);
+    fill_residual(&trip.kv);
+    fixture_trip_run(&trip);
+    float *state = calloc(N, sizeof(float));
+    float *input = malloc(N * sizeof(float));
+    float *decoded = malloc(N * sizeof(float));
+    assert_true(state != NULL && input != NULL && decoded != NULL);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        bool is_delta = layer > 2 && (rebase == 0 || (layer - 2) % rebase != 0);
+        struct fixture_codec alone;
+        for (uint32_t i = 0; i < N; i++) {
+            input[i] = fixture_load(dtype, trip.kv.k_layers[layer], i);
+            input[i] = is_delta ? input[i] - state[i] : input[i];
+        }
+        encode_alone(is_delta ? delta : own, &geometry, is_delta ? KVF_DTYPE_F32 : dtype, TOKENS,
+                     input, &alone, decoded);
+        assert_memory_equal(trip.codec.payload + trip.codec.page->layer_offsets[layer] *
+                                                     (size_t)KVF_BLOCK_ALIGN_BYTES,
+                            alone.payload, alone.record_bytes - KVF_BLOCK_PAGE_BYTES);
+        for (uint32_t i = 0; i < N; i++) {
+            float x = fixture_load(dtype, trip.kv.k_layers[layer], i);
+            state[i] = is_delta ? state[i] + decoded[i] : decoded[i];
+            uint8_t want[4];
+            fixture_store(dtype, want, 0, state[i]);
+            assert_memory_equal((uint8_t *)trip.back.k_layers[layer] + i * kvf_dtype_bytes(dtype),
+                                want, kvf_dtype_bytes(dtype));
+            /* two sums, each rounded once, and the two differences here */
+            float size = fabsf(x) + fabsf(state[i]) + fabsf(input[i]) + fabsf(decoded[i]);
+            float left = input[i] - decoded[i];
+            assert_true(fabsf((x - state[i]) - left) <= 0x1p-23f * size);
+        }
+        fixture_codec_fini(&alone);
+    }
+    free(decoded);
+    free(input);
+    free(state);
+    fixture_trip_fini(&trip);
+}
+
+static void errors_do_not_add_up(void **state)
+{
+    (void)state;
+    check_loop("xcl3", "x4", "x3", 0, KVF_DTYPE_BF16);
+    check_loop("xcl2", "x4", "x2", 0, KVF_DTYPE_F32);
+    check_loop("xcl4", "x4", "x4", 0, KVF_DTYPE_F16);
+    check_loop("xcl3-paper", "x4-paper", "x3-paper", 0, KVF_DTYPE_BF16);
+    check_loop("xcl3-g2", "x4", "x3", 2, KVF_DTYPE_BF16);
+    check_loop("xcl2-g4", "x4", "x2", 4, KVF_DTYPE_BF16);
+}
+
+/* Differences are small beside what they are differences of: at equal bits a layer loses much less
+ * by them. */
+static void differences_lose_less(void **state)
+{
+    (void)state;
+    static const char *const profiles[] = {"x3", "xcl3-g2", "xcl3-g8", "xcl3"};
+    double errors[4];
+    for (int p = 0; p < 4; p++) {
+        struct kvf_geometry geometry = x_geometry(KVF_KIND_X, 12, 256, 32);
+        struct fixture_trip trip;
+        fixture_trip_init(&trip, &geometry, profiles[p], 32);
+        fill_residual(&trip.kv);
+        fixture_trip_run(&trip);
+        errors[p] = fixture_distortion(&trip.kv, &trip.back, 0, 0);
+        fixture_trip_fini(&trip);
+    }
+    assert_true(errors[1] < 0.6 * errors[0]);
+    assert_true(errors[3] < 0.3 * errors[0]);
+    assert_true(errors[2] < 0.4 * errors[0]);
+}
+
+/* A vector that is an escape in one layer only leaves its neighbours and the layers after it as
+ * good as they were; a layer of escapes is stored raw and carries on. */
+static void escapes_between_differences(void **state)
+{
+    (void)state;
+    enum {
+        TOKENS = 70,
+        LAYERS = 8,
+        WIDTH = 256
+    };
+    struct kvf_geometry geometry = x_geometry(KVF_KIND_X, LAYERS, WIDTH, TOKENS);
+    struct fixture_trip trip;
+    geometry.sink_tokens = 3;
+    fixture_trip_init(&trip, &geometry, "xcl3", TOKENS);
+    fill_residual(&trip.kv);
+    uint8_t *in_delta = fixture_kv_vector(&trip.kv, 0, 4, 1, 40);
+    uint8_t *in_base = fixture_kv_vector(&trip.kv, 0, 2, 0, 50);
+    memset(in_delta + 8, 0xff, 2);
+    memset(in_base, 0xff, 2);
+    for (uint32_t token = 10; token < 30; token++) {
+        fixture_store(KVF_DTYPE_BF16, fixture_kv_vector(&trip.kv, 0, 5, 0, token), 9,
+                      token % 2 ? INFINITY : 1e30f);
+    }
+    fixture_trip_run(&trip);
+    assert_int_equal(trip.codec.page->layer_bits[2], 4);
+    assert_int_equal(trip.codec.page->layer_bits[4], 3);
+    assert_int_equal(trip.codec.page->layer_bits[5], KVF_BITS_RAW);
+    assert_int_equal(trip.codec.page->layer_bits[6], 3);
+    assert_int_equal(trip.codec.page->header.n_escapes, (LAYERS - 1) * 2 * 3 + 2);
+    assert_memory_equal(fixture_kv_vector(&trip.back, 0, 4, 1, 40), in_delta, WIDTH);
+    assert_memory_equal(fixture_kv_vector(&trip.back, 0, 2, 0, 50), in_base, WIDTH);
+    assert_memory_equal(trip.back.k_layers[5], trip.kv.k_layers[5], TOKENS * WIDTH * 2);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        assert_memory_equal(trip.back.k_layers[layer], trip.kv.k_layers[layer], 3 * WIDTH * 2);
+        double error = 0.0;
+        double power = 0.0;
+        for (uint32_t i = 3 * WIDTH; i < TOKENS * WIDTH; i++) {
+            double x = fixture_load(KVF_DTYPE_BF16, trip.kv.k_layers[layer], i);
+            double y = fixture_load(KVF_DTYPE_BF16, trip.back.k_layers[layer], i);
+            bool counts = fabs(x) < 1e6;
+            error += counts ? (x - y) * (x - y) : 0.0;
+            power += counts ? x * x : 0.0;
+        }
+        assert_true(error < 0.02 * power);
+    }
+    assert_part(&trip, 6, 2, 9, 30);
+    assert_part(&trip, 5, 1, 0, TOKENS);
+    assert_part(&trip, 4, 1, 40, 1);
+    fixture_trip_fini(&trip);
+}
+
+/* Another base or re-base, flags that only X has, and widths elsewhere are refused. */
+static void lies_about_differences_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        uint16_t base_layer;
+        uint16_t rebase_layers;
+        uint8_t block_flags;
+        uint8_t kind;
+        int status; /* of the check alone, then of the plan */
+    } lies[] = {
+        {1, 0, 3, KVF_KIND_X, KVF_ERR_MISMATCH},  {2, 2, 3, KVF_KIND_X, KVF_ERR_MISMATCH},
+        {2, 0, 1, KVF_KIND_X, KVF_ERR_MISMATCH},  {2, 0, 3, KVF_KIND_XG, KVF_ERR_CORRUPT},
+        {2, 0, 4, KVF_KIND_X, KVF_ERR_CORRUPT},   {2, 0, 7, KVF_KIND_X, KVF_ERR_CORRUPT},
+        {2, 0, 3, KVF_KIND_KV, KVF_ERR_CORRUPT},  {2, 0, 1, KVF_KIND_KV, KVF_ERR_CORRUPT},
+        {0, 4, 1, KVF_KIND_MLA, KVF_ERR_CORRUPT}, {2, 0, 1, KVF_KIND_XG, KVF_ERR_MISMATCH},
+    };
+    struct kvf_geometry geometry = x_geometry(KVF_KIND_X, 6, 256, 20);
+    struct fixture_trip trip;
+    fixture_trip_init(&trip, &geometry, "xcl3", 20);
+    fill_residual(&trip.kv);
+    fixture_trip_run(&trip);
+    struct kvf_record_page good = *trip.codec.page;
+    assert_int_equal(good.header.base_layer, 2);
+    assert_int_equal(good.header.rebase_layers, 0);
+    assert_int_equal(good.header.block_flags, KVF_BLOCK_KINDS | KVF_BLOCK_DELTAS);
+    for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        struct kvf_record_page *page = trip.codec.page;
+        *page = good;
+        page->header.base_layer = lies[i].base_layer;
+        page->header.rebase_layers = lies[i].rebase_layers;
+        page->header.block_flags = lies[i].block_flags;
+        page->header.tensor_kind = lies[i].kind;
+        kvf_block_seal_header(page);
+        assert_int_equal(kvf_block_decode(&trip.codec.plan, page, trip.codec.record_bytes, 0, 0, 0,
+                                          0, &trip.back.view, trip.codec.workspace),
+                         lies[i].status);
+    }
+    *trip.codec.page = good;
+    trip.codec.page->layer_bits[4] = 4; /* as layers by themselves have it */
+    kvf_block_seal_header(trip.codec.page);
+    assert_int_equal(kvf_block_decode(&trip.codec.plan, trip.codec.page, trip.codec.record_bytes, 0,
+                                      0, 0, 0, &trip.back.view, trip.codec.workspace),
+                     KVF_ERR_CORRUPT);
+    fixture_trip_fini(&trip);
+}
+
+/* Any layers and tokens of a block with differences are what the whole has there. */
+static void parts_of_differences(void **state)
+{
+    (void)state;
+    static const char *const profiles[] = {"xcl3", "xcl2-g2", "xcl3-g4", "xcl2-g8", "xcl2-lo"};
+    enum {
+        LAYERS = 13,
+        TOKENS = 37
+    };
+    for (size_t p = 0; p < sizeof(profiles) / sizeof(profiles[0]); p++) {
+        struct kvf_geometry geometry = x_geometry(KVF_KIND_X, LAYERS, 192, TOKENS);
+        struct fixture_trip trip;
+        geometry.sink_tokens = 1;
+        fixture_trip_init(&trip, &geometry, profiles[p], TOKENS);
+        fill_residual(&trip.kv);
+        fixture_trip_run(&trip);
+        for (uint32_t layer = 0; layer < LAYERS; layer++) {
+            assert_part(&trip, layer, 1 + layer % 3 < LAYERS - layer ? 1 + layer % 3 : 1, layer,
+                        TOKENS - 2 * layer);
+        }
+        fixture_kv_fini(&trip.back);
+        fixture_kv_init(&trip.back, &geometry, TOKENS);
+        assert_int_equal(kvf_block_decode(&trip.codec.plan, trip.codec.page,
+                                          trip.codec.record_bytes, LAYERS, 0, 0, 0, &trip.back.view,
+                                          trip.codec.workspace),
+                         KVF_ERR_INVALID);
+        assert_int_equal(kvf_block_decode(&trip.codec.plan, trip.codec.page,
+                                          trip.codec.record_bytes, 5, UINT32_MAX, 0, 0,
+                                          &trip.back.view, trip.codec.workspace),
+                         KVF_ERR_INVALID);
+        fixture_trip_fini(&trip);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -284,6 +584,12 @@ int main(void)
         cmocka_unit_test(distortion_is_that_of_theory),
         cmocka_unit_test(escapes_and_parts),
         cmocka_unit_test(zeros_and_one_sided_vectors),
+        cmocka_unit_test(sizes_with_differences),
+        cmocka_unit_test(errors_do_not_add_up),
+        cmocka_unit_test(differences_lose_less),
+        cmocka_unit_test(escapes_between_differences),
+        cmocka_unit_test(lies_about_differences_are_refused),
+        cmocka_unit_test(parts_of_differences),
     };
     kvf_random_seeded_init(&random_bits, kvf_test_seed());
     int failures = 0;
