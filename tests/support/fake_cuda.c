@@ -109,7 +109,9 @@ static void op_run(struct op *op)
         memcpy(op->to, op->from, op->bytes);
         break;
     case OP_SET:
-        memset(op->to, op->value, op->bytes);
+        if (op->bytes > 0) { /* else of an event that is gone */
+            memset(op->to, op->value, op->bytes);
+        }
         break;
     case OP_KERNEL:
         fake_counts.kernels++;
