@@ -27,15 +27,20 @@ template <int bits> static constexpr __device__ uint32_t fields_of_code(uint32_t
                        : (code >> 1) * 0x55 | (code & 1) * 0xff00;
 }
 
-/* (6) By m: the level as bf16 in the upper half, which makes all of it a float once the lower half
- * is gone, and the fields of the code. By all threads, of which each has one m; each lane has a copy
- * in a bank of its own. */
+/* (6) An entry of a table by m: the level as bf16 in the upper half, which makes all of it a float
+ * once the lower half is gone, and the fields of the code. */
+template <int bits> static __device__ __forceinline__ uint32_t level_entry(uint32_t m)
+{
+    uint32_t code = tq_code(bits, m);
+    return __float_as_uint((float)tq_level(bits, code)) | fields_of_code<bits>(code);
+}
+
+/* By all threads, of which each has one m; each lane has a copy in a bank of its own. */
 template <int bits> static __device__ __forceinline__ void fill_level_table(uint32_t *table)
 {
     static_assert(SAW_ENCODE_THREADS == (int)KVF_TQ_TABLE_WORDS, "a thread has one m");
     uint32_t m = threadIdx.x;
-    uint32_t code = tq_code(bits, m);
-    uint32_t entry = __float_as_uint((float)tq_level(bits, code)) | fields_of_code<bits>(code);
+    uint32_t entry = level_entry<bits>(m);
 #pragma unroll 4
     for (uint32_t k = 0; k < warp_lanes; k++) {
         table[m * warp_lanes + (m + k) % warp_lanes] = entry;
@@ -58,6 +63,38 @@ static __device__ __forceinline__ uint32_t join_bytes(const uint32_t *words)
     constexpr uint32_t selector = byte | (byte + 4) << 4;
     return permute_bytes(permute_bytes(words[0], words[1], selector),
                          permute_bytes(words[2], words[3], selector), 0x5410);
+}
+
+/* The codes of 32 positions: words of the first plane, then those of the second one. */
+template <int bits>
+static __device__ __forceinline__ void join_codes(const uint32_t entries[32], uint32_t words[bits])
+{
+    uint32_t fours[8];
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++) {
+        fours[i] = join_four<bits>(&entries[4 * i]);
+    }
+    if constexpr (bits == 4) {
+#pragma unroll
+        for (uint32_t w = 0; w < 4; w++) {
+            words[w] = permute_bytes(fours[2 * w], fours[2 * w + 1], 0x5410);
+        }
+    } else {
+        uint32_t eights[4];
+        constexpr uint32_t mask = bits == 2 ? 0x00ff : 0x0f00;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            eights[i] = choose_bits(fours[2 * i], fours[2 * i + 1], mask);
+        }
+        if constexpr (bits == 2) {
+            words[0] = permute_bytes(eights[0], eights[1], 0x5410);
+            words[1] = permute_bytes(eights[2], eights[3], 0x5410);
+        } else {
+            words[0] = join_bytes<0>(&fours[0]);
+            words[1] = join_bytes<0>(&fours[4]);
+            words[2] = join_bytes<1>(eights);
+        }
+    }
 }
 
 /* (5) Four of a lane's partial sums, to that of the vector in each of its lanes. */
@@ -84,33 +121,8 @@ template <int dim, int bits> struct tq_coder {
     static __device__ __forceinline__ void
     store_entries(const encode_target &at, const uint32_t entries[dim / 4], bool is_there)
     {
-        uint32_t fours[8];
-#pragma unroll
-        for (uint32_t i = 0; i < 8; i++) {
-            fours[i] = join_four<bits>(&entries[4 * i]);
-        }
-        uint32_t words[4];
-        if constexpr (bits == 4) {
-#pragma unroll
-            for (uint32_t w = 0; w < 4; w++) {
-                words[w] = permute_bytes(fours[2 * w], fours[2 * w + 1], 0x5410);
-            }
-        } else {
-            uint32_t eights[4];
-            constexpr uint32_t mask = bits == 2 ? 0x00ff : 0x0f00;
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++) {
-                eights[i] = choose_bits(fours[2 * i], fours[2 * i + 1], mask);
-            }
-            if constexpr (bits == 2) {
-                words[0] = permute_bytes(eights[0], eights[1], 0x5410);
-                words[1] = permute_bytes(eights[2], eights[3], 0x5410);
-            } else {
-                words[0] = join_bytes<0>(&fours[0]);
-                words[1] = join_bytes<0>(&fours[4]);
-                words[2] = join_bytes<1>(eights);
-            }
-        }
+        uint32_t words[bits];
+        join_codes<bits>(entries, words);
         if (!is_there) {
             return;
         }

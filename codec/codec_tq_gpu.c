@@ -69,7 +69,7 @@ static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
     const struct fast_kernels *fast = fast_kernels_of(tensor);
     uint32_t shared_bytes = tq_encode_shared_bytes(work, FAST_DIM);
-    if (fast == &split) {
+    if (fast == &split && has_room(work, KVF_TQ_SPLIT_SHARED_BYTES)) {
         struct kvf_gpu_launch launch = generic_launch(work, fast->encode[tensor->bits], tensors);
         launch.shared_bytes = KVF_TQ_SPLIT_SHARED_BYTES;
         return launch;

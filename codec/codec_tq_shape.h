@@ -11,7 +11,8 @@
 enum tq_shape {
     KVF_TQ_TABLE_WORDS = 256,          /* by m, or by two codes */
     KVF_TQ_TABLE_COPIES = 32,          /* by m, in fast kernels: one a bank */
-    KVF_TQ_SPLIT_SHARED_BYTES = 37632, /* of the encoders of split rows */
+    KVF_TQ_SPLIT_COPIES = 16,          /* of two tables in the encoders of split rows */
+    KVF_TQ_SPLIT_SHARED_BYTES = 68608, /* of these */
 };
 
 /* Fast kernels, encode: as saw's, and the table behind the rings. */

@@ -27,10 +27,10 @@ constexpr uint32_t split_samples = KVF_SAW_PARTIAL_SUMS * KVF_SAW_TILE_TOKENS;
 
 struct split_shared {
     /* rotated channels: where they are in a vector, in bytes, and coefficients of the mean */
-    uint16_t offsets[split_dim];
+    uint32_t offsets[split_dim];
     float means[split_dim];
-    uint32_t signs[split_dim / 2];         /* masks, two channels each */
-    uint32_t table[2][KVF_TQ_TABLE_WORDS]; /* by m */
+    uint32_t signs[split_dim / 2];                                /* masks, two channels each */
+    uint32_t tables[2][KVF_TQ_TABLE_WORDS * KVF_TQ_SPLIT_COPIES]; /* by m */
     uint4 list;
     float numbers[split_dim]; /* sums of magnitudes by channel, then a mean on its way */
     uint8_t is_left_out[split_samples];
@@ -379,7 +379,7 @@ static __device__ __forceinline__ void prepare_split(const split_row &at, split_
         at.list()[i] = reinterpret_cast<const uint8_t *>(&shared->list)[i];
     }
     const split_place place(shared->list, i);
-    shared->offsets[place.is_first ? place.index : split_first + place.index] = (uint16_t)(i * 2);
+    shared->offsets[place.is_first ? place.index : split_first + place.index] = i * 2;
     if (at.is_centred()) {
         rotate_split_mean(at, shared, place, mean);
     }
@@ -390,18 +390,22 @@ static __device__ __forceinline__ void prepare_split(const split_row &at, split_
  * Encode
  */
 
-/* (6) By m: the level as bf16 in the upper half, and the code. By all threads. */
+/* (6) By all threads; two lanes have a copy of the table. */
 template <int bits> static __device__ __forceinline__ void fill_split_table(uint32_t *table)
 {
-    for (uint32_t m = threadIdx.x; m < KVF_TQ_TABLE_WORDS; m += blockDim.x) {
-        uint32_t code = tq_code(bits, m);
-        table[m] = __float_as_uint((float)tq_level(bits, code)) | code;
+    constexpr uint32_t copies = KVF_TQ_SPLIT_COPIES;
+    for (uint32_t m = threadIdx.x; m < KVF_TQ_TABLE_WORDS; m += SAW_GENERIC_THREADS) {
+        uint32_t entry = level_entry<bits>(m);
+#pragma unroll 4
+        for (uint32_t k = 0; k < copies; k++) {
+            table[m * copies + (m / 2 + k) % copies] = entry;
+        }
     }
 }
 
 /* (4) The channels of a rotation, y before it. */
 template <uint32_t n>
-static __device__ __forceinline__ void gather(const uint16_t *offsets, const uint32_t *vector,
+static __device__ __forceinline__ void gather(const uint32_t *offsets, const uint32_t *vector,
                                               float y[n])
 {
     const uint8_t *bytes = reinterpret_cast<const uint8_t *>(vector);
@@ -417,7 +421,7 @@ static __device__ __forceinline__ void gather(const uint16_t *offsets, const uin
 template <uint32_t n, uint32_t bits>
 static __device__ __forceinline__ uint32_t encode_split(const struct kvf_gpu_tensor &tensor,
                                                         const struct kvf_gpu_rotation &rotation,
-                                                        const uint16_t *offsets, const float *means,
+                                                        const uint32_t *offsets, const float *means,
                                                         const uint32_t *table,
                                                         const uint32_t *vector, bool is_centred,
                                                         bool *is_escape, uint32_t *words)
@@ -447,19 +451,28 @@ static __device__ __forceinline__ uint32_t encode_split(const struct kvf_gpu_ten
     f = *is_escape ? 0.0f : f;
     float middle = *is_escape ? 0.0f : 0.5f;
     float power = 0.0f;
+    uint32_t lane_at = shared_address(table) + lane_id() / 2 * 4;
 #pragma unroll
-    for (uint32_t p = 0; p < n; p++) {
-        float value = y[split_coefficient(n, p)];
-        uint32_t entry = table[tq_step(value, f, middle)];
-        float level = __uint_as_float(entry & 0xffff0000);
-        sums[p / run] = __fmaf_rn(value, level, p % run == 0 ? 0.0f : sums[p / run]);
-        power = __fmaf_rn(level, level, power); /* exact in any order */
-        uint32_t high = entry >> low_bits & ((1 << high_bits) - 1);
-        uint32_t at = p * high_bits;
-        words[at / 32] = (at % 32 == 0 ? 0 : words[at / 32]) | high << at % 32;
+    for (uint32_t first = 0; first < n; first += 32) {
+        uint32_t entries[32];
+#pragma unroll
+        for (uint32_t i = 0; i < 32; i++) {
+            uint32_t p = first + i;
+            float value = y[split_coefficient(n, p)];
+            entries[i] = load_shared(lane_at +
+                                     tq_step(value, f, middle) * (KVF_TQ_SPLIT_COPIES * 4));
+            float level = __uint_as_float(entries[i] & 0xffff0000);
+            sums[p / run] = __fmaf_rn(value, level, p % run == 0 ? 0.0f : sums[p / run]);
+            power = __fmaf_rn(level, level, power); /* exact in any order */
+        }
+        uint32_t joined[bits];
+        join_codes<bits>(entries, joined);
+#pragma unroll
+        for (uint32_t w = 0; w < high_bits; w++) {
+            words[first / 32 * high_bits + w] = joined[w];
+        }
         if constexpr (low_bits != 0) {
-            uint32_t *plane = words + n * high_bits / 32;
-            plane[p / 32] = (p % 32 == 0 ? 0 : plane[p / 32]) | (entry & 1) << p % 32;
+            words[n / 32 * high_bits + first / 32] = joined[high_bits];
         }
     }
     return tq_choose_scale(tensor, rotation, square, add_split_sums(sums), power);
@@ -469,16 +482,22 @@ static __device__ __forceinline__ uint32_t encode_split(const struct kvf_gpu_ten
 static __device__ __forceinline__ bool prepare_vector(const split_shared &shared, uint32_t *vector,
                                                       bool is_coded)
 {
+    uint32_t words[split_dim / 2];
     uint32_t peak = 0;
-#pragma unroll 16
-    for (uint32_t w = 0; w < split_dim / 2; w++) {
-        peak = max_magnitudes(peak, vector[w]);
+    uint32_t other = 0;
+#pragma unroll
+    for (uint32_t w = 0; w < split_dim / 2; w += 2) {
+        words[w] = vector[w];
+        words[w + 1] = vector[w + 1];
+        peak = max_magnitudes(peak, words[w]);
+        other = max_magnitudes(other, words[w + 1]);
     }
+    peak = max_magnitudes(peak, other);
     peak = max_magnitudes(peak, permute_bytes(peak, 0, 0x1032)) & 0xffff;
     uint32_t threshold = keep_threshold(peak, is_coded);
-#pragma unroll 16
+#pragma unroll
     for (uint32_t w = 0; w < split_dim / 2; w++) {
-        vector[w] = (vector[w] & not_below(vector[w], threshold)) ^ shared.signs[w];
+        vector[w] = (words[w] & not_below(words[w], threshold)) ^ shared.signs[w];
     }
     return threshold != escape_threshold;
 }
@@ -501,11 +520,11 @@ static __device__ __forceinline__ void encode_split_tile(const struct kvf_gpu_wo
     bool is_escape = !prepare_vector(*shared, vector, token + lane >= at.part.n_sinks);
     uint32_t words[n_words];
     uint32_t first = encode_split<split_first, bits + 1>(
-        tensor, tensor.rotations[0], shared->offsets, shared->means, shared->table[0], vector,
+        tensor, tensor.rotations[0], shared->offsets, shared->means, shared->tables[0], vector,
         is_centred, &is_escape, words);
     uint32_t second = encode_split<split_dim - split_first, bits>(
         tensor, tensor.rotations[1], shared->offsets + split_first, shared->means + split_first,
-        shared->table[1], vector, is_centred, &is_escape, words + first_words);
+        shared->tables[1], vector, is_centred, &is_escape, words + first_words);
     __syncwarp(); /* then the tile is for codes */
 #pragma unroll
     for (uint32_t w = 0; w < n_words; w++) {
@@ -535,8 +554,8 @@ static __device__ __forceinline__ void tq_encode_row_split(const struct kvf_gpu_
         return;
     }
     const split_row at(work, part, row);
-    fill_split_table<bits + 1>(shared->table[0]);
-    fill_split_table<bits>(shared->table[1]);
+    fill_split_table<bits + 1>(shared->tables[0]);
+    fill_split_table<bits>(shared->tables[1]);
     prepare_split(at, shared);
 #pragma unroll 1
     for (uint32_t token = warp_id() * warp_lanes; token < part.n_tokens;
