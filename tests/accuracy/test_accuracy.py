@@ -353,7 +353,9 @@ class X(unittest.TestCase):
                                    ("ref-x2", of_mha, 14.95), ("ref-x4-paper", of_mha, 7.53),
                                    ("ref-xcl3-paper", of_mha, 9.57), ("ref-xcl3", of_mha, 9.86),
                                    ("ref-xcl2-paper", of_mha, 13.12), ("ref-x16", of_mha, 2),
-                                   ("ref-xg4-paper", of_gqa, 3.76), ("ref-xgcl3", of_gqa, 4.78)):
+                                   ("ref-xg4-paper", of_gqa, 3.76), ("ref-xgcl3", of_gqa, 4.78),
+                                   ("ref-xgcl3", (30, 576, 3, 64), 4.77),
+                                   ("ref-kv3", (30, 576, 3, 64), 4.53)):
             with self.subTest(name=name):
                 self.assertAlmostEqual(1 / self.setting(name, *shape).share(), ratio, delta=0.01)
 
@@ -361,7 +363,7 @@ class X(unittest.TestCase):
         import xquant
 
         for name, shape in (("ref-x4", (2, 512, 1, 128)), ("ref-xg4", (2, 256, 2, 128)),
-                            ("ref-x4", (2, 192, 2, 96)), ("ref-xgcl3", (2, 512, 1, 96))):
+                            ("ref-x4", (2, 144, 2, 72)), ("ref-kv3", (2, 512, 3, 80))):
             with self.subTest(name=name), self.assertRaises(xquant.Unfit):
                 self.setting(name, *shape)
 

@@ -13,7 +13,7 @@ ref-xgcl4, 3, 2     as xcl, of the joint latent of K and V; -d1: differences fro
                     centred
 ref-kv4, 3, 2       for comparison: K before RoPE without bias, and V; -f3: layers 0 to 2 at 4 bits
 
-Codes are spread evenly over the range of a group of 128. -paper: as published, the whole range of
+Codes are spread evenly over the range of a group, of 128 where it can be. -paper: as published, the whole range of
 values as they are. Else each group of channels is rotated, the best of nine shares of its range is
 taken, and K and its latents have the mean of each channel and block taken out. Of X and its
 differences the zero is a code at 4 bits and more and lies between two codes below that, so that a
@@ -27,7 +27,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-GROUP = 128
+GROUP = 128  # the largest power of two up to it that divides the width
+LEAST_GROUP = 32
 BLOCK_TOKENS = 256
 F16_BITS = 16
 F16_LEAST_EXPONENT = -13  # of 2^-14 .5 <= m < 1, the smallest normal number
@@ -83,12 +84,14 @@ class Form:
     is_rotated: bool
     is_searched: bool
     is_centred: bool = False
-    by_channel: bool = False  # groups of 128 tokens of a channel
+    by_channel: bool = False  # groups of GROUP tokens of a channel
+    group: int = GROUP
 
     def bits_a_value(self) -> float:
         zero = F16_BITS if self.zero == LEAST else self.bits
         mean = F16_BITS / BLOCK_TOKENS if self.is_centred else 0
-        return self.bits + (F16_BITS + zero) / GROUP + mean
+        group = GROUP if self.by_channel else self.group
+        return self.bits + (F16_BITS + zero) / group + mean
 
     def shares(self) -> tuple[float, ...]:
         if not self.is_searched or self.bits > 4:
@@ -137,7 +140,7 @@ class Form:
             turned = xp.swapaxes(x.reshape(n_windows, -1, GROUP, width), 2, 3)
             made = xp.swapaxes(self.groups(xp, turned), 2, 3)
         else:
-            turned = x.reshape(n_windows, n_tokens, -1, GROUP)
+            turned = x.reshape(n_windows, n_tokens, -1, self.group)
             if self.is_rotated:
                 matrix, signs = rotation
                 made = (self.groups(xp, (turned * signs) @ matrix) @ matrix) * signs
@@ -163,8 +166,8 @@ class Setting:
         self.n_layers = shape.n_layers
         self.is_published = self.option == "paper"
         generator = np.random.default_rng(SIGNS_SEED)
-        signs = generator.choice(np.array([-1, 1], np.float32), GROUP)
-        self.rotation = (self.maths.array(hadamard(GROUP)), self.maths.array(signs))
+        signs = generator.choice(np.array([-1, 1], np.float32), self.group)
+        self.rotation = (self.maths.array(hadamard(self.group)), self.maths.array(signs))
         self.bases = [self.basis(layer) for layer in range(shape.n_layers)]
 
     def refuse(self, name: str) -> None:
@@ -174,9 +177,10 @@ class Setting:
                         f"{2 * self.of_kv} of K and V")
         if not is_whole and 2 * self.of_kv >= self.width:
             raise Unfit(f"{name}: a latent of {2 * self.of_kv} values, {self.width} of X")
-        stored = self.width if is_whole else self.of_kv
-        if self.bits < F16_BITS and (2 if self.kind == "xgcl" else 1) * stored % GROUP:
-            raise Unfit(f"{name}: {stored} values are not groups of {GROUP}")
+        stored = self.width if is_whole else self.of_kv * (2 if self.kind == "xgcl" else 1)
+        self.group = min(GROUP, stored & -stored)
+        if self.bits < F16_BITS and self.group < LEAST_GROUP:
+            raise Unfit(f"{name}: {stored} values are no groups of {LEAST_GROUP} or more")
 
     def form(self, layer: int) -> Form:
         is_first = layer < FIRST_LAYERS and (self.kind in ("xcl", "xgcl") or self.option == "f3")
@@ -185,7 +189,8 @@ class Setting:
         zero = INTEGER if bits >= 4 else HALF
         if self.option in ("lo", "paper") or is_latent:
             zero = LEAST
-        return Form(bits, zero, not self.is_published, not self.is_published, self.option == "c")
+        return Form(bits, zero, not self.is_published, not self.is_published, self.option == "c",
+                    group=self.group)
 
     def is_base(self, layer: int) -> bool:
         """Of a closed loop: stored as it is, at the width of the first layers."""
