@@ -118,9 +118,10 @@ struct escape_marks {
             vector_bytes = 2u * tensor.n_scales;
             scales = at_address<const uint8_t>(part.stored + tq_mean_bytes(tensor, part.n_tokens));
         } else {
-            vector_bytes = 4;
+            bool has_lo = tensor.zero_kind <= KVF_ZERO_F16_LO; /* before each scale */
+            vector_bytes = has_lo ? 4 : 2;
             scales = at_address<const uint8_t>(part.stored + saw_mean_bytes(tensor, part.n_tokens) +
-                                               2);
+                                               (has_lo ? 2 : 0));
         }
     }
 

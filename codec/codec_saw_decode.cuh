@@ -25,9 +25,12 @@
 namespace kvf
 {
 
+constexpr float code_unit = 0x1p-24f; /* of a code as fp16 */
+
 /* Whose codes they are. */
 enum class decode_codec {
     saw,
+    zeros, /* of saw, with zeros in place of lo */
     tq,
 };
 
@@ -45,6 +48,26 @@ template <int dim> struct decode_row {
     row_pages pages;
     uint32_t row;
     decode_shared<dim> *shared;
+};
+
+/* Where there are zeros, of each wanted token: lo d and the factor of its codes, in their unit. */
+struct decode_zeros {
+    float2 of[KVF_CHUNK_TOKENS_MAX];
+
+    template <int dim> __device__ __forceinline__ void fill(const decode_row<dim> &at)
+    {
+        const struct kvf_gpu_part &part = at.part;
+        const uint16_t *scales = at.parts.scales() + at.row * part.n_tokens;
+        const uint8_t *zeros = at.parts.zeros(at.tensor, at.row, part.n_tokens);
+        for (uint32_t i = threadIdx.x; i < part.n_wanted; i += blockDim.x) {
+            uint32_t token = part.token_first + i;
+            float scale = f32_of_half_bits(scales[token]);
+            float w = (float)zero_at(zeros, part.n_tokens, at.tensor.bits, token) +
+                      saw_zero_shift(at.tensor);
+            of[i] = make_float2(lo_of_zero(scale, w) * at.tensor.sqrt_order,
+                                scale * (at.tensor.rsqrt_order * (1.0f / code_unit)));
+        }
+    }
 };
 
 /* Means, signs and zeroes of the row, by all threads. */
@@ -177,8 +200,6 @@ template <int dim, int bits> struct lane_codes {
 /* -------------------------------------------------------------------------------------------------
  * Tiles and rows
  */
-
-constexpr float code_unit = 0x1p-24f; /* of a code as fp16 */
 
 /* Bits 2, 5, 6 and 7 of the rotation; what has bit 2 set comes in another unit. */
 template <int dim>
@@ -327,7 +348,7 @@ static __device__ __forceinline__ void store_values(const decode_row<dim> &at, u
                     &at.shared->means[((i * 2 + bit_1) * 4 + t) * 4]);
             }
             float add = mean.x;
-            if (codec == decode_codec::saw && i == 0 && bit_1 == 0 && t == 0) {
+            if (codec != decode_codec::tq && i == 0 && bit_1 == 0 && t == 0) {
                 add = sign * (sign * mean.x + offset * sign);
             }
             x[bit_1][0] = __fmaf_rn(factor, z[i][bit_1][0], add);
@@ -386,6 +407,10 @@ template <int dim, int bits, decode_codec codec> struct decode_ring {
                 start_copy<unit_bytes>(to + offset, codes + offset);
             }
         }
+        if constexpr (codec == decode_codec::zeros) {
+            commit_copies();
+            return;
+        }
         const uint32_t *meta = at.parts.meta + vector + lane;
         uint32_t n_words = n;
         if constexpr (codec == decode_codec::tq) { /* scales of two tokens in a word */
@@ -419,9 +444,9 @@ template <int dim, int bits, decode_codec codec> struct decode_ring {
 
 /* A warp's tiles. */
 template <int dim, int bits, decode_codec codec, bool centred>
-static __device__ __forceinline__ void decode_tiles(const decode_row<dim> &at, uint32_t warp,
-                                                    const decode_ring<dim, bits, codec> &ring,
-                                                    const hadamard_pair &h16, const uint32_t *table)
+static __device__ __forceinline__ void
+decode_tiles(const decode_row<dim> &at, uint32_t warp, const decode_ring<dim, bits, codec> &ring,
+             const hadamard_pair &h16, const uint32_t *table, const decode_zeros *zeros)
 {
     constexpr uint32_t n_warps = decode_ring<dim, bits, codec>::n_warps;
     uint32_t g = threadIdx.x % warp_lanes / 4;
@@ -448,6 +473,11 @@ static __device__ __forceinline__ void decode_tiles(const decode_row<dim> &at, u
             rotate_codes<dim, bits>(codes, h16, z);
         }
         uint32_t token = (warp + k * n_warps) * 8 + g;
+        if constexpr (codec == decode_codec::zeros) {
+            const float2 of = zeros->of[token < at.part.n_wanted ? token : 0];
+            offset = of.x;
+            factor = of.y;
+        }
         if (token < at.part.n_wanted) {
             uint8_t *vector = has_whole_tiles
                                   ? at_address<uint8_t>(ring.tiles_at[k] + g * token_stride)
@@ -457,10 +487,11 @@ static __device__ __forceinline__ void decode_tiles(const decode_row<dim> &at, u
     }
 }
 
-/* A thread block has a row: rows, then parts. table: of tq, in shared memory. */
+/* A thread block has a row: rows, then parts. table, of tq, and zeros are in shared memory. */
 template <int dim, int bits, decode_codec codec>
 static __device__ __forceinline__ void decode_row_of(const struct kvf_gpu_work &work,
-                                                     uint32_t tensors, const uint32_t *table)
+                                                     uint32_t tensors, const uint32_t *table,
+                                                     decode_zeros *zeros)
 {
     using ring_of = decode_ring<dim, bits, codec>;
     __shared__ __align__(16) decode_shared<dim> shared;
@@ -488,6 +519,9 @@ static __device__ __forceinline__ void decode_row_of(const struct kvf_gpu_work &
         page_id = at.pages.page_ids[at.pages.page_of(token)];
     }
     fill_row<dim>(at);
+    if constexpr (codec == decode_codec::zeros) {
+        zeros->fill(at);
+    }
     __syncthreads();
     /* behind the barrier: only this warp waits for its pages' numbers */
     ring.tiles_at[threadIdx.x % warp_lanes] = reinterpret_cast<uint64_t>(
@@ -495,9 +529,9 @@ static __device__ __forceinline__ void decode_row_of(const struct kvf_gpu_work &
     __syncwarp();
     const hadamard_pair h16(0x3c00, tensors >> 2);
     if (at.parts.mean != nullptr) {
-        decode_tiles<dim, bits, codec, true>(at, warp, ring, h16, table);
+        decode_tiles<dim, bits, codec, true>(at, warp, ring, h16, table, zeros);
     } else {
-        decode_tiles<dim, bits, codec, false>(at, warp, ring, h16, table);
+        decode_tiles<dim, bits, codec, false>(at, warp, ring, h16, table, zeros);
     }
 }
 
@@ -505,7 +539,15 @@ template <int dim, int bits>
 static __device__ __forceinline__ void decode_row_fast(const struct kvf_gpu_work &work,
                                                        uint32_t tensors)
 {
-    decode_row_of<dim, bits, decode_codec::saw>(work, tensors, nullptr);
+    decode_row_of<dim, bits, decode_codec::saw>(work, tensors, nullptr, nullptr);
+}
+
+template <int dim, int bits>
+static __device__ __forceinline__ void decode_row_zeros(const struct kvf_gpu_work &work,
+                                                        uint32_t tensors)
+{
+    __shared__ decode_zeros zeros;
+    decode_row_of<dim, bits, decode_codec::zeros>(work, tensors, nullptr, &zeros);
 }
 
 } /* namespace kvf */

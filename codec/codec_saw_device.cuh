@@ -43,17 +43,40 @@ static __device__ __forceinline__ bool has_profile_mean(const struct kvf_gpu_ten
     return (tensor.flags & KVF_TENSOR_CENTER_PROFILE) != 0;
 }
 
-/* Bytes of a vector in the meta part. */
+/* Is there a zero of the codes' width in place of lo? Then scales and zeros lie apart. */
+static __device__ __forceinline__ bool has_zeros(const struct kvf_gpu_tensor &tensor)
+{
+    return tensor.zero_kind >= KVF_ZERO_INT;
+}
+
+/* Bytes of a vector in the meta part, zeros apart. */
 static __device__ __forceinline__ uint32_t saw_meta_bytes(const struct kvf_gpu_tensor &tensor)
 {
-    return tensor.codec == KVF_CODEC_TQ ? 2u * tensor.n_scales : (uint32_t)KVF_SAW_META_BYTES;
+    return tensor.codec == KVF_CODEC_TQ ? 2u * tensor.n_scales
+           : has_zeros(tensor)          ? (uint32_t)KVF_SAW_SCALE_BYTES
+                                        : (uint32_t)KVF_SAW_META_BYTES;
+}
+
+/* Bytes of the zeros of a row of n tokens. */
+static __device__ __forceinline__ uint32_t saw_zero_bytes(const struct kvf_gpu_tensor &tensor,
+                                                          uint32_t n)
+{
+    uint32_t low_bits = saw_low_bits(tensor.bits);
+    return has_zeros(tensor) ? (n * (tensor.bits - low_bits) + 7) / 8 + (n * low_bits + 7) / 8 : 0;
+}
+
+/* What the meta part uses of its bytes. */
+static __device__ __forceinline__ uint32_t saw_meta_used(const struct kvf_gpu_tensor &tensor,
+                                                         uint32_t n_tokens)
+{
+    return tensor.n_rows * (n_tokens * saw_meta_bytes(tensor) + saw_zero_bytes(tensor, n_tokens));
 }
 
 /* Parts of one tensor of one layer; those of tq that is not split are alike. */
 struct saw_parts {
     uint8_t *mean;       /* stored or the profile's; NULL: not centred */
     uint32_t mean_bytes; /* stored */
-    uint32_t *meta;      /* of saw a word a vector */
+    uint32_t *meta;      /* of saw a word a vector, unless there are zeros */
     uint8_t *codes;
     uint32_t n_vectors;
 
@@ -74,7 +97,20 @@ struct saw_parts {
         n_vectors = tensor.n_rows * n_tokens;
         mean = mean_bytes != 0 ? at : nullptr;
         meta = reinterpret_cast<uint32_t *>(at + mean_bytes);
-        codes = at + mean_bytes + part_bytes(n_vectors * saw_meta_bytes(tensor));
+        codes = at + mean_bytes + part_bytes(saw_meta_used(tensor, n_tokens));
+    }
+
+    /* Where there are zeros. */
+    __device__ __forceinline__ uint16_t *scales() const
+    {
+        return reinterpret_cast<uint16_t *>(meta);
+    }
+
+    __device__ __forceinline__ uint8_t *zeros(const struct kvf_gpu_tensor &tensor, uint32_t row,
+                                              uint32_t n_tokens) const
+    {
+        return reinterpret_cast<uint8_t *>(scales() + n_vectors) +
+               row * saw_zero_bytes(tensor, n_tokens);
     }
 };
 
@@ -87,7 +123,7 @@ static __device__ __forceinline__ void zero_gaps(const struct kvf_gpu_tensor &te
     if (parts.mean_bytes != 0) {
         zero_bytes(parts.mean + mean_bytes, parts.mean_bytes - mean_bytes, thread, n_threads);
     }
-    uint32_t meta_bytes = parts.n_vectors * saw_meta_bytes(tensor);
+    uint32_t meta_bytes = saw_meta_used(tensor, parts.n_vectors / tensor.n_rows);
     uint8_t *meta = reinterpret_cast<uint8_t *>(parts.meta);
     zero_bytes(meta + meta_bytes, part_bytes(meta_bytes) - meta_bytes, thread, n_threads);
     uint32_t code_bytes = parts.n_vectors * tensor.code_bytes;
@@ -304,6 +340,40 @@ static __device__ __forceinline__ saw_scale choose_scale(float clip_ratio, float
     chosen.offset = is_lo_finite ? lo_value * sqrt_order : 0.0f;
     chosen.factor = is_coded && scale != 0 ? factor : 0.0f;
     return chosen;
+}
+
+/* (6) w - z of codec_saw.h. */
+static __device__ __forceinline__ float saw_zero_shift(const struct kvf_gpu_tensor &tensor)
+{
+    return tensor.zero_kind == KVF_ZERO_HALF ? 0.5f : 0.0f;
+}
+
+/* (6) lo of a scale and a zero. */
+static __device__ __forceinline__ float lo_of_zero(float scale, float w)
+{
+    return -(scale * w);
+}
+
+/* A field of a plane. */
+static __device__ __forceinline__ uint32_t field_of(const uint8_t *plane, uint32_t plane_bits,
+                                                    uint32_t position)
+{
+    uint32_t a_byte = 8 / plane_bits;
+    return plane[position / a_byte] >> position % a_byte * plane_bits & ((1u << plane_bits) - 1);
+}
+
+/* z of a token, from a row's zeros. */
+static __device__ __forceinline__ uint32_t zero_at(const uint8_t *zeros, uint32_t n_tokens,
+                                                   uint32_t bits, uint32_t token)
+{
+    uint32_t low_bits = saw_low_bits(bits);
+    uint32_t high_bits = bits - low_bits;
+    uint32_t zero = field_of(zeros, high_bits, token);
+    if (low_bits != 0) {
+        const uint8_t *low = zeros + (n_tokens * high_bits + 7) / 8;
+        zero = zero << low_bits | field_of(low, low_bits, token);
+    }
+    return zero;
 }
 
 /* (S) of codec_saw.h: what it takes to find the costs of a ratio. */

@@ -26,6 +26,7 @@ struct generic_shared {
     float mean[group_max]; /* encode: rotated; decode: as stored */
     uint8_t codes[generic_warps][group_max];
     uint8_t is_escape[KVF_SAW_PARTIAL_SUMS * KVF_SAW_TILE_TOKENS]; /* samples, by rule 1 */
+    uint8_t zeros[KVF_CHUNK_TOKENS_MAX]; /* encode: z of each token, where there are zeros */
 };
 
 struct generic_row {
@@ -166,8 +167,8 @@ static __device__ bool load_rotated(const generic_row &at, uint32_t token, float
     uint32_t n = at.tensor.group;
     bool escape = load_flipped(at, token, work.now);
     rotate(work, n, at.tensor.rot_order, false);
-    float min = __int_as_float(0x7f800000);
-    float max = __int_as_float(0xff800000);
+    float min = has_zeros(at.tensor) ? 0.0f : __int_as_float(0x7f800000);
+    float max = has_zeros(at.tensor) ? 0.0f : __int_as_float(0xff800000);
     for (uint32_t i = lane_id(); i < n; i += warp_lanes) {
         float y = work.now[i];
         if (at.parts.mean != nullptr) {
@@ -195,11 +196,32 @@ struct generic_range {
     bool is_escape;
 };
 
+/* What a vector is coded with. Where there are zeros, z is in the place of lo. */
+struct generic_scale {
+    saw_scale scale;
+    float w;
+};
+
 /* (5, 6) */
-static __device__ saw_scale scale_of(const generic_row &at, const generic_range &range, float ratio)
+static __device__ generic_scale scale_of(const generic_row &at, const generic_range &range,
+                                         float ratio)
 {
-    return choose_scale(ratio, at.tensor.sqrt_order, at.tensor.rsqrt_order, range.min, range.max,
-                        range.levels, range.levels_inverse, range.is_escape);
+    generic_scale chosen = {choose_scale(ratio, at.tensor.sqrt_order, at.tensor.rsqrt_order,
+                                         range.min, range.max, range.levels, range.levels_inverse,
+                                         range.is_escape),
+                            0.0f};
+    uint32_t meta = chosen.scale.meta;
+    if (has_zeros(at.tensor) && meta != (uint32_t)KVF_SAW_ESCAPE_SCALE << 16) {
+        float value = f32_of_half_bits(meta >> 16);
+        float shift = saw_zero_shift(at.tensor);
+        float zero = __fdiv_rn(-f32_of_half_bits(meta & 0xffff), value) - shift;
+        zero = fminf(fmaxf(zero, 0.0f), range.levels); /* 0 for 0 / 0 */
+        zero = zero + round_magic - round_magic;
+        chosen.w = zero + shift;
+        chosen.scale.offset = lo_of_zero(value, chosen.w) * at.tensor.sqrt_order;
+        chosen.scale.meta = (meta & 0xffff0000) | (uint32_t)zero;
+    }
+    return chosen;
 }
 
 /* (7) The code of y, as round_magic and it. */
@@ -224,20 +246,38 @@ static __device__ uint32_t cost_of(const generic_row &at, const generic_range &r
     return __reduce_add_sync(all_lanes, cost);
 }
 
+/* (S) The same where there are zeros; w: of the ratio. */
+static __device__ uint32_t zero_cost_of(const generic_row &at, const generic_range &range,
+                                        float factor, float ratio, float w)
+{
+    const float *y = at.shared->floats[warp_id()].now;
+    const saw_costs costs(at.tensor.clip_ratios[0], ratio, at.tensor.bits);
+    uint32_t cost = 0;
+    for (uint32_t i = lane_id(); i < at.tensor.group; i += warp_lanes) {
+        float steps = __fmaf_rn(y[i], 16.0f * factor, round_magic) - round_magic;
+        float level = __fmaf_rn(steps, costs.a, w) + round_magic - round_magic;
+        level = fminf(fmaxf(level, 0.0f), range.levels);
+        float error = __fmaf_rn(-(level - w), costs.step, steps);
+        cost += (uint32_t)(__fmaf_rn(error, error, round_magic) - round_magic);
+    }
+    return __reduce_add_sync(all_lanes, cost);
+}
+
 /* (S) */
 static __device__ saw_scale search_scale(const generic_row &at, const generic_range &range)
 {
     constexpr uint32_t escape_meta = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
     const float *ratios = at.tensor.clip_ratios;
     saw_scale best = {escape_meta, 0.0f, 0.0f};
-    float factor = scale_of(at, range, ratios[0]).factor;
+    float factor = scale_of(at, range, ratios[0]).scale.factor;
     uint32_t least = 0xffffffff;
     for (uint32_t k = 0; k < at.tensor.n_clips; k++) {
-        const saw_scale tried = scale_of(at, range, ratios[k]);
-        uint32_t cost = cost_of(at, range, factor, ratios[k]);
-        if (tried.meta != escape_meta && cost < least) {
+        const generic_scale tried = scale_of(at, range, ratios[k]);
+        uint32_t cost = has_zeros(at.tensor) ? zero_cost_of(at, range, factor, ratios[k], tried.w)
+                                             : cost_of(at, range, factor, ratios[k]);
+        if (tried.scale.meta != escape_meta && cost < least) {
             least = cost;
-            best = tried;
+            best = tried.scale;
         }
     }
     return best;
@@ -286,6 +326,48 @@ static __device__ void store_codes_of(const generic_row &at, const saw_scale &sc
     __syncwarp();
 }
 
+/* The scale of a vector, and where there are zeros its z, to be packed when all are there. */
+static __device__ void store_meta(const generic_row &at, uint32_t token, uint32_t meta)
+{
+    uint32_t vector = at.row * at.part.n_tokens + token;
+    if (has_zeros(at.tensor)) {
+        at.parts.scales()[vector] = (uint16_t)(meta >> 16);
+        at.shared->zeros[token] = (uint8_t)(meta & 0xff);
+    } else {
+        at.parts.meta[vector] = meta;
+    }
+}
+
+/* One plane of a row's zeros, by all threads. */
+static __device__ void pack_zeros_plane(const generic_row &at, uint32_t plane_bits, uint32_t shift,
+                                        uint8_t *to)
+{
+    uint32_t a_byte = 8 / plane_bits;
+    uint32_t n = at.part.n_tokens;
+    for (uint32_t byte = threadIdx.x; byte * a_byte < n; byte += SAW_GENERIC_THREADS) {
+        uint32_t packed = 0;
+        for (uint32_t i = 0; i < a_byte && byte * a_byte + i < n; i++) {
+            uint32_t zero = at.shared->zeros[byte * a_byte + i];
+            packed |= (zero >> shift & ((1u << plane_bits) - 1)) << i * plane_bits;
+        }
+        to[byte] = (uint8_t)packed;
+    }
+}
+
+/* By all threads, when every vector has been stored. */
+static __device__ void pack_zeros(const generic_row &at)
+{
+    uint32_t n = at.part.n_tokens;
+    uint32_t bits = at.tensor.bits;
+    uint32_t low_bits = saw_low_bits(bits);
+    uint8_t *to = at.parts.zeros(at.tensor, at.row, n);
+    __syncthreads();
+    pack_zeros_plane(at, bits - low_bits, low_bits, to);
+    if (low_bits != 0) {
+        pack_zeros_plane(at, low_bits, 0, to + (n * (bits - low_bits) + 7) / 8);
+    }
+}
+
 static __device__ void encode_row_generic(const struct kvf_gpu_work &work, uint32_t tensors)
 {
     __shared__ generic_shared shared;
@@ -314,26 +396,23 @@ static __device__ void encode_row_generic(const struct kvf_gpu_work &work, uint3
     for (uint32_t token = warp_id(); token < part.n_tokens; token += generic_warps) {
         range.is_escape = load_rotated(at, token, &range.min, &range.max);
         saw_scale scale = tensor.n_clips != 0 ? search_scale(at, range)
-                                              : scale_of(at, range, tensor.clip_ratio);
+                                              : scale_of(at, range, tensor.clip_ratio).scale;
         uint32_t vector = row * part.n_tokens + token;
         store_codes_of(at, scale, at.parts.codes + vector * (uint32_t)tensor.code_bytes);
         if (lane_id() == 0) {
-            at.parts.meta[vector] = scale.meta;
+            store_meta(at, token, scale.meta);
         }
         bool is_escape = scale.meta == (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
         count_escapes(work, part, is_escape && lane_id() == 0);
+    }
+    if (has_zeros(tensor)) {
+        pack_zeros(at);
     }
 }
 
 /* -------------------------------------------------------------------------------------------------
  * Decode
  */
-static __device__ uint32_t field_of(const uint8_t *plane, uint32_t plane_bits, uint32_t position)
-{
-    uint32_t a_byte = 8 / plane_bits;
-    return plane[position / a_byte] >> position % a_byte * plane_bits & ((1u << plane_bits) - 1);
-}
-
 /* n codes from their planes, by a warp. */
 static __device__ void unpack_codes(const uint8_t *from, const uint8_t *order, uint32_t n,
                                     uint32_t bits, int32_t *codes)
@@ -351,12 +430,32 @@ static __device__ void unpack_codes(const uint8_t *from, const uint8_t *order, u
     __syncwarp();
 }
 
-static __device__ void store_values_of(const generic_row &at, const int32_t *z, uint32_t meta,
-                                       uint8_t *to)
+/* What a stored vector begins with and its scale. */
+struct generic_stored {
+    float lo;
+    float scale;
+};
+
+static __device__ generic_stored stored_at(const generic_row &at, uint32_t token)
 {
     const struct kvf_gpu_tensor &tensor = at.tensor;
-    float offset = f32_of_half_bits(meta & 0xffff) * tensor.sqrt_order;
-    float factor = f32_of_half_bits(meta >> 16) * tensor.rsqrt_order;
+    uint32_t n = at.part.n_tokens;
+    uint32_t vector = at.row * n + token;
+    if (!has_zeros(tensor)) {
+        uint32_t meta = at.parts.meta[vector];
+        return {f32_of_half_bits(meta & 0xffff), f32_of_half_bits(meta >> 16)};
+    }
+    float scale = f32_of_half_bits(at.parts.scales()[vector]);
+    uint32_t zero = zero_at(at.parts.zeros(tensor, at.row, n), n, tensor.bits, token);
+    return {lo_of_zero(scale, (float)zero + saw_zero_shift(tensor)), scale};
+}
+
+static __device__ void store_values_of(const generic_row &at, const int32_t *z,
+                                       const generic_stored &stored, uint8_t *to)
+{
+    const struct kvf_gpu_tensor &tensor = at.tensor;
+    float offset = stored.lo * tensor.sqrt_order;
+    float factor = stored.scale * tensor.rsqrt_order;
     for (uint32_t i = lane_id(); i < tensor.group; i += warp_lanes) {
         float sign = is_flipped(tensor, at.row, i) ? -1.0f : 1.0f;
         float add = at.shared->mean[i];
@@ -394,7 +493,8 @@ static __device__ void decode_row_generic(const struct kvf_gpu_work &work, uint3
         unpack_codes(at.parts.codes + vector * (uint32_t)tensor.code_bytes, tensor.order,
                      tensor.group, tensor.bits, codes.now);
         rotate(codes, tensor.group, tensor.rot_order, true);
-        store_values_of(at, codes.now, at.parts.meta[vector], at.pages.vector(token));
+        store_values_of(at, codes.now, stored_at(at, part.token_first + token),
+                        at.pages.vector(token));
     }
 }
 

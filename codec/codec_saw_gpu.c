@@ -2,7 +2,7 @@
  *
  * codec_saw_gpu.c: which kernels of codec_saw.cu, and in what shape. Kernels on tensor cores exist
  * for bf16 heads of 64, 128 and 256 that are rotated as a whole, with three clip ratios to try for
- * heads of 128; the generic ones do all else.
+ * heads of 128, and decode them with zeros; the generic ones do all else.
  */
 #include "codec/codec_saw_gpu.h"
 
@@ -20,6 +20,7 @@ struct fast_kernels {
     const char *encode[9];
     const char *decode[9];
     const char *search[9]; /* encode with SAW_SEARCH_RATIOS clip ratios */
+    const char *zeros[9];  /* decode with zeros in place of lo */
 };
 
 #define KERNELS_OF(what, dim)                                                                      \
@@ -30,12 +31,13 @@ struct fast_kernels {
     }
 
 static const struct fast_kernels fast_kernels[] = {
-    {64, KERNELS_OF("encode", "64"), KERNELS_OF("decode", "64"), {NULL}},
+    {64, KERNELS_OF("encode", "64"), KERNELS_OF("decode", "64"), {NULL}, {NULL}},
     {128,
      KERNELS_OF("encode", "128"),
      KERNELS_OF("decode", "128"),
-     {[2] = "kvf_saw_search_128_2", [3] = "kvf_saw_search_128_3"}},
-    {256, KERNELS_OF("encode", "256"), KERNELS_OF("decode", "256"), {NULL}},
+     {[2] = "kvf_saw_search_128_2", [3] = "kvf_saw_search_128_3"},
+     {[2] = "kvf_saw_zeros_128_2", [3] = "kvf_saw_zeros_128_3", [4] = "kvf_saw_zeros_128_4"}},
+    {256, KERNELS_OF("encode", "256"), KERNELS_OF("decode", "256"), {NULL}, {NULL}},
 };
 
 /* A smaller share of the range could give codes, before they are clamped, of more than 15 bits. */
@@ -66,6 +68,9 @@ static bool has_room(const struct kvf_gpu_work *work, uint32_t bytes)
 static const char *fast_encode_of(const struct kvf_gpu_tensor *tensor)
 {
     const struct fast_kernels *fast = fast_kernels_of(tensor);
+    if (tensor->zero_kind > KVF_ZERO_F16_LO) {
+        return NULL;
+    }
     if (fast == NULL || tensor->n_clips == 0) {
         return fast != NULL ? fast->encode[tensor->bits] : NULL;
     }
@@ -74,6 +79,17 @@ static const char *fast_encode_of(const struct kvf_gpu_tensor *tensor)
     bool is_known = tensor->n_clips == SAW_SEARCH_RATIOS && steps < SAW_SEARCH_STEPS - 2 &&
                     tensor->clip_ratios[tensor->n_clips - 1] >= CLIP_RATIO_MIN;
     return is_known ? fast->search[tensor->bits] : NULL;
+}
+
+/* NULL: the generic kernel. */
+static const char *fast_decode_of(const struct kvf_gpu_tensor *tensor)
+{
+    const struct fast_kernels *fast = fast_kernels_of(tensor);
+    if (fast == NULL) {
+        return NULL;
+    }
+    return tensor->zero_kind > KVF_ZERO_F16_LO ? fast->zeros[tensor->bits]
+                                               : fast->decode[tensor->bits];
 }
 
 static uint32_t fast_encode_bytes(const struct kvf_gpu_work *work,
@@ -109,7 +125,7 @@ static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint
 static struct kvf_gpu_launch decode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
-    const struct fast_kernels *fast = fast_kernels_of(tensor);
+    const char *fast = fast_decode_of(tensor);
     uint32_t n_rows = work->n_parts * saw_rows_max(work, tensors);
     if (fast == NULL) {
         return (struct kvf_gpu_launch){
@@ -120,7 +136,7 @@ static struct kvf_gpu_launch decode_launch(const struct kvf_gpu_work *work, uint
         };
     }
     return (struct kvf_gpu_launch){
-        .kernel = fast->decode[tensor->bits],
+        .kernel = fast,
         .n_blocks = n_rows,
         .n_threads = saw_decode_threads(tensor->bits),
         .tensors = tensors,

@@ -25,7 +25,7 @@ static __device__ __forceinline__ void tq_decode_row_fast(const struct kvf_gpu_w
         pairs[i] = __half_as_ushort(__float2half_rn(low)) |
                    (uint32_t)__half_as_ushort(__float2half_rn(high)) << 16;
     }
-    decode_row_of<dim, bits, decode_codec::tq>(work, tensors, pairs);
+    decode_row_of<dim, bits, decode_codec::tq>(work, tensors, pairs, nullptr);
 }
 
 } /* namespace kvf */

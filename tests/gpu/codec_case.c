@@ -512,7 +512,10 @@ static void run_init(struct run *run, const struct codec_case *c, struct kvf_ran
     struct kvf_geometry geometry = fixture_geometry(c->dtype, c->n_layers, c->n_heads, c->dim_k,
                                                     c->dim_v, c->n_tokens);
     geometry.sink_tokens = (uint16_t)c->sink_tokens;
-    geometry.kind = c->is_mla ? KVF_KIND_MLA : KVF_KIND_KV;
+    geometry.kind = c->is_mla ? KVF_KIND_MLA : c->kind != 0 ? c->kind : KVF_KIND_KV;
+    if (geometry.kind == KVF_KIND_X) {
+        geometry.rope_state = KVF_ROPE_NONE;
+    }
     if (c->table != NULL) {
         fixture_codec_init_table(&run->codec, &geometry, c->table, c->head_first);
     } else {

@@ -54,6 +54,7 @@ struct codec_case {
     enum case_layout layout;
     enum case_fill fill;
     bool is_mla;
+    uint8_t kind; /* enum kvf_tensor_kind; 0: KV, or MLA where is_mla says so */
     /* a profile of a model's own, instead of one by name; geometry is the table's */
     const struct kvf_profile_table *table;
     uint32_t head_first; /* of the model's heads */

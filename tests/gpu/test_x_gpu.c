@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Layer inputs on a GPU: saw with zeros in place of lo, bytes equal to those of the C codecs both
+ * ways. The same without a GPU, where KVF_EMULATED says so.
+ */
+#include "tests/gpu/codec_case.h"
+#include "tests/gpu/codec_device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+static struct kvf_random_seeded random_bits;
+
+static struct codec_case x_case(const char *profile, uint32_t group, uint32_t n_tokens)
+{
+    return (struct codec_case){
+        .profile = profile,
+        .kind = KVF_KIND_X,
+        .dtype = KVF_DTYPE_BF16,
+        .n_layers = 2,
+        .n_heads = 3,
+        .dim_k = group,
+        .n_tokens = n_tokens,
+        .n_blocks = 1,
+        .layout = CASE_NHD,
+        .fill = CASE_NORMAL,
+    };
+}
+
+static void run_case(const struct codec_case *c)
+{
+    assert_true(codec_case_run(c, &random_bits));
+}
+
+/* Zeros of every width and kind; lengths that end within a byte of them. */
+static void every_width(void **state)
+{
+    (void)state;
+    static const char *const profiles[] = {"x2",    "x3",       "x4",       "x6",      "x8",
+                                           "x2-lo", "x2-paper", "x3-paper", "x4-paper"};
+    static const uint32_t lengths[] = {53, 8, 1, 130, 27, 64};
+    for (size_t i = 0; i < 2 * sizeof(profiles) / sizeof(profiles[0]); i++) {
+        struct codec_case c = x_case(profiles[i / 2], 128, lengths[i % 6]);
+        c.fill = i % 2 ? CASE_HARD : CASE_NORMAL;
+        run_case(&c);
+    }
+}
+
+/* Rows that end anywhere, where the decoders are those of bf16 groups of 128. */
+static void every_length(void **state)
+{
+    (void)state;
+    static const char *const profiles[] = {"x4", "x3", "x2"};
+    static const uint32_t lengths[] = {256, 65, 127, 201, 12};
+    static const enum case_layout layouts[] = {CASE_NHD, CASE_SLOTS, CASE_ELEMENT, CASE_PADDED};
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        struct codec_case c = x_case(profiles[i % 3], 128, lengths[i]);
+        c.layout = layouts[i % 4];
+        c.n_blocks = 2;
+        c.n_tokens_odd = i % 2 ? lengths[i] / 2 : 0;
+        c.tokens_a_page = i == 3 ? 3 : 0;
+        c.sink_tokens = i % 3 == 1 ? 4 : 0;
+        c.n_layers = 1;
+        run_case(&c);
+    }
+}
+
+/* What the kernels of 128 do not take: other groups, other types. */
+static void every_type(void **state)
+{
+    (void)state;
+    static const struct {
+        int dtype;
+        uint32_t group;
+    } rows[] = {{KVF_DTYPE_F16, 128},
+                {KVF_DTYPE_F32, 96},
+                {KVF_DTYPE_BF16, 64},
+                {KVF_DTYPE_BF16, 96},
+                {KVF_DTYPE_F32, 128}};
+    static const char *const profiles[] = {"x4", "x3", "x2"};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct codec_case c = x_case(profiles[i % 3], rows[i].group, 41);
+        c.dtype = rows[i].dtype;
+        c.fill = CASE_HARD;
+        run_case(&c);
+    }
+}
+
+/* Changed bytes of a record do not lead the decoders out of the pages. */
+static void hostile_records(void **state)
+{
+    (void)state;
+    static const char *const profiles[] = {"x4", "x3", "x2", "x8", "x4-paper"};
+    for (size_t i = 0; i < sizeof(profiles) / sizeof(profiles[0]); i++) {
+        struct codec_case c = x_case(profiles[i], 128, 130);
+        c.sink_tokens = 2;
+        codec_case_run_hostile(&c, &random_bits);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_width),
+        cmocka_unit_test(every_length),
+        cmocka_unit_test(every_type),
+        cmocka_unit_test(hostile_records),
+    };
+    if (!codec_case_begin(&random_bits)) {
+        return CASE_SKIPPED;
+    }
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    codec_device_close();
+    return failures;
+}
