@@ -312,6 +312,7 @@ static void encode(struct bed *bed, const char *profile, int dtype, uint32_t n_l
     struct fixture_codec codec;
     struct fixture_kv kv;
 
+    fixture_geometry_suit(&geometry, profile);
     geometry.sink_tokens = 1;
     fixture_kv_init(&kv, &geometry, n_tokens);
     fixture_codec_init(&codec, &geometry, profile);
@@ -359,6 +360,10 @@ static void every_codec_is_packed(void **state)
         {"dense", KVF_DTYPE_BF16, 6, 64, 256, .032},
         {"exact", KVF_DTYPE_BF16, 2, 128, 256, .09},
         {"exact", KVF_DTYPE_F32, 1, 64, 256, .034},
+        {"x4", KVF_DTYPE_BF16, 6, 128, 256, .05},
+        {"x3", KVF_DTYPE_BF16, 6, 128, 256, .04},
+        {"xcl3", KVF_DTYPE_BF16, 8, 128, 256, .04},
+        {"xgcl2", KVF_DTYPE_BF16, 8, 128, 256, .04},
         {"raw", KVF_DTYPE_BF16, 2, 64, 256, .25},
         {"raw", KVF_DTYPE_F16, 2, 64, 256, .1},
         {"raw", KVF_DTYPE_F32, 2, 64, 256, .1},

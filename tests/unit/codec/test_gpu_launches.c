@@ -178,6 +178,31 @@ static void searches(void **state)
     assert_int_equal(find(launches, n, "kvf_saw_decode_128_3")->tensors, 3);
 }
 
+/* What kernels do not do is for the host: layers that are differences to those before. */
+static void differences_are_for_the_host(void **state)
+{
+    (void)state;
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    struct kvf_codec_plan plan;
+    struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 2 * LAYERS, 5, 128, 0, TOKENS);
+    struct kvf_gpu_work work = work_of("saw3", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 0);
+    fixture_geometry_suit(&geometry, "xcl2-lo");
+    assert_int_equal(kvf_codec_plan_init(&plan, &geometry, "xcl2-lo"), KVF_OK);
+    kvf_gpu_kinds_fill(&plan, &kinds);
+    work.n_layers = 2 * LAYERS;
+    work.n_parts = 2 * LAYERS * BLOCKS;
+    work = kvf_gpu_launch_work(&work, &kinds, KVF_GPU_WHOLE);
+    assert_int_equal(kvf_gpu_encode(&work, &kinds, launches), 0);
+    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_SAW, launches), 0);
+    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_RAW, launches), 0);
+    /* the same codecs without differences */
+    plan.block_flags = KVF_BLOCK_KINDS;
+    kvf_gpu_kinds_fill(&plan, &kinds);
+    work = kvf_gpu_launch_work(&work, &kinds, KVF_GPU_WHOLE);
+    assert_true(kvf_gpu_encode(&work, &kinds, launches) != 0);
+    assert_true(kvf_gpu_decode(&work, KVF_CODEC_SAW, launches) != 0);
+}
+
 /* K by channel and V by token take one kernel, if bits and dims let them. */
 static void kivi_plans(void **state)
 {
@@ -315,6 +340,7 @@ int main(void)
         cmocka_unit_test(exact_plans),
         cmocka_unit_test(mixed_plans),
         cmocka_unit_test(searches),
+        cmocka_unit_test(differences_are_for_the_host),
         cmocka_unit_test(kivi_plans),
         cmocka_unit_test(tq_plans),
         cmocka_unit_test(layers_of_two_kinds),

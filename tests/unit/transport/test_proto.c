@@ -117,7 +117,8 @@ static void hello_is_checked(void **state)
         CHANGE(kvf_wire_hello, record_bytes_max, 0),
         CHANGE(kvf_wire_hello, record_bytes_max, KVF_PROTO_RECORD_MAX + 1),
         CHANGE(kvf_wire_hello, geometry.kind, 0),
-        CHANGE(kvf_wire_hello, geometry.kind, 4),
+        CHANGE(kvf_wire_hello, geometry.kind, KVF_KIND_X), /* which has no V and no rotation */
+        CHANGE(kvf_wire_hello, geometry.kind, KVF_KIND_XG + 1),
         CHANGE(kvf_wire_hello, geometry.dtype, 0),
         CHANGE(kvf_wire_hello, geometry.dtype, 7),
         CHANGE(kvf_wire_hello, geometry.rope_state, 4),
@@ -148,6 +149,11 @@ static void hello_is_checked(void **state)
     REFUSE_ALL(KVF_PROTO_CLIENT, hello, 0, changes);
     assert_int_equal(decode(KVF_PROTO_DAEMON, &hello, sizeof(hello), 0), KVF_ERR_PROTOCOL);
     hello.shard = KVF_SHARD_NONE;
+    assert_int_equal(decode(KVF_PROTO_CLIENT, &hello, sizeof(hello), 0), KVF_OK);
+    hello.geometry.kind = KVF_KIND_XG;
+    hello.geometry.dim_v = 0;
+    assert_int_equal(decode(KVF_PROTO_CLIENT, &hello, sizeof(hello), 0), KVF_ERR_PROTOCOL);
+    hello.geometry.rope_state = KVF_ROPE_NONE;
     assert_int_equal(decode(KVF_PROTO_CLIENT, &hello, sizeof(hello), 0), KVF_OK);
     memset(&hello.geometry, 0, sizeof(hello.geometry));
     hello.record_bytes_max = 0;
