@@ -59,6 +59,9 @@ How the two sides are kept alike:
   a window of 100 ms of an engine-like loop with and without KV moving beside it, by GiB of bf16 KV:
   encode and decode run on the loop's stream. Its bar is for the upper end of the interval; the
   control is the same difference with nothing moved.
+  puts_ and gets_ are the whole way of `kvf_gpu_put` and `kvf_gpu_get`, with daemon, staging and
+  arena, by this process (path ENGINE) or by a worker of the daemon (path AGENT), beside the same
+  loops in windows of 160 ms; the rows of a loop share the window without KV of their round.
 - hostile: one client puts and gets blocks of 64 KiB, one request each 0.4 ms, timed from when it
   was due, every byte compared. Its neighbour has two threads, which compute for the first 1.8 of
   each 5.3 ms (in no step with the kernel's ticks), and is either a well-behaved client or one that,
