@@ -3,9 +3,9 @@
 """Make what the chart says about options of kvferryd, and the table of its README.
 
 From `kvferryd --print-options`: the part `config` of kvferry/values.schema.json, and
-kvferry/files/options.json, by which templates/validation.yaml refuses options that the chart decides
-and sizes and times out of range. From kvferry/values.yaml: the table of kvferry/README.md. With
---check nothing is written: exit code 1 says that a committed file is stale.
+kvferry/files/options.json, by which templates/validation.yaml refuses options that the chart
+decides and sizes and times out of range. From kvferry/values.yaml: the table of kvferry/README.md.
+With --check nothing is written: exit code 1 says that a committed file is stale.
 """
 import argparse
 import json

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The chart under Helm: lint, every set of values in ci/ on several versions of Kubernetes, what the
-objects must and must not say, and wrong values, refused with their cure.
+"""The chart under Helm: lint, every set of values in ci/ on several versions of Kubernetes, what
+the objects must and must not say, and wrong values, refused with their cure.
 
 usage: test_chart.py --tools DIR [unittest arguments]
 
-KVF_CHART_MATRIX=all renders and validates every combination of Helm, values and Kubernetes; without
-it each Helm renders each set of values once, oldest and newest Kubernetes among them.
+KVF_CHART_MATRIX=all renders and validates every combination of Helm, values and Kubernetes;
+without it each Helm renders each set of values once, oldest and newest Kubernetes among them.
 """
 import functools
 import itertools
@@ -149,8 +149,8 @@ class Rendered(unittest.TestCase):
                   pods["volume-mounts"]["spec"]["containers"][0]["volumeMounts"]
                   if one["name"] == "gpu"]
         self.assertEqual(len(mounts), 2)
-        self.assertTrue(all(re.fullmatch(r"/var/run/nvidia-container-devices/GPU-[0-9a-f-]{36}", one)
-                            for one in mounts), mounts)
+        for one in mounts:
+            self.assertRegex(one, r"^/var/run/nvidia-container-devices/GPU-[0-9a-f-]{36}$")
         self.assertEqual(pods["cdi"]["metadata"]["annotations"]["cdi.k8s.io/kvferry"],
                          "nvidia.com/gpu=all")
 
@@ -248,7 +248,7 @@ class Refused(unittest.TestCase):
         # values, what the message has to say
         (["image.repository="], "image.repository is empty: build an image"),
         (["arena.bytes=40GiB"], "lower it to at most 32768MiB, .*or set arena.allowOverHalf=true"),
-        (["arena.bytes=63GiB", "arena.allowOverHalf=true"], "the daemon may take .*lower arena.byte"),
+        (["arena.bytes=63GiB", "arena.allowOverHalf=true"], "daemon may take .*lower arena.bytes"),
         (["arena.bytes=8MiB"], "the arena is under 16MiB: set arena.bytes, or node.memory"),
         (["arena.bytes=1000000001B", "arena.hugepages=true"], "arena.bytes a multiple of 2MiB"),
         (["config.dram.bytes=4GiB"], "config.dram.bytes is decided by the chart: set arena.bytes"),
@@ -271,7 +271,7 @@ class Refused(unittest.TestCase):
         (["nvme.enabled=true", "nvme.bytes=5GiB", "nvme.volume.type=claim"],
          "needs nvme.volume.claimName"),
         (["config.gpu.hbm_bytes=1GiB"], "gpu.access=none starts none: set gpu.access to env"),
-        (["gpu.runtimeClassName=nvidia"], "gpu.access is none: set gpu.access, or remove the class"),
+        (["gpu.runtimeClassName=nvidia"], "is none: set gpu.access, or remove the class"),
         (["metrics.monitor=ServiceMonitor", "service.enabled=false"], "set service.enabled=true"),
     )
 

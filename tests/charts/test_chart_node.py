@@ -108,8 +108,8 @@ class Taken(Case):
         return float(found.group(1))
 
     def test_memory_limit_holds_what_the_daemon_takes(self):
-        sizes = [("default-values.yaml", "--set", f"node.memory={4 * size}GiB,arena.bytes={size}GiB")
-                 for size in (1, 16, 512)]
+        sizes = [("default-values.yaml", "--set",
+                  f"node.memory={4 * size}GiB,arena.bytes={size}GiB") for size in (1, 16, 512)]
         sizes.append(("default-values.yaml", "--set", "config.clients.max=4096"))
         for name, *more in [(name,) for name in chart.ci_values()] + sizes:
             with self.subTest(values=name, more=more):
@@ -147,7 +147,8 @@ class Node(Case):
             shutil.copy(program, self.programs)
         self.rendered = objects(
             "default-values.yaml", "--set", f"socket.hostPath={self.folder}/sockets",
-            "--set", "tenants[0].name=a,tenants[0].gid=20001,tenants[1].name=b,tenants[1].gid=20002",
+            "--set", "tenants[0].name=a,tenants[0].gid=20001",
+            "--set", "tenants[1].name=b,tenants[1].gid=20002",
             "--set", "nvme.enabled=true,nvme.bytes=1GiB,security.seccomp=Localhost",
             "--set", "arena.bytes=96MiB,config.staging.total=96MiB,config.dram.piece_bytes=32MiB")
         self.pod = pod_of(self.rendered)

@@ -6,8 +6,8 @@ usage: seccomp_run.py --cc CC [--refuse NAME,...] [--errno N] PROFILE -- COMMAND
 
 PROFILE is the JSON that runtimes read: default action, and rules with names and arguments. System
 calls named by --refuse are refused whatever it says, with EPERM or the error N; PROFILE may be
-"allow". The filter is classic BPF, made here: one comparison for each name. Names that this kernel's
-headers do not know are left out, as runtimes do. Exit code 77: this machine takes no filters.
+"allow". The filter is classic BPF, made here: one comparison for each name. Names that the headers
+here do not know are left out, as runtimes do. Exit code 77: this machine takes no filters.
 """
 import argparse
 import ctypes
