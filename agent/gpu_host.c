@@ -395,6 +395,9 @@ static int channel_open(struct kvf_session *session, struct kvf_gpu_worker *work
     }
     kvf_gpud_head_init(&attach.head, KVF_GPUD_ATTACH, sizeof(attach));
     (void)snprintf(attach.socket_path, sizeof(attach.socket_path), "%s", path_of(session));
+    if (session->agent->n_tenants > 1) {
+        attach.flags = KVF_GPUD_ATTACH_NO_HANDLES; /* it might open another tenant's pages */
+    }
     status = kvf_seqpacket_send(worker->fd, &attach, sizeof(attach), &pair[0], 1);
     if (status == KVF_OK) {
         kvf_proto_head_init(&answer.head, KVF_WIRE_GPU_CHANNEL);

@@ -120,6 +120,7 @@ struct kvf_gpud_engine {
     bool is_broken; /* to be ended at the next safe place */
     int fd;
     int flag_fd;
+    bool has_handles; /* its memory may come by handles */
     uint64_t connection_id;
     char socket_path[KVF_GPUD_PATH_BYTES];
     char name[KVF_WIRE_NAME_BYTES];

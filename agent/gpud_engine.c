@@ -206,10 +206,18 @@ static int memory_begin(struct kvf_gpud_engine *engine, const struct kvf_gpud_me
                         struct kvf_gpud_mapped **memory_out)
 {
     struct kvf_gpu_device *device = engine->gpud->device;
-    struct kvf_gpud_mapped *memory = memory_new(engine, message->head.number);
+    struct kvf_gpud_mapped *memory;
     struct kvf_cuda_ipc_handle handle;
     int status;
 
+    if (message->kind == KVF_GPUD_MEMORY_HANDLE && !engine->has_handles) {
+        (void)snprintf(device->text, sizeof(device->text),
+                       "the daemon has several tenants, and a handle does not say whose memory it "
+                       "opens: allocate pages with cuMemCreate and a POSIX descriptor as handle "
+                       "type, or use path ENGINE");
+        return KVF_ERR_REFUSED;
+    }
+    memory = memory_new(engine, message->head.number);
     if (memory == NULL) {
         (void)snprintf(device->text, sizeof(device->text),
                        "the pages lie in more than %d allocations: use path ENGINE",
@@ -517,6 +525,7 @@ struct kvf_gpud_engine *kvf_gpud_engine_new(struct kvf_gpud *gpud, int fd,
     engine->fd = fd;
     engine->flag_fd = -1;
     engine->connection_id = attach->connection_id;
+    engine->has_handles = (attach->flags & KVF_GPUD_ATTACH_NO_HANDLES) == 0;
     memcpy(engine->socket_path, attach->socket_path, sizeof(engine->socket_path));
     (void)snprintf(engine->name, sizeof(engine->name), "unnamed");
     return engine;

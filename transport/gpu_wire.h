@@ -121,11 +121,15 @@ struct kvf_gpud_ready {
 };
 static_assert(sizeof(struct kvf_gpud_ready) == 408, "no hidden padding");
 
+/* A handle is a number that anybody may name, and says nothing about whose memory it opens; a
+ * descriptor is had from who has the memory. */
+#define KVF_GPUD_ATTACH_NO_HANDLES 1u
+
 struct kvf_gpud_attach { /* with one fd */
     struct kvf_gpud_head head;
     uint64_t connection_id; /* of the engine with the daemon */
     char socket_path[KVF_GPUD_PATH_BYTES];
-    uint32_t reserved;
+    uint32_t flags; /* KVF_GPUD_ATTACH_... */
 };
 static_assert(sizeof(struct kvf_gpud_attach) == 136, "no hidden padding");
 

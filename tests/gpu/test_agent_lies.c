@@ -255,6 +255,49 @@ static void test_worker_lies_to_the_engine(void **state)
     calls_close(&calls);
 }
 
+/* With two tenants a handle, which opens any memory whose number one guesses, is none to take;
+ * descriptors are. */
+static void test_handles_are_of_one_tenant(void **state)
+{
+    static const char *const sets[] = {"gpu.devices=all",
+#ifdef KVF_TEST_WORKER
+                                       "gpu.worker=" KVF_TEST_WORKER,
+#endif
+                                       "allow_uncalibrated=true",
+                                       "sockets.0.tenant=first",
+                                       "sockets.1.tenant=second",
+                                       NULL};
+    struct kvf_test_daemon kept = calls.daemon;
+    char paths[2][2 * KVF_TEST_PATH_BYTES];
+    struct kvf_gpu_region_options region = {
+        .struct_bytes = sizeof(region), .n_pages = 1, .tokens_a_page = 1};
+    struct kvf_gpu_region *unused = NULL;
+    void *layers[CALLS_LAYERS];
+    uint64_t address = calls_alloc(1 << 16);
+
+    (void)state;
+    kvf_test_daemon_create(&calls.daemon, sets);
+    (void)snprintf(paths[0], sizeof(paths[0]), "sockets.0.path=%s", calls.daemon.socket_path);
+    (void)snprintf(paths[1], sizeof(paths[1]), "sockets.1.path=%s2", calls.daemon.socket_path);
+    kvf_test_daemon_set(&calls.daemon, paths[0]);
+    kvf_test_daemon_set(&calls.daemon, paths[1]);
+    kvf_test_daemon_start(&calls.daemon);
+    calls_maps = true;
+    engine_open();
+    put_until_it_works();
+    calls_maps = false;
+    for (uint32_t i = 0; i < CALLS_LAYERS; i++) {
+        layers[i] = (void *)(uintptr_t)address;
+    }
+    region.k.layers = region.v.layers = layers;
+    assert_int_equal(kvf_gpu_register(calls.gpu, &region, &unused), KVF_ERR_REFUSED);
+    assert_non_null(strstr(calls.log_text, "several tenants"));
+    calls_close(&calls);
+    calls_free(address);
+    calls_daemon_stop(&calls);
+    calls.daemon = kept;
+}
+
 /* ----------------------------------------------------------------------------------------------
  * An engine that comes while the daemon is slow
  */
@@ -496,6 +539,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_memory_beyond_its_end),
         cmocka_unit_test(test_engine_does_not_listen),
         cmocka_unit_test(test_worker_lies_to_the_engine),
+        cmocka_unit_test(test_handles_are_of_one_tenant),
         cmocka_unit_test(test_nobody_waits_for_an_attach),
         cmocka_unit_test(test_device_fails),
         cmocka_unit_test(test_worker_lies_to_the_daemon),
