@@ -69,6 +69,14 @@ static __device__ __forceinline__ float estimate_reciprocal(float x)
     return estimate;
 }
 
+/* 1 / sqrt(x), the same. */
+static __device__ __forceinline__ float estimate_reciprocal_root(float x)
+{
+    float estimate;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(x));
+    return estimate;
+}
+
 /* a b + c, rounded, no less than 0 and no more than 1. */
 static __device__ __forceinline__ float fma_saturated(float a, float b, float c)
 {
@@ -93,6 +101,16 @@ static __device__ __forceinline__ void mma_bf16(float d[4], uint32_t a0, uint32_
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
         : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
+/* d += A B, in one product of 16 x 8 by 8 x 8. */
+static __device__ __forceinline__ void add_mma_bf16(float d[4], uint32_t a0, uint32_t a1,
+                                                    uint32_t b)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(b));
 }
 
 static __device__ __forceinline__ void mma_f16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2,
@@ -133,6 +151,14 @@ static __device__ __forceinline__ uint32_t pack_twos(int32_t a, int32_t b, uint3
 {
     uint32_t d;
     asm("cvt.pack.sat.u2.s32.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+/* The same with a and b clamped to -8 .. 7. */
+static __device__ __forceinline__ uint32_t pack_signed_nibbles(int32_t a, int32_t b, uint32_t c)
+{
+    uint32_t d;
+    asm("cvt.pack.sat.s4.s32.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
 

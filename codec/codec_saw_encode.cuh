@@ -4,6 +4,10 @@
  * whole vector. Numbers in comments are steps of codec_saw.h; who has which element is in
  * codec_saw_device.cuh, who has which vector in codec_saw_encode_rows.cuh.
  *
+ * There are few warps, for each has many registers, and a vector's scale is a long chain of
+ * instructions that wait for one another. So two tiles are coded at a time, as far as registers go,
+ * and otherwise the peaks of the next tile are found meanwhile.
+ *
  * Warps meet only over a mean. The first tile that a warp has of a row is a sample, and is summed
  * before the last tile of the row before is coded; one warp, another one each time, makes the mean
  * of the eight sums while the others code.
@@ -11,27 +15,13 @@
 #ifndef KVF_CODEC_CODEC_SAW_ENCODE_CUH
 #define KVF_CODEC_CODEC_SAW_ENCODE_CUH
 
+#include "codec/codec_saw_encode_codes.cuh"
 #include "codec/codec_saw_encode_rows.cuh"
 
 namespace kvf
 {
 
 constexpr uint32_t escape_threshold = 0x7fff7fff; /* NaN: nothing is kept */
-
-/* A test and a bench have encoders that are wrong on purpose: all but the first two. */
-enum class encode_variant {
-    normal,
-    search,      /* of three clip ratios the best is taken */
-    search_last, /* the same, but of two that are alike the smaller one */
-    swapped,     /* two stages of the rotation change places */
-    unrotated,
-    one_mean_barrier, /* not two by turns */
-};
-
-static constexpr __device__ bool has_search(encode_variant variant)
-{
-    return variant == encode_variant::search || variant == encode_variant::search_last;
-}
 
 /* (1) The largest magnitudes of the lane's elements, 0x7fff if one is NaN, in either half. */
 template <int dim>
@@ -55,6 +45,21 @@ static __device__ __forceinline__ uint32_t find_peak(uint32_t lane_peak)
     uint32_t peak = max_magnitudes(lane_peak, __shfl_xor_sync(all_lanes, lane_peak, 1));
     peak = max_magnitudes(peak, __shfl_xor_sync(all_lanes, peak, 2));
     return max_magnitudes(peak, permute_bytes(peak, 0, 0x1032)) & 0xffff;
+}
+
+/* Of two vectors. */
+template <int dim>
+static __device__ __forceinline__ void find_peaks(const uint32_t x[2][dim / 32][4],
+                                                  uint32_t peaks[2])
+{
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        peaks[i] = find_lane_peak<dim>(x[i]);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < 2; i++) {
+        peaks[i] = find_peak(peaks[i]);
+    }
 }
 
 /* (3) The smallest magnitude that is kept, twice; escape_threshold for escapes. */
@@ -313,19 +318,30 @@ rotate_words(const encode_target &at, const hadamard_pair &h16, uint32_t thresho
     }
 }
 
-template <int dim>
-static __device__ __forceinline__ void subtract_mean(const encode_target &at,
-                                                     float y[dim / 32][2][4])
+/* From n vectors. */
+template <int dim, uint32_t n>
+static __device__ __forceinline__ void subtract_means(const encode_target &at,
+                                                      float (*y)[dim / 32][2][4])
 {
 #pragma unroll
     for (uint32_t group = 0; group < dim / 16; group++) {
         const float4 mean = *reinterpret_cast<const float4 *>(&at.mean[group * 16]);
-        float *to = y[group / 2][group % 2];
-        to[0] -= mean.x;
-        to[1] -= mean.y;
-        to[2] -= mean.z;
-        to[3] -= mean.w;
+#pragma unroll
+        for (uint32_t i = 0; i < n; i++) {
+            float *to = y[i][group / 2][group % 2];
+            to[0] -= mean.x;
+            to[1] -= mean.y;
+            to[2] -= mean.z;
+            to[3] -= mean.w;
+        }
     }
+}
+
+template <int dim>
+static __device__ __forceinline__ void subtract_mean(const encode_target &at,
+                                                     float (&y)[dim / 32][2][4])
+{
+    subtract_means<dim, 1>(at, &y);
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -348,298 +364,100 @@ template <int dim> static __device__ __noinline__ float2 measure_floats(const fl
     return make_float2(min, max);
 }
 
-/* Of a vector, in each of its four lanes. As integers the bits of positive numbers are in order,
- * and those of negative ones, unsigned, are above them in reversed order; integers can be compared
- * three at a time. */
-template <int dim>
-static __device__ __forceinline__ void measure(float y[dim / 32][2][4], float *min_out,
-                                               float *max_out)
-{
-    const float *all = &y[0][0][0];
-    constexpr uint32_t half = dim / 8;
-    int32_t top = __float_as_int(all[0]);
-    int32_t top_2 = __float_as_int(all[half]);
-    uint32_t bottom = __float_as_uint(all[0]);
-    uint32_t bottom_2 = __float_as_uint(all[half]);
-#pragma unroll
-    for (uint32_t k = 1; k + 1 < half; k += 2) {
-        top = __vimax3_s32(top, __float_as_int(all[k]), __float_as_int(all[k + 1]));
-        bottom = __vimax3_u32(bottom, __float_as_uint(all[k]), __float_as_uint(all[k + 1]));
-        top_2 = __vimax3_s32(top_2, __float_as_int(all[half + k]),
-                             __float_as_int(all[half + k + 1]));
-        bottom_2 = __vimax3_u32(bottom_2, __float_as_uint(all[half + k]),
-                                __float_as_uint(all[half + k + 1]));
-    }
-    top = __vimax3_s32(top, top_2, __float_as_int(all[half - 1]));
-    bottom = __vimax3_u32(bottom, bottom_2, __float_as_uint(all[half - 1]));
-    top = max(top, __float_as_int(all[2 * half - 1]));
-    bottom = max(bottom, __float_as_uint(all[2 * half - 1]));
-#pragma unroll
-    for (uint32_t mask = 1; mask < 4; mask *= 2) {
-        top = max(top, __shfl_xor_sync(all_lanes, top, mask));
-        bottom = max(bottom, __shfl_xor_sync(all_lanes, bottom, mask));
-    }
-    *min_out = __uint_as_float(bottom);
-    *max_out = __int_as_float(top);
-    if (__any_sync(all_lanes, top < 0 || (int32_t)bottom >= 0)) {
-        float copy[dim / 4];
-#pragma unroll
-        for (uint32_t k = 0; k < dim / 4; k++) {
-            copy[k] = all[k];
-        }
-        float2 range = measure_floats<dim>(copy);
-        *min_out = range.x;
-        *max_out = range.y;
-    }
-}
+/* As integers the bits of positive numbers are in order, and those of negative ones, unsigned, are
+ * above them in reversed order; integers can be compared three at a time. So of numbers of both
+ * signs these are the largest and the least one. */
+struct number_range {
+    int32_t top;
+    uint32_t bottom;
 
-/* -------------------------------------------------------------------------------------------------
- * (7) Codes
- */
-
-/* The lane's element at an index of the stored order. */
-template <int dim>
-static __device__ __forceinline__ float &element_at(float y[dim / 32][2][4], uint32_t index)
-{
-    constexpr uint32_t products = dim / 16;
-    uint32_t product = index % products;
-    return y[product / 2][index / products % 2][product % 2 * 2 + index / (2 * products)];
-}
-
-/* A code, not yet clamped: sign and magnitude if it is negative. The product is a subnormal number,
- * whose bits are an integer; so the machine rounds the exact product to one, once. */
-struct quantizer {
-    float offset;
-    float factor;
-
-    __device__ __forceinline__ quantizer(const saw_scale &scale)
-        : offset(scale.offset * -0x1p-43f), factor(scale.factor * 0x1p-106f)
+    __device__ __forceinline__ bool has_both_signs() const
     {
+        return top >= 0 && (int32_t)bottom < 0;
     }
 
-    __device__ __forceinline__ int32_t code(float y) const
+    __device__ __forceinline__ float min() const
     {
-        return __float_as_int(__fmul_rn(__fmaf_rn(y, 0x1p-43f, offset), factor));
+        return __uint_as_float(bottom);
     }
 
-    /* Twice the code: what clamps to 4 bits then clamps it to 3. */
-    __device__ __forceinline__ int32_t twice(float y) const
+    __device__ __forceinline__ float max() const
     {
-        float code_bits = __fmul_rn(__fmaf_rn(y, 0x1p-43f, offset), factor);
-        return __float_as_int(code_bits + code_bits);
+        return __int_as_float(top);
+    }
+
+    /* Of these and those that another lane has. */
+    __device__ __forceinline__ number_range with(const number_range &others, uint32_t mask) const
+    {
+        return {::max(top, __shfl_xor_sync(all_lanes, others.top, mask)),
+                ::max(bottom, __shfl_xor_sync(all_lanes, others.bottom, mask))};
     }
 };
 
-/* Eight nibbles of 0 or 1 to bits. */
-static __device__ __forceinline__ uint32_t squeeze_to_1(uint32_t nibbles)
+/* Of the lane's elements. */
+template <int dim>
+static __device__ __forceinline__ number_range measure_lane(float y[dim / 32][2][4])
 {
-    nibbles = (nibbles | nibbles >> 3) & 0x03030303;
-    nibbles = (nibbles | nibbles >> 6) & 0x000f000f;
-    return (nibbles | nibbles >> 12) & 0xff;
-}
-
-/* The lane's n / 4 codes, in stored order, as fields of a plane; code(index) gives one, which is
- * clamped to the plane's range. The plane begins at `to`. */
-template <int dim, uint32_t plane_bits, typename F>
-static __device__ __forceinline__ void store_plane(uint8_t *to, uint32_t t, bool is_there, F code)
-{
-    constexpr uint32_t a_word = plane_bits == 2 ? 16 : 8; /* bits are packed as nibbles first */
-    constexpr uint32_t n_words = dim / 4 / a_word;
-    uint32_t words[n_words];
+    const float *all = &y[0][0][0];
+    constexpr uint32_t half = dim / 8;
+    number_range a = {__float_as_int(all[0]), __float_as_uint(all[0])};
+    number_range b = {__float_as_int(all[half]), __float_as_uint(all[half])};
 #pragma unroll
-    for (uint32_t w = 0; w < n_words; w++) {
-        words[w] = 0;
-#pragma unroll
-        for (uint32_t k = a_word; k > 0; k -= 2) {
-            uint32_t index = w * a_word + k;
-            words[w] = plane_bits == 2 ? pack_twos(code(index - 1), code(index - 2), words[w])
-                                       : pack_nibbles(code(index - 1), code(index - 2), words[w]);
-        }
+    for (uint32_t k = 1; k + 1 < half; k += 2) {
+        a.top = __vimax3_s32(a.top, __float_as_int(all[k]), __float_as_int(all[k + 1]));
+        a.bottom = __vimax3_u32(a.bottom, __float_as_uint(all[k]), __float_as_uint(all[k + 1]));
+        b.top = __vimax3_s32(b.top, __float_as_int(all[half + k]),
+                             __float_as_int(all[half + k + 1]));
+        b.bottom = __vimax3_u32(b.bottom, __float_as_uint(all[half + k]),
+                                __float_as_uint(all[half + k + 1]));
     }
-    if (!is_there) {
-        return;
-    }
-    to += t * (dim / 32 * plane_bits);
-    if constexpr (plane_bits == 1) {
-#pragma unroll
-        for (uint32_t w = 0; w < n_words; w += 2) {
-            *reinterpret_cast<uint16_t *>(to + w) = (uint16_t)(squeeze_to_1(words[w]) |
-                                                               squeeze_to_1(words[w + 1]) << 8);
-        }
-    } else if constexpr (n_words % 4 == 0 && plane_bits == 4) {
-#pragma unroll
-        for (uint32_t w = 0; w < n_words; w += 4) {
-            store_global(to + w * 4, words[w], words[w + 1], words[w + 2], words[w + 3]);
-        }
-    } else if constexpr (n_words % 2 == 0) {
-#pragma unroll
-        for (uint32_t w = 0; w < n_words; w += 2) {
-            store_global(to + w * 4, words[w], words[w + 1]);
-        }
-    } else {
-        store_global(to, words[0]);
-    }
+    a.top = __vimax3_s32(a.top, b.top, __float_as_int(all[half - 1]));
+    a.bottom = __vimax3_u32(a.bottom, b.bottom, __float_as_uint(all[half - 1]));
+    a.top = max(a.top, __float_as_int(all[2 * half - 1]));
+    a.bottom = max(a.bottom, __float_as_uint(all[2 * half - 1]));
+    return a;
 }
 
 template <int dim>
-static __device__ __forceinline__ void store_bytes(uint8_t *to, float y[dim / 32][2][4],
-                                                   const quantizer &by, uint32_t t)
+static __device__ __forceinline__ float2 measure_slowly(const float y[dim / 32][2][4])
 {
-    to += t * (dim / 4);
+    float copy[dim / 4];
 #pragma unroll
-    for (uint32_t w = 0; w < dim / 16; w += 4) {
-        uint32_t word[4];
-#pragma unroll
-        for (uint32_t k = 0; k < 4; k++) {
-            uint32_t first = (w + k) * 4;
-            word[k] = pack_bytes(by.code(element_at<dim>(y, first + 3)),
-                                 by.code(element_at<dim>(y, first + 2)), 0);
-            word[k] = pack_bytes(by.code(element_at<dim>(y, first + 1)),
-                                 by.code(element_at<dim>(y, first)), word[k]);
-        }
-        store_global(to + w * 4, word[0], word[1], word[2], word[3]);
+    for (uint32_t k = 0; k < dim / 4; k++) {
+        copy[k] = (&y[0][0][0])[k];
     }
+    return measure_floats<dim>(copy);
 }
 
-/* Eight pairs of bits, one a nibble, of either word: those of the first in the lower half. */
-static __device__ __forceinline__ uint32_t squeeze_pairs(uint32_t first, uint32_t second)
+/* Of a vector, in each of its four lanes: the least number and the largest one. */
+template <int dim> static __device__ __forceinline__ float2 measure(float y[dim / 32][2][4])
 {
-    uint32_t pairs = first | second << 2;
-    uint32_t moved = (pairs ^ pairs >> 2) & 0x0c0c0c0c;
-    pairs ^= moved ^ moved << 2;
-    moved = (pairs ^ pairs >> 4) & 0x00f000f0;
-    pairs ^= moved ^ moved << 4;
-    return permute_bytes(pairs, 0, 0x3120);
+    number_range range = measure_lane<dim>(y);
+    range = range.with(range, 1);
+    range = range.with(range, 2);
+    if (__any_sync(all_lanes, !range.has_both_signs())) {
+        return measure_slowly<dim>(y);
+    }
+    return make_float2(range.min(), range.max());
 }
 
-/* Codes of 3 bits. Twice a code is a nibble, and what was clamped is odd: bits 2 and 3 are those of
- * the first plane, bit 1 that of the second. Nibbles of even and of odd positions are words of
- * their own, so that one operation puts two of them together. */
+/* Of two vectors: of the first one in lanes 0 and 1, of the second one in lanes 2 and 3. */
 template <int dim>
-static __device__ __forceinline__ void store_threes(uint8_t *to, float y[dim / 32][2][4],
-                                                    const quantizer &by, uint32_t t, bool is_there)
+static __device__ __forceinline__ float2 measure_pair(float y[2][dim / 32][2][4], bool is_upper)
 {
-    constexpr uint32_t n_words = dim / 64; /* of the first plane */
-    uint32_t words[n_words];
-    uint32_t pairs[n_words];
-#pragma unroll
-    for (uint32_t w = 0; w < n_words; w++) {
-        uint32_t even = 0;
-        uint32_t odd = 0;
-#pragma unroll
-        for (uint32_t k = 16; k > 0; k -= 4) {
-            uint32_t index = w * 16 + k;
-            even = pack_nibbles(by.twice(element_at<dim>(y, index - 2)),
-                                by.twice(element_at<dim>(y, index - 4)), even);
-            odd = pack_nibbles(by.twice(element_at<dim>(y, index - 1)),
-                               by.twice(element_at<dim>(y, index - 3)), odd);
-        }
-        words[w] = (even >> 2 & 0x33333333) | (odd & 0xcccccccc);
-        pairs[w] = (even >> 1 & 0x11111111) | (odd & 0x22222222);
+    const number_range first = measure_lane<dim>(y[0]);
+    const number_range second = measure_lane<dim>(y[1]);
+    const number_range mine = {is_upper ? second.top : first.top,
+                               is_upper ? second.bottom : first.bottom};
+    const number_range other = {is_upper ? first.top : second.top,
+                                is_upper ? first.bottom : second.bottom};
+    number_range range = mine.with(other, 2);
+    range = range.with(range, 1);
+    if (__any_sync(all_lanes, !range.has_both_signs())) {
+        float2 both[2] = {measure_slowly<dim>(y[0]), measure_slowly<dim>(y[1])};
+        return make_float2(is_upper ? both[1].x : both[0].x, is_upper ? both[1].y : both[0].y);
     }
-    if (!is_there) {
-        return;
-    }
-    uint8_t *high = to + t * (dim / 16);
-    uint8_t *low = to + dim / 4 + t * (dim / 32);
-    if constexpr (n_words == 1) {
-        store_global(high, words[0]);
-        *reinterpret_cast<uint16_t *>(low) = (uint16_t)squeeze_pairs(pairs[0], 0);
-    } else if constexpr (n_words == 2) {
-        store_global(high, words[0], words[1]);
-        store_global(low, squeeze_pairs(pairs[0], pairs[1]));
-    } else {
-        store_global(high, words[0], words[1], words[2], words[3]);
-        store_global(low, squeeze_pairs(pairs[0], pairs[1]), squeeze_pairs(pairs[2], pairs[3]));
-    }
-}
-
-template <int dim, int bits>
-static __device__ __forceinline__ void store_codes(const encode_target &at, float y[dim / 32][2][4],
-                                                   const saw_scale &scale, bool is_there)
-{
-    constexpr uint32_t low_bits = saw_low_bits(bits);
-    uint8_t *to = at.codes;
-    const quantizer by(scale);
-    if constexpr (bits == 8) {
-        if (is_there) {
-            store_bytes<dim>(to, y, by, at.t);
-        }
-    } else if constexpr (bits == 3) {
-        store_threes<dim>(to, y, by, at.t, is_there);
-    } else if constexpr (low_bits == 0) {
-        store_plane<dim, bits>(to, at.t, is_there,
-                               [&](uint32_t i) { return by.code(element_at<dim>(y, i)); });
-    } else {
-        int32_t codes[dim / 4];
-#pragma unroll
-        for (uint32_t i = 0; i < dim / 4; i++) {
-            codes[i] = __vimin_s32_relu(by.code(element_at<dim>(y, i)), (1 << bits) - 1);
-        }
-        store_plane<dim, bits - low_bits>(to, at.t, is_there,
-                                          [&](uint32_t i) { return codes[i] >> low_bits; });
-        store_plane<dim, low_bits>(to + dim / 8 * (bits - low_bits), at.t, is_there,
-                                   [&](uint32_t i) { return codes[i] & ((1 << low_bits) - 1); });
-    }
-}
-
-/* -------------------------------------------------------------------------------------------------
- * (S) Search
- */
-
-/* By all threads: what the second and the third ratio cost at each i, less what the first one does,
- * in the lower and the upper half of a word, as signed numbers that are added. With the ratios of
- * codec_saw.h sums over a vector of 128 have room in 16 bits. */
-static __device__ __forceinline__ void fill_cost_table(const struct kvf_gpu_tensor &tensor,
-                                                       uint32_t *table)
-{
-    const float *ratios = tensor.clip_ratios;
-    const saw_costs with[SAW_SEARCH_RATIOS] = {{ratios[0], ratios[0], tensor.bits},
-                                               {ratios[0], ratios[1], tensor.bits},
-                                               {ratios[0], ratios[2], tensor.bits}};
-    for (uint32_t i = threadIdx.x; i < SAW_SEARCH_STEPS; i += SAW_ENCODE_THREADS) {
-        uint32_t first = with[0].of((float)i);
-        table[i] = with[1].of((float)i) - first + ((with[2].of((float)i) - first) << 16);
-    }
-}
-
-/* The best of the scales that the first three of a vector's lanes have. An i is found as codes are,
- * see above. */
-template <int dim, encode_variant variant>
-static __device__ __forceinline__ saw_scale choose_best(float y[dim / 32][2][4],
-                                                        const saw_scale &scale, float min,
-                                                        float max, const uint32_t *table)
-{
-    constexpr uint32_t escape_meta = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
-    uint32_t lane = threadIdx.x % warp_lanes / 4 * 4;
-    float factor = __shfl_sync(all_lanes, scale.factor, lane) * 0x1p-102f; /* 16 2^-106 */
-    float middle = 0.5f * (min + max) * -0x1p-43f;
-    uint32_t sum = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < dim / 4; i++) {
-        float distance = fabsf(__fmaf_rn(element_at<dim>(y, i), 0x1p-43f, middle));
-        sum += table[__float_as_uint(__fmul_rn(distance, factor))];
-    }
-    sum += __shfl_xor_sync(all_lanes, sum, 1);
-    sum += __shfl_xor_sync(all_lanes, sum, 2);
-    int32_t costs[SAW_SEARCH_RATIOS];
-    costs[0] = 0;
-    costs[1] = (int16_t)sum;
-    costs[2] = (int32_t)(sum - (uint32_t)costs[1]) >> 16;
-    uint32_t coded = __ballot_sync(all_lanes, scale.meta != escape_meta) >> lane;
-    int32_t least = 0x7fffffff;
-    uint32_t best = 0;
-#pragma unroll
-    for (uint32_t k = 0; k < SAW_SEARCH_RATIOS; k++) {
-        bool is_less = costs[k] < least ||
-                       (variant == encode_variant::search_last && costs[k] == least);
-        bool is_better = (coded >> k & 1) != 0 && is_less;
-        least = is_better ? costs[k] : least;
-        best = is_better ? k : best;
-    }
-    lane += best;
-    return {__shfl_sync(all_lanes, scale.meta, lane), __shfl_sync(all_lanes, scale.offset, lane),
-            __shfl_sync(all_lanes, scale.factor, lane)};
+    return make_float2(range.min(), range.max());
 }
 
 /* -------------------------------------------------------------------------------------------------
@@ -654,7 +472,18 @@ template <int dim, int bits, encode_variant variant> struct saw_coder {
                                                        const encode_ring<dim> &ring, uint32_t k,
                                                        bool is_there, const hadamard_pair &h16,
                                                        uint32_t *peak);
+    static __device__ __forceinline__ uint32_t encode_pair(encode_target &at,
+                                                           const uint32_t x[2][dim / 32][4],
+                                                           const uint32_t peaks[2],
+                                                           const bool is_there[2],
+                                                           const hadamard_pair &h16);
 };
+
+template <int bits> constexpr float saw_levels = (float)((1 << bits) - 1);
+template <int dim>
+constexpr float saw_sqrt_order = dim == 64    ? 8.0f
+                                 : dim == 128 ? 0x1.6a09e6p3f
+                                              : 16.0f;
 
 /* Code the lane's vector of tile k, if it exists, and go on to the next tile. *peak is that of tile
  * k, and becomes that of tile k + 1 (behind the last one: of the next row's first): what it takes
@@ -676,18 +505,15 @@ saw_coder<dim, bits, variant>::encode_tile(encode_target &at, const encode_ring<
     }
     ring.load(k + 1, x);
     uint32_t lane_peak = find_lane_peak<dim>(x);
-    float min;
-    float max;
-    measure<dim>(y, &min, &max);
-    constexpr float levels = (float)((1 << bits) - 1);
-    constexpr float sqrt_order = dim == 64 ? 8.0f : dim == 128 ? 0x1.6a09e6p3f : 16.0f;
-    saw_scale scale = choose_scale(at.clip_ratio, sqrt_order, sqrt_order / dim, min, max, levels,
-                                   1.0f / levels, threshold == escape_threshold);
+    const float2 range = measure<dim>(y);
+    saw_scale scale = choose_scale(at.clip_ratio, saw_sqrt_order<dim>, saw_sqrt_order<dim> / dim,
+                                   range.x, range.y, saw_levels<bits>, 1.0f / saw_levels<bits>,
+                                   threshold == escape_threshold);
     *peak = find_peak(lane_peak);
     if constexpr (has_search(variant)) {
-        scale = choose_best<dim, variant>(y, scale, min, max, at.table);
+        scale = choose_best<dim, variant>(y, scale, range.x, range.y, at.table);
     }
-    store_codes<dim, bits>(at, y, scale, is_there);
+    store_codes<dim, bits>(at.codes, y, scale, at.t, is_there);
     bool is_first = is_there && at.t == 0;
     if (is_first) {
         store_global(at.meta, scale.meta);
@@ -696,6 +522,66 @@ saw_coder<dim, bits, variant>::encode_tile(encode_target &at, const encode_ring<
     at.meta += KVF_SAW_TILE_TOKENS * meta_bytes;
     at.n_sinks -= KVF_SAW_TILE_TOKENS;
     return is_first && scale.meta == (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
+}
+
+/* Scales of two vectors, in all their lanes but for the meta words, of which each lane has one: two
+ * lanes of four find the scale of the first vector, the others that of the second one. */
+template <int dim, int bits>
+static __device__ __forceinline__ void choose_pair(const encode_target &at,
+                                                   float y[2][dim / 32][2][4],
+                                                   const bool is_escape[2], saw_scale scales[2])
+{
+    constexpr float levels = saw_levels<bits>;
+    constexpr float sqrt_order = saw_sqrt_order<dim>;
+    bool is_upper = at.t >= 2;
+    const float2 range = measure_pair<dim>(y, is_upper);
+    const saw_scale mine = choose_scale(at.clip_ratio, sqrt_order, sqrt_order / dim, range.x,
+                                        range.y, levels, 1.0f / levels,
+                                        is_upper ? is_escape[1] : is_escape[0]);
+    float offset = __shfl_xor_sync(all_lanes, mine.offset, 2);
+    float factor = __shfl_xor_sync(all_lanes, mine.factor, 2);
+    scales[0] = {mine.meta, is_upper ? offset : mine.offset, is_upper ? factor : mine.factor};
+    scales[1] = {mine.meta, is_upper ? mine.offset : offset, is_upper ? mine.factor : factor};
+}
+
+/* Code the lane's vectors of two tiles, those that exist, and go on to the next two: the one fills
+ * the gaps of the other, and what is read of the row is read once. Returns how many vectors are
+ * escapes. */
+template <int dim, int bits, encode_variant variant>
+__device__ __forceinline__ uint32_t saw_coder<dim, bits, variant>::encode_pair(
+    encode_target &at, const uint32_t x[2][dim / 32][4], const uint32_t peaks[2],
+    const bool is_there[2], const hadamard_pair &h16)
+{
+    constexpr int32_t tile_tokens = KVF_SAW_TILE_TOKENS;
+    constexpr uint32_t escape_meta = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
+    float y[2][dim / 32][2][4];
+    bool is_escape[2];
+#pragma unroll
+    for (int32_t i = 0; i < 2; i++) {
+        uint32_t threshold = keep_threshold(peaks[i], at.n_sinks <= i * tile_tokens);
+        is_escape[i] = threshold == escape_threshold;
+        rotate_words<dim, variant>(at, h16, threshold, x[i], y[i]);
+    }
+    if (at.mean != nullptr) {
+        subtract_means<dim, 2>(at, y);
+    }
+    saw_scale scales[2];
+    choose_pair<dim, bits>(at, y, is_escape, scales);
+    bool is_upper = at.t >= 2; /* then meta is that of the second one */
+    uint32_t meta = scales[0].meta;
+    bool is_first = at.t % 2 == 0 && (is_upper ? is_there[1] : is_there[0]);
+    if (is_first) {
+        store_global(at.meta, meta);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < 2; i++) {
+        store_codes<dim, bits>(at.codes + i * tile_tokens * (dim / 8 * bits), y[i], scales[i], at.t,
+                               is_there[i]);
+    }
+    at.codes += 2 * tile_tokens * (dim / 8 * bits);
+    at.meta += 2 * tile_tokens * meta_bytes;
+    at.n_sinks -= 2 * tile_tokens;
+    return __popc(__ballot_sync(all_lanes, is_first && meta == escape_meta));
 }
 
 /* Masks of the channels that are flipped: K's, then V's. */
@@ -711,8 +597,9 @@ static __device__ __forceinline__ void fill_signs(const struct kvf_gpu_work &wor
     }
 }
 
-/* What a warp does: prepare means, code tiles, ask for others. */
-template <int dim, int bits, encode_variant variant, typename coder = saw_coder<dim, bits, variant>>
+/* What a warp does: prepare means, code tiles, one or two at a time, ask for others. */
+template <int dim, int bits, encode_variant variant, typename coder = saw_coder<dim, bits, variant>,
+          bool in_pairs = false>
 struct encode_warp {
     static constexpr uint32_t n_slots = encode_ring<dim>::n_slots;
 
@@ -792,12 +679,13 @@ struct encode_warp {
     {
         uint32_t g = team.lane / 4;
         uint32_t token = tiles.first * KVF_SAW_TILE_TOKENS + g;
+        uint32_t meta_token = token + (in_pairs && team.lane % 4 >= 2 ? KVF_SAW_TILE_TOKENS : 0);
         encode_target at;
         at.tensor = &work.tensors[row.is_v];
         at.t = team.lane % 4;
         at.signs = signs + row.signs + at.t * 4;
         at.mean = row.is_centred ? shared->mean[turn] + at.t * 4 : nullptr;
-        at.meta = at_address<uint8_t>(row.meta) + token * coder::meta_bytes;
+        at.meta = at_address<uint8_t>(row.meta) + meta_token * coder::meta_bytes;
         at.codes = at_address<uint8_t>(row.codes) + token * (dim / 8 * bits);
         at.n_sinks = (int32_t)(row.n_sinks - token);
         at.table = table;
@@ -823,7 +711,7 @@ struct encode_warp {
      * before the present ones; all meet before the first one is needed. */
     __device__ __forceinline__ void look_ahead(uint32_t unit) const
     {
-        uint32_t n_units = warp_lanes / team.unit_rows();
+        uint32_t n_units = warp_lanes / encode_warps * team.row_warps; /* 32 / unit_rows() */
         uint32_t at = unit & (n_units - 1);
         if (at == n_units / 2 && team.warp == 0) {
             fill_rows(work, tensors, (unit + n_units / 2) * team.unit_rows(), shared->rows);
@@ -832,6 +720,68 @@ struct encode_warp {
         if (at == n_units - 1) {
             await(ENCODE_ROWS);
         }
+    }
+
+    /* Code the tiles of the unit, one by one, and ask for those of the next one. Returns how many
+     * vectors are escapes. */
+    __device__ __forceinline__ uint32_t run_tiles(uint32_t unit, const lane_tiles &tiles,
+                                                  encode_target &at, const encode_row &next,
+                                                  uint32_t page_id)
+    {
+        uint32_t n_escapes = 0;
+#pragma unroll 1
+        for (uint32_t k = 0; k < unit_tiles; k++) {
+            await_copies<n_slots - 2>(); /* of tile k + 1 */
+            if (k == unit_tiles - 1 && next.is_centred) {
+                prepare_mean(next, unit + 1);
+            }
+            if (k < tiles.n) {
+                bool is_escape = coder::encode_tile(at, ring, k, k < tiles.lane_n, h16, &peak);
+                n_escapes += __popc(__ballot_sync(all_lanes, is_escape));
+            }
+            if (k == unit_tiles - 1 && tiles.n < unit_tiles) {
+                peak = first_peak();
+            }
+            if (k == unit_tiles - n_slots) {
+                source.point_at(work, team, next, page_id);
+            }
+            source.fetch(work, team, ring, (k + n_slots) % unit_tiles);
+        }
+        return n_escapes;
+    }
+
+    /* The same, two by two. Their words are in registers when they are coded, so that their slots
+     * are filled meanwhile. */
+    __device__ __forceinline__ uint32_t run_pairs(uint32_t unit, const lane_tiles &tiles,
+                                                  encode_target &at, const encode_row &next,
+                                                  uint32_t page_id)
+    {
+        static_assert(!in_pairs || n_slots == unit_tiles, "a tile of the next row has its slot");
+        uint32_t n_escapes = 0;
+#pragma unroll 1
+        for (uint32_t k = 0; k < unit_tiles; k += 2) {
+            if (k == unit_tiles - 2 && next.is_centred) {
+                await_copies<0>(); /* of the next row's first tile, too */
+                prepare_mean(next, unit + 1);
+            } else {
+                await_copies<n_slots - 2>();
+            }
+            uint32_t x[2][dim / 32][4];
+            uint32_t peaks[2];
+            ring.load(k, x[0]);
+            ring.load(k + 1, x[1]);
+            find_peaks<dim>(x, peaks);
+            if (k == 0) {
+                source.point_at(work, team, next, page_id);
+            }
+            source.fetch(work, team, ring, k);
+            source.fetch(work, team, ring, k + 1);
+            if (k < tiles.n) {
+                const bool is_there[2] = {k < tiles.lane_n, k + 1 < tiles.lane_n};
+                n_escapes += coder::encode_pair(at, x, peaks, is_there, h16);
+            }
+        }
+        return n_escapes;
     }
 
     /* Code the row of the unit, and ask for the tiles of the next one. */
@@ -855,24 +805,11 @@ struct encode_warp {
                 await(ENCODE_NEXT_MEAN);
             }
         }
-        uint32_t n_escapes = 0;
-#pragma unroll 1
-        for (uint32_t k = 0; k < unit_tiles; k++) {
-            await_copies<n_slots - 2>(); /* of tile k + 1 */
-            if (k == unit_tiles - 1 && next->is_centred) {
-                prepare_mean(*next, unit + 1);
-            }
-            if (k < tiles.n) {
-                bool is_escape = coder::encode_tile(at, ring, k, k < tiles.lane_n, h16, &peak);
-                n_escapes += __popc(__ballot_sync(all_lanes, is_escape));
-            }
-            if (k == unit_tiles - 1 && tiles.n < unit_tiles) {
-                peak = first_peak();
-            }
-            if (k == unit_tiles - n_slots) {
-                source.point_at(work, team, *next, page_id);
-            }
-            source.fetch(work, team, ring, (k + n_slots) % unit_tiles);
+        uint32_t n_escapes;
+        if constexpr (in_pairs) {
+            n_escapes = run_pairs(unit, tiles, at, *next, page_id);
+        } else {
+            n_escapes = run_tiles(unit, tiles, at, *next, page_id);
         }
         if (n_escapes != 0 && team.lane == 0) {
             atomicAdd(&results_of(work)[block].n_escapes, n_escapes);
@@ -893,7 +830,9 @@ struct encode_warp {
             source.fetch(work, team, ring, k);
         }
         await_copies<n_slots - 1>();
-        peak = first_peak();
+        if constexpr (!in_pairs) {
+            peak = first_peak();
+        }
         if (row->is_centred) {
             prepare_mean(*row, 0);
         }
@@ -904,6 +843,14 @@ struct encode_warp {
         }
     }
 };
+
+/* Two tiles at a time? Two vectors of 256 have no room in registers, nor have two of 64 in those of
+ * three thread blocks; a search takes all four lanes for one vector; and with 8 bits there is so
+ * much to move that it gains nothing. */
+static constexpr __device__ bool saw_in_pairs(int dim, int bits, encode_variant variant)
+{
+    return dim == 128 && bits < 8 && !has_search(variant);
+}
 
 template <int dim, int bits, encode_variant variant = encode_variant::normal>
 static __device__ __forceinline__ void encode_rows_fast(const struct kvf_gpu_work &work,
@@ -917,7 +864,9 @@ static __device__ __forceinline__ void encode_rows_fast(const struct kvf_gpu_wor
             work.tensors[tensors == 2 ? 1 : 0],
             reinterpret_cast<uint32_t *>(shared_bytes + saw_encode_shared_bytes(&work, dim)));
     }
-    encode_warp<dim, bits, variant>(work, tensors, shared_bytes).run();
+    encode_warp<dim, bits, variant, saw_coder<dim, bits, variant>,
+                saw_in_pairs(dim, bits, variant)>(work, tensors, shared_bytes)
+        .run();
 }
 
 } /* namespace kvf */

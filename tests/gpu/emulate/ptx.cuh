@@ -46,6 +46,11 @@ static inline float estimate_reciprocal(float x)
     return 1.0f / x;
 }
 
+static inline float estimate_reciprocal_root(float x)
+{
+    return 1.0f / sqrtf(x);
+}
+
 static inline float fma_saturated(float a, float b, float c)
 {
     float d = fmaf(a, b, c);
@@ -108,6 +113,11 @@ static inline void mma_bf16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, u
     emulate_mma<emulate_bf16>(d, {{a0, a1, a2, a3, b0, b1}});
 }
 
+static inline void add_mma_bf16(float d[4], uint32_t a0, uint32_t a1, uint32_t b)
+{
+    emulate_mma<emulate_bf16>(d, {{a0, a1, 0, 0, b, 0}});
+}
+
 static inline void mma_f16(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                            uint32_t b0, uint32_t b1)
 {
@@ -141,6 +151,12 @@ template <int bits> static inline uint32_t emulate_pack(int32_t a, int32_t b, ui
 {
     constexpr int32_t top = (1 << bits) - 1;
     return c << (2 * bits) | (uint32_t)min(max(a, 0), top) << bits | (uint32_t)min(max(b, 0), top);
+}
+
+static inline uint32_t pack_signed_nibbles(int32_t a, int32_t b, uint32_t c)
+{
+    uint32_t low = (uint32_t)min(max(b, -8), 7) & 15;
+    return c << 8 | ((uint32_t)min(max(a, -8), 7) & 15) << 4 | low;
 }
 
 static inline uint32_t pack_nibbles(int32_t a, int32_t b, uint32_t c)
