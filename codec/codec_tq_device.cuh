@@ -43,11 +43,36 @@ static __device__ __forceinline__ uint32_t tq_step(float y, float f, float middl
     return __float_as_uint(__fmul_rn(fma_saturated(y, f, middle), grid));
 }
 
+/* Roots, reciprocals and quotients, rounded as the compiler's are, by the steps that it takes where
+ * numbers are not near the ends of the range, without its branches for those: a vector with such a
+ * number is an escape or 0, whatever comes out here. */
+static __device__ __forceinline__ float tq_root(float square)
+{
+    float estimate = estimate_reciprocal_root(square);
+    float root = square * estimate;
+    root = __fmaf_rn(__fmaf_rn(-root, root, square), 0.5f * estimate, root);
+    return square != 0.0f ? root : 0.0f;
+}
+
+static __device__ __forceinline__ float tq_reciprocal(float x)
+{
+    float estimate = estimate_reciprocal(x);
+    return __fmaf_rn(estimate, -__fmaf_rn(estimate, x, -1.0f), estimate);
+}
+
+static __device__ __forceinline__ float tq_quotient(float a, float b)
+{
+    float estimate = estimate_reciprocal(b);
+    estimate = __fmaf_rn(estimate, __fmaf_rn(-estimate, b, 1.0f), estimate);
+    float quotient = a * estimate;
+    return __fmaf_rn(estimate, __fmaf_rn(-quotient, b, a), quotient);
+}
+
 /* (6) root: of S. */
 static __device__ __forceinline__ float tq_quantizer(const struct kvf_gpu_rotation &rotation,
                                                      float root)
 {
-    float f = rotation.quantize * __frcp_rn(root);
+    float f = rotation.quantize * tq_reciprocal(root);
     return root != 0.0f ? f : 0.0f;
 }
 
@@ -85,16 +110,16 @@ static __device__ __forceinline__ uint32_t tq_choose_scale(const struct kvf_gpu_
     float scale;
     switch (tensor.flags & KVF_TENSOR_SCALE_MASK) {
     case KVF_TENSOR_SCALE_MATCHED:
-        scale = __fsqrt_rn(__fdiv_rn(square, power)) * rotation.scale;
+        scale = tq_root(tq_quotient(square, power)) * rotation.scale;
         break;
     case KVF_TENSOR_SCALE_LEAST_SQUARES:
-        scale = __fdiv_rn(product, power) * rotation.scale;
+        scale = tq_quotient(product, power) * rotation.scale;
         break;
     case KVF_TENSOR_SCALE_UNBIASED:
-        scale = __fdiv_rn(square, product) * rotation.scale;
+        scale = tq_quotient(square, product) * rotation.scale;
         break;
     default:
-        scale = __fsqrt_rn(square) * rotation.root_mean_square;
+        scale = tq_root(square) * rotation.root_mean_square;
         break;
     }
     return square != 0.0f ? tq_scale_bits(scale) : 0;

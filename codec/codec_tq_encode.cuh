@@ -117,12 +117,10 @@ template <int dim, int bits> struct tq_coder {
 
     static_assert(dim == 128, "a lane has 32 codes");
 
-    /* What is stored of the lane's elements; entries are those of the table. */
-    static __device__ __forceinline__ void
-    store_entries(const encode_target &at, const uint32_t entries[dim / 4], bool is_there)
+    /* What is stored of the lane's elements. */
+    static __device__ __forceinline__ void store_words(const encode_target &at,
+                                                       const uint32_t words[bits], bool is_there)
     {
-        uint32_t words[bits];
-        join_codes<bits>(entries, words);
         if (!is_there) {
             return;
         }
@@ -138,26 +136,49 @@ template <int dim, int bits> struct tq_coder {
 
     /* (7) P and Q of the vector. */
     static __device__ __forceinline__ float sum_products(float y[dim / 32][2][4],
-                                                         const float levels[dim / 4])
+                                                         const uint32_t entries[dim / 4])
     {
         float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (uint32_t i = 0; i < dim / 4; i++) {
-            sums[i / run] = __fmaf_rn(element_at<dim>(y, i), levels[i], sums[i / run]);
+            float level = __uint_as_float(entries[i] & 0xffff0000);
+            sums[i / run] = __fmaf_rn(element_at<dim>(y, i), level, sums[i / run]);
         }
         return add_lane_sums(sums);
     }
 
-    static __device__ __forceinline__ float sum_powers(const float levels[dim / 4])
+    /* The product of the levels, a half of those of eight vectors as rows and the other half as eight
+     * more, with either half as columns: Q is where a half of a vector meets itself, in register g % 2
+     * or 2 + g % 2 of lane 4 g + g / 2. Exact in any order. */
+    static __device__ __forceinline__ float sum_powers(const uint32_t entries[dim / 4])
     {
-        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float upper[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float lower[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-        for (uint32_t i = 0; i < dim / 4; i++) {
-            sums[i / run] = __fmaf_rn(levels[i], levels[i], sums[i / run]);
+        for (uint32_t i = 0; i < dim / 4; i += 4) {
+            uint32_t first = permute_bytes(entries[i], entries[i + 1], 0x7632);
+            uint32_t second = permute_bytes(entries[i + 2], entries[i + 3], 0x7632);
+            add_mma_bf16(upper, first, second, first);
+            add_mma_bf16(lower, first, second, second);
         }
-        float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]); /* exact in any order */
-        sum += __shfl_xor_sync(all_lanes, sum, 1);
-        return sum + __shfl_xor_sync(all_lanes, sum, 2);
+        uint32_t lane = threadIdx.x % warp_lanes;
+        float sum = (lane & 4) != 0 ? upper[1] + lower[3] : upper[0] + lower[2];
+        return __shfl_sync(all_lanes, sum, (lane & 28) | lane >> 3);
+    }
+
+    /* The same of two bits by the words of codes: two levels have one magnitude, two another one, and
+     * the bits of those of the smaller one are unlike. */
+    static __device__ __forceinline__ float sum_powers_of_twos(const uint32_t words[bits])
+    {
+        constexpr int32_t levels[] = {KVF_TQ_LEVELS_2};
+        constexpr int32_t small = levels[2] - KVF_TQ_LEVEL_BIAS;
+        constexpr int32_t large = levels[3] - KVF_TQ_LEVEL_BIAS;
+        uint32_t unlike = ((words[0] ^ words[0] >> 1) & 0x55555555) |
+                          ((words[1] ^ words[1] << 1) & 0xaaaaaaaa);
+        int32_t n_small = __popc(unlike);
+        n_small += __shfl_xor_sync(all_lanes, n_small, 1);
+        n_small += __shfl_xor_sync(all_lanes, n_small, 2);
+        return (float)(dim * large * large - n_small * (large * large - small * small));
     }
 
     /* As saw's. */
@@ -184,7 +205,7 @@ template <int dim, int bits> struct tq_coder {
             squares[i / run] = __fmaf_rn(value, value, squares[i / run]);
         }
         float square = add_lane_sums(squares);
-        float root = __fsqrt_rn(square);
+        float root = tq_root(square);
         *peak = find_peak(lane_peak);
         bool is_escape = (threshold == escape_threshold) | !tq_fits(rotation, root);
         float f = tq_quantizer(rotation, root);
@@ -197,14 +218,18 @@ template <int dim, int bits> struct tq_coder {
             uint32_t step = tq_step(element_at<dim>(y, i), f, middle);
             entries[i] = load_shared(lane_at + step * (warp_lanes * 4));
         }
-        store_entries(at, entries, is_there);
-        float levels[dim / 4];
-#pragma unroll
-        for (uint32_t i = 0; i < dim / 4; i++) {
-            levels[i] = __uint_as_float(entries[i] & 0xffff0000);
+        uint32_t words[bits];
+        join_codes<bits>(entries, words);
+        store_words(at, words, is_there);
+        float product = tq_takes_product(*at.tensor) ? sum_products(y, entries) : 0.0f;
+        float power = 0.0f;
+        if (tq_takes_power(*at.tensor)) {
+            if constexpr (bits == 2) {
+                power = sum_powers_of_twos(words);
+            } else {
+                power = sum_powers(entries);
+            }
         }
-        float product = tq_takes_product(*at.tensor) ? sum_products(y, levels) : 0.0f;
-        float power = tq_takes_power(*at.tensor) ? sum_powers(levels) : 0.0f;
         uint32_t scale = tq_choose_scale(*at.tensor, rotation, square, product, power);
         bool is_first = is_there && at.t == 0;
         if (is_first) {

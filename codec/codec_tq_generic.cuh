@@ -241,7 +241,7 @@ static __device__ uint32_t encode_rotation(const tq_row &at, uint32_t r, uint8_t
     __syncwarp();
     float square = sum_positions(order, rotation.n,
                                  [&](uint32_t i, float sum) { return __fmaf_rn(y[i], y[i], sum); });
-    float root = __fsqrt_rn(square);
+    float root = tq_root(square);
     float f = tq_quantizer(rotation, root);
     for (uint32_t i = lane_id(); i < rotation.n; i += warp_lanes) {
         codes[i] = (uint8_t)tq_code(rotation.bits, tq_step(y[i], f, 0.5f));

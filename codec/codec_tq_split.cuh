@@ -445,7 +445,7 @@ static __device__ __forceinline__ uint32_t encode_split(const struct kvf_gpu_ten
         sums[p / run] = __fmaf_rn(value, value, p % run == 0 ? 0.0f : sums[p / run]);
     }
     float square = add_split_sums(sums);
-    float root = __fsqrt_rn(square);
+    float root = tq_root(square);
     *is_escape = *is_escape | !tq_fits(rotation, root);
     float f = tq_quantizer(rotation, root);
     f = *is_escape ? 0.0f : f;
