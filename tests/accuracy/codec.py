@@ -27,6 +27,7 @@ CHUNK_TOKENS = 256
 RECORD_PAGE_BYTES = 4096
 DTYPE_BF16 = 1
 KIND_KV = 1
+ROPE_PRE = 1
 ROPE_POST = 2
 ALLOW_UNCALIBRATED = 1
 ITEM_BYTES = 2
@@ -46,6 +47,7 @@ class Shape:
     n_layers: int
     n_heads: int
     dim: int
+    rope_state: int = ROPE_POST
 
 
 class Geometry(ctypes.Structure):
@@ -154,7 +156,8 @@ class Handle:
         self.library = library
         self.shape = shape
         self.client = ctypes.c_void_p()
-        geometry = Geometry(ctypes.sizeof(Geometry), KIND_KV, DTYPE_BF16, ROPE_POST, 0,
+        geometry = Geometry(ctypes.sizeof(Geometry), KIND_KV, DTYPE_BF16,
+                            shape.rope_state, 0,
                             shape.n_layers, shape.n_heads, shape.dim, shape.dim, CHUNK_TOKENS, 0)
         raw = 2 * shape.n_layers * shape.n_heads * CHUNK_TOKENS * shape.dim * ITEM_BYTES
         options = Options()

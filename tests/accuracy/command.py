@@ -19,6 +19,7 @@ import gauss  # noqa: E402
 WINDOWS = 49
 TOKENS = 2048
 PAGES = "bf16-pages"  # not a profile: fp32 K and V rounded to what an engine's cache holds
+BEFORE_ROPE = "@pre"  # behind the name of a profile that gets K before RoPE
 NOT_EVIDENCE = "not evidence for your model"
 SKETCH_WINDOWS = 100  # codecs' first sketch took the first ones of heldout.txt
 ALL, FIRST = "all of the text", "the first ones"  # orders of windows
@@ -29,7 +30,8 @@ PROFILE, CALIBRATED, COMPARATOR, REFERENCE = "profile", "calibrated", "comparato
 NAMED = {
     "mha_saw4_dnll": ("mha-28m", "balanced"),
     "mha_saw3_dnll": ("mha-28m", "saw3-search"),
-    "mha_tq2_dnll": ("mha-28m", "tq2-centred"),
+    "mha_tq2_dnll": ("mha-28m", "tq2-centred@pre"),
+    "mha_tq2_post_dnll": ("mha-28m", "tq2-centred"),
     "mha_xcl3_dnll": ("mha-28m", "ref-xcl3"),
     "mha_xcl2_dnll": ("mha-28m", "ref-xcl2-lo"),
     "gqa_xgcl3_dnll": ("gqa-26m", "ref-xgcl3"),
@@ -95,7 +97,8 @@ def add_arguments(parser) -> None:
     group.add_argument("--tokens", metavar="N", type=int, default=TOKENS,
                        help="tokens of a window; default %(default)s")
     group.add_argument("--profiles", metavar="NAME", nargs="*",
-                       help="only these; default: all that the library lists, comparators, and "
+                       help=f"only these, those with {BEFORE_ROPE} behind the name with K before "
+                            "RoPE; default: all that the library lists, comparators, and "
                             "references of X instead of K and V")
     group.add_argument("--profile-file", metavar="FILE", nargs="*", default=[],
                        help="files by kvferry calibrate: each is measured on the model whose "
@@ -188,7 +191,7 @@ def measure(options, socket: str, add_value) -> list:
     else:
         others = [*comparators.NAMES, *xquant.NAMES]
     known = [PAGES, *all_profiles(options.build), *others]
-    strangers = set(options.profiles or []) - set(known)
+    strangers = {name.removesuffix(BEFORE_ROPE) for name in options.profiles or []} - set(known)
     if strangers:
         raise Failure(f"no profile {', '.join(sorted(strangers))}, only {', '.join(known)}")
     options.profiles = known if options.profiles is None else options.profiles

@@ -25,10 +25,10 @@ import maths as maths_module
 import model as model_module
 import text as text_module
 import xquant
-from codec import (CHUNK_TOKENS, ITEM_BYTES, RECORD_PAGE_BYTES, CodecError, Handle, LayerCodec,
-                   Tensor)
+from codec import (CHUNK_TOKENS, ITEM_BYTES, RECORD_PAGE_BYTES, ROPE_POST, ROPE_PRE, CodecError,
+                   Handle, LayerCodec, Tensor)
 from codec import Shape as BlockShape
-from command import ALL, CALIBRATED, COMPARATOR, FIRST, PAGES, PROFILE, REFERENCE
+from command import (ALL, BEFORE_ROPE, CALIBRATED, COMPARATOR, FIRST, PAGES, PROFILE, REFERENCE)
 
 KNOWN = json.loads((Path(__file__).parent / "known.json").read_text(encoding="utf-8"))
 PASSAGE = Path(text_module.CAPTURE) / "moby_dick_ch85.txt"  # what comparators are fitted to
@@ -371,15 +371,24 @@ def block_sizes(subject: Subject, codec: LayerCodec) -> tuple[float, float]:
     return (records - len(chunks) * RECORD_PAGE_BYTES) / raw, records / raw
 
 
-def compare(subject: Subject, replace, name: tuple[str, str], begin=lambda: None) -> Row:
-    """All windows with K and V replaced, beside the base. name: of the profile, and its kind.
-    begin(): for each batch, how K and V are made of the layers' inputs. Sizes are the caller's."""
+@dataclass(frozen=True)
+class Way:
+    """How K and V come about: what Model.hidden takes; begin() gives project for each batch."""
+
+    replace: object = None
+    begin: object = lambda: None
+    before: object = None
+
+
+def compare(subject: Subject, way: Way, name: tuple[str, str]) -> Row:
+    """All windows with K and V replaced, beside the base. name: of the profile, and its kind. Sizes
+    are the caller's."""
     began = time.monotonic()
     deltas, divergences, flips = [], [], []
 
     def judge(batch):
         at, ids = batch
-        hidden = subject.model.hidden(ids, replace, begin())
+        hidden = subject.model.hidden(ids, way.replace, way.begin(), way.before)
         return at, [subject.model.judge(ids[i], hidden[i], subject.hidden[at + i])
                     for i in range(len(ids))]
 
@@ -400,7 +409,7 @@ def compare(subject: Subject, replace, name: tuple[str, str], begin=lambda: None
 
 def compare_pages(subject: Subject) -> Row:
     """What rounding K and V to bf16 costs beside fp32, which is part of the base elsewhere."""
-    row = compare(subject, None, (PAGES, PROFILE))
+    row = compare(subject, Way(), (PAGES, PROFILE))
     row.dnll_windows = [-delta for delta in row.dnll_windows]
     return row
 
@@ -408,7 +417,8 @@ def compare_pages(subject: Subject) -> Row:
 # --- what is measured of a model -----------------------------------------------------------------
 
 class Profile:
-    """A profile of the library, built in or made for the model."""
+    """A profile of the library, built in or made for the model. With BEFORE_ROPE behind its name it
+    gets K before RoPE, which is turned behind the decoder."""
 
     def __init__(self, subject: Subject, library, options, name: str,
                  weights_digest: bytes | None = None) -> None:
@@ -417,10 +427,13 @@ class Profile:
         self.library = library
         self.n_workers = options.workers
         self.weights_digest = weights_digest
+        self.profile = name.removesuffix(BEFORE_ROPE)
+        self.is_before = self.profile != name
+        self.shape = replace(subject.block_shape,
+                             rope_state=ROPE_PRE if self.is_before else ROPE_POST)
 
     def digest(self) -> str:
-        handle = Handle(self.library, self.name, self.subject.block_shape,
-                        self.weights_digest or bytes(32))
+        handle = Handle(self.library, self.profile, self.shape, self.weights_digest or bytes(32))
         try:
             return handle.digest()
         finally:
@@ -428,12 +441,14 @@ class Profile:
 
     def measure(self) -> Row:
         subject = self.subject
-        codec = LayerCodec(self.library, self.name, subject.block_shape, self.n_workers,
+        codec = LayerCodec(self.library, self.profile, self.shape, self.n_workers,
                            self.weights_digest, subject.maths.windows_at_once)
         try:
             sizes = block_sizes(subject, codec)
             kind = PROFILE if self.weights_digest is None else CALIBRATED
-            row = compare(subject, Replaced(subject.maths, through_codec(codec)), (self.name, kind))
+            coded = Replaced(subject.maths, through_codec(codec))
+            way = Way(subject.rounded, before=coded) if self.is_before else Way(coded)
+            row = compare(subject, way, (self.name, kind))
             row.payload, row.block = sizes
             return row
         finally:
@@ -479,8 +494,8 @@ class Comparator:
 
             subject.model.hidden(ids[None], fit)
         with ThreadPoolExecutor(self.n_workers) as pool:
-            replace = Replaced(subject.maths, through_comparator(made, pool))
-            row = compare(subject, replace, (self.name, COMPARATOR))
+            coded = Replaced(subject.maths, through_comparator(made, pool))
+            row = compare(subject, Way(coded), (self.name, COMPARATOR))
         row.payload = made.bits_a_value() / (8 * ITEM_BYTES)
         row.block = row.payload + RECORD_PAGE_BYTES / subject.chunk_bytes
         return row
@@ -499,7 +514,7 @@ class Reference:
     def measure(self) -> Row:
         subject = self.subject
         made = xquant.Setting(self.name, subject.model)
-        row = compare(subject, subject.rounded, (self.name, REFERENCE), made.begin)
+        row = compare(subject, Way(subject.rounded, made.begin), (self.name, REFERENCE))
         row.payload = made.share()
         row.block = row.payload + RECORD_PAGE_BYTES / subject.chunk_bytes
         return row

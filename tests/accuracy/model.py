@@ -136,8 +136,9 @@ def rope_tables(n_tokens: int, dim: int, theta: float) -> tuple[np.ndarray, np.n
 
 class Model:
     """A decoder. replace(layer, k, v), if given, returns what attention is computed with; k and v
-    are [window, kv_head, token, dim], K after RoPE. project(layer, x), if given, returns K and V
-    before bias, [window, token, width], of the input of a layer's projections."""
+    are [window, kv_head, token, dim], K after RoPE; before(layer, k, v) does the same with K before
+    RoPE. project(layer, x), if given, returns K and V before bias, [window, token, width], of the
+    input of a layer's projections."""
 
     def __init__(self, file, maths) -> None:
         self.maths = maths
@@ -165,7 +166,7 @@ class Model:
     def _norm(self, x, name: str, layer: int | None):
         return self.maths.rms_norm(x, self.weights[name, layer, "weight"], self.shape.rms_eps)
 
-    def _attention(self, h, layer: int, tables, replace, project):
+    def _attention(self, h, layer: int, tables, replace, project, before):
         maths, shape = self.maths, self.shape
         x = self._norm(h, "attention_norm", layer)
         q = maths.rope(maths.heads(self._linear(x, "q", layer), shape.n_heads), *tables)
@@ -173,8 +174,10 @@ class Model:
         k, v = (self._linear(x, name, layer) if product is None
                 else self._biased(product, name, layer)
                 for name, product in zip(("k", "v"), products))
-        k = maths.rope(maths.heads(k, shape.n_kv_heads), *tables)
-        v = maths.heads(v, shape.n_kv_heads)
+        k, v = (maths.heads(part, shape.n_kv_heads) for part in (k, v))
+        if before is not None:
+            k, v = before(layer, k, v)
+        k = maths.rope(k, *tables)
         if replace is not None:
             k, v = replace(layer, k, v)
         return self._linear(maths.attention(q, k, v), "o", layer)
@@ -184,13 +187,13 @@ class Model:
         gated = self.maths.gated(self._linear(x, "gate", layer), self._linear(x, "up", layer))
         return self._linear(gated, "down", layer)
 
-    def hidden(self, ids: np.ndarray, replace=None, project=None):
+    def hidden(self, ids: np.ndarray, replace=None, project=None, before=None):
         """[window, token, width] after the last norm, of [window, token] ids."""
         tables = rope_tables(ids.shape[1], self.shape.dim, self.shape.rope_theta)
         tables = tuple(self.maths.array(table) for table in tables)
         h = self.maths.rows(self.weights["embedding", None, "weight"], ids)
         for layer in range(self.shape.n_layers):
-            h = h + self._attention(h, layer, tables, replace, project)
+            h = h + self._attention(h, layer, tables, replace, project, before)
             h = h + self._feed_forward(h, layer)
         return self._norm(h, "output_norm", None)
 

@@ -199,6 +199,7 @@ class Report(unittest.TestCase):
     def test_every_figure_is_measured_with_a_profile_that_exists(self):
         used = {*(profile for _, profile in command.NAMED.values() if profile),
                 *gauss.COSINES.values(), *gauss.RATIOS.values()}
+        used = {name.removesuffix(command.BEFORE_ROPE) for name in used}
         references = {name for name in used if name.startswith("ref-")}
         self.assertLessEqual(used - references, set(command.all_profiles(BUILD)))
         if HAS_NUMPY:
@@ -509,8 +510,16 @@ class Model(unittest.TestCase):
         self.assertLess(4 * found["balanced"]["kl"], again["saw2"]["kl"])
 
 
+    def test_keys_before_rope(self):
+        """What a lossless codec gives back is turned as if nothing had been."""
+        found, _ = self.bench("tq2", "tq2@pre", "exact@pre")
+        self.assertLess(found["exact@pre"]["kl"], 1e-3)
+        self.assertTrue(0.5 < found["tq2@pre"]["kl"] / found["tq2"]["kl"] < 2)
+        self.assertNotEqual(found["tq2@pre"]["kl"], found["tq2"]["kl"])
+        self.assertEqual(found["tq2@pre"]["payload"], found["tq2"]["payload"])
+
     def test_windows_from_several_starts(self):
-        found, said = self.bench("saw2", "ref-x16", more=("--starts", "2"))
+        found, _ = self.bench("saw2", "ref-x16", more=("--starts", "2"))
         one = found["saw2"]
         # of the last window of a text there is one start only
         self.assertEqual((one["pairs"], one["tokens"]), (4, 4 * 299))

@@ -13,11 +13,11 @@ ref-xgcl4, 3, 2     as xcl, of the joint latent of K and V; -d1: differences fro
                     centred
 ref-kv4, 3, 2       for comparison: K before RoPE without bias, and V; -f3: layers 0 to 2 at 4 bits
 
-Codes are spread evenly over the range of a group, of 128 where it can be. -paper: as published, the whole range of
-values as they are. Else each group of channels is rotated, the best of nine shares of its range is
-taken, and K and its latents have the mean of each channel and block taken out. Of X and its
-differences the zero is a code at 4 bits and more and lies between two codes below that, so that a
-group costs 16 + bits more; -lo, -paper and latents: the least value in fp16, 32 more.
+Codes are spread evenly over the range of a group, of 128 where it can be. -paper: as published, the
+whole range of values as they are. Else each group of channels is rotated, the best of nine shares
+of its range is taken, and K and its latents have the mean of each channel and block taken out. Of X
+and its differences the zero is a code at 4 bits and more and lies between two codes below that, so
+that a group costs 16 + bits more; -lo, -paper and latents: the least value in fp16, 32 more.
 """
 
 from __future__ import annotations
