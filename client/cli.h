@@ -2,7 +2,8 @@
  *
  * cli.h: the parts of the kvferry command. kvferry.c reads the arguments and finds the subcommand;
  * cli_data.c speaks to the daemon through libkvferry, cli_admin.c through the admin socket;
- * cli_inspect.c and cli_calibrate.c ask nobody, they read captures; cli_svd.c reads models.
+ * cli_inspect.c and cli_calibrate.c ask nobody, they read captures; cli_svd.c and cli_plan.c read
+ * models.
  */
 #ifndef KVF_CLIENT_CLI_H
 #define KVF_CLIENT_CLI_H
@@ -72,6 +73,20 @@ struct cli {
     uint64_t queries;
     uint64_t threads;
     uint64_t rank; /* svd */
+    /* plan; 0 and NULL: not said */
+    const char *profiles;
+    double link_gbs;
+    double tflops;
+    double fixed_ms;
+    uint64_t tokens;
+    struct {
+        uint64_t layers;
+        uint64_t d_model;
+        uint64_t heads; /* of K and V */
+        uint64_t query_heads;
+        uint64_t dim;
+        uint64_t ffn_width;
+    } shape;
 };
 
 /* Say what went wrong on stderr, "kvferry: ...", and return code. */
@@ -102,6 +117,7 @@ int cli_profiles(const struct cli *cli); /* asks nobody, as do those below */
 int cli_inspect(const struct cli *cli);
 int cli_calibrate(const struct cli *cli);
 int cli_svd(const struct cli *cli);
+int cli_plan(const struct cli *cli);
 
 /* Evict one key of a label through the library. */
 int cli_evict_key(const struct cli *cli);

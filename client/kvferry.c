@@ -16,6 +16,7 @@
 #include "base/parse.h"
 #include "client/calib_search.h"
 #include "client/cli.h"
+#include "client/cost.h"
 
 #define SOCKET_DEFAULT "/run/kvferry/kvferryd.sock"
 
@@ -70,6 +71,17 @@ static const struct option_row option_rows[] = {
     {'i', "sinks", "N", "leading tokens of a text kept raw (calibrate: 4, inspect: 0)"},
     {'Q', "queries", "N", "queries a head and capture, at most (64)"},
     {'j', "threads", "N", "as many as processors"},
+    {'p', "profiles", "LIST", "profiles to compare, with commas (some of each kind)"},
+    {'U', "link", "GB/S", "rate of the link to the GPU, 10^9 bytes a second"},
+    {'V', "tflops", "X", "rate of products, 10^12 operations a second"},
+    {'f', "fixed", "MS", "time of a fetch before its first byte (0)"},
+    {'X', "tokens", "N", "of the prompt (4096)"},
+    {'2', "layers", "N", "of the model; this and what follows go before its file"},
+    {'3', "d-model", "N", "elements of X, a layer's input"},
+    {'4', "heads", "N", "K/V heads of a layer"},
+    {'5', "query-heads", "N", "query heads of a layer (as K/V heads)"},
+    {'6', "dim", "N", "elements of a head's vectors"},
+    {'7', "ffn", "N", "width of the feed-forward part, of what a token goes through"},
     {'R', "rank", "N", "elements of a latent, at most (all that K and V follow from)"},
 };
 #define OPTION_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
@@ -126,6 +138,13 @@ static const struct command commands[] = {
      "Decomposes [W_K | W_V] of each layer of a folder of Hugging Face, a .safetensors or a .gguf "
      "file, and\nwrites the factors to --write. The file names the weights: by --weights-digest, "
      "else by their SHA-256.\nNeeds OpenBLAS. Asks no daemon."},
+    {"plan", "[MODEL]", "UVXfp234567", 1, true, cli_plan,
+     "tell what fetching K and V, or X, costs beside computing",
+     "Bytes a token, and milliseconds to fetch and to rebuild K and V, by profile, for a folder "
+     "with config.json,\na config.json, a .safetensors or .gguf file, or a shape; and from how "
+     "many "
+     "tokens on that is faster than\nto compute them again. Sizes are those of the codecs, rates "
+     "are yours. Asks no daemon."},
     {"bench", "", "czdDWK", 0, false, cli_bench, "measure puts and gets beside a memcpy",
      "Puts --count (256) blocks of --size with --depth in flight, gets them back, and copies the "
      "same bytes\nby memcpy on one core. The blocks are evicted at the end."},
@@ -184,7 +203,8 @@ const char *cli_bytes_text(uint64_t bytes, char *out, size_t out_bytes)
 static void print_help(void)
 {
     printf("usage: kvferry COMMAND [OPTION]...\n\n"
-           "Asks a kvferryd on this machine, or looks at captures of K and V.\n\ncommands:\n");
+           "Asks a kvferryd on this machine, or looks at captures of K and V and at "
+           "models.\n\ncommands:\n");
     for (size_t i = 0; i < COMMANDS; i++) {
         printf("    %-10s %s\n", commands[i].name, commands[i].summary);
     }
@@ -323,6 +343,35 @@ static int add_folder(struct cli_folders *folders, const char *folder)
     return CLI_OK;
 }
 
+/* Numbers of plan. */
+static int take_plan_number(struct cli *cli, char letter, const char *text)
+{
+    switch (letter) {
+    case 'U':
+        return parse_real("link", text, 1e6, &cli->link_gbs);
+    case 'V':
+        return parse_real("tflops", text, 1e6, &cli->tflops);
+    case 'f':
+        return parse_real("fixed", text, 1e6, &cli->fixed_ms);
+    case 'X':
+        return parse_count("tokens", text, KVF_COST_TOKENS_MAX, &cli->tokens);
+    case '2':
+        return parse_count("layers", text, KVF_LAYERS_MAX, &cli->shape.layers);
+    case '3':
+        return parse_count("d-model", text, KVF_WEIGHTS_WIDTH_MAX, &cli->shape.d_model);
+    case '4':
+        return parse_count("heads", text, KVF_HEADS_MAX, &cli->shape.heads);
+    case '5':
+        return parse_count("query-heads", text, KVF_HEADS_MAX, &cli->shape.query_heads);
+    case '6':
+        return parse_count("dim", text, KVF_DIM_MAX, &cli->shape.dim);
+    case '7':
+        return parse_count("ffn", text, KVF_WEIGHTS_FFN_MAX, &cli->shape.ffn_width);
+    default:
+        return take_number(cli, letter, text);
+    }
+}
+
 /* Numbers of inspect and calibrate. */
 static int take_measure_number(struct cli *cli, char letter, const char *text)
 {
@@ -354,11 +403,11 @@ static int take_measure_number(struct cli *cli, char letter, const char *text)
         cli->has_sinks = true;
         return CLI_OK;
     default:
-        return take_number(cli, letter, text);
+        return take_plan_number(cli, letter, text);
     }
 }
 
-/* Texts of inspect and calibrate. */
+/* Texts of inspect, calibrate and plan. */
 static int take_measure_option(struct cli *cli, char letter, const char *argument)
 {
     const struct {
@@ -368,7 +417,7 @@ static int take_measure_option(struct cli *cli, char letter, const char *argumen
         {'P', &cli->profile},        {'S', &cli->svg_file},     {'L', &cli->workload},
         {'G', &cli->weights_digest}, {'F', &cli->weights_file}, {'A', &cli->adapter_digest},
         {'w', &cli->write_file},     {'N', &cli->name},         {'x', &cli->codecs},
-        {'r', &cli->rope_state},
+        {'r', &cli->rope_state},     {'p', &cli->profiles},
     };
 
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {

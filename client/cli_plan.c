@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * cli_plan.c: kvferry plan: bytes and times of a prompt by profile, beside computing it again.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "client/cli.h"
+#include "client/cost.h"
+
+#define PROFILES_DEFAULT                                                                           \
+    "raw,exact,safe,balanced,dense,saw3-search9,tq3,x8,x4,x3,x2,xcl4,xcl3,xcl2,xgcl4,xgcl3,xgcl2"
+
+enum {
+    ROWS_MAX = 64,
+    TOKENS_DEFAULT = 4096,
+};
+
+struct row {
+    const struct kvf_profile *profile;
+    struct kvf_cost cost;
+    int status;
+};
+
+struct plan {
+    const struct cli *cli;
+    struct kvf_weights_model model;
+    struct kvf_cost_rates rates;
+    uint32_t n_tokens;
+    double recompute_s;
+    struct row rows[ROWS_MAX];
+    uint32_t n_rows;
+};
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t text_bytes = strlen(text);
+    size_t end_bytes = strlen(end);
+
+    return text_bytes >= end_bytes && strcmp(text + text_bytes - end_bytes, end) == 0;
+}
+
+/* The model's shape: of a file, with what the command line says in its place. */
+static int find_model(struct plan *plan)
+{
+    const struct cli *cli = plan->cli;
+    struct kvf_weights_model *m = &plan->model;
+    char why[KVF_WEIGHTS_WHY_BYTES];
+    const struct {
+        uint64_t value;
+        uint32_t *to;
+    } fields[] = {
+        {cli->shape.layers, &m->n_layers},     {cli->shape.d_model, &m->d_model},
+        {cli->shape.heads, &m->n_heads},       {cli->shape.query_heads, &m->n_query_heads},
+        {cli->shape.dim, &m->dim_k},           {cli->shape.dim, &m->dim_v},
+        {cli->shape.ffn_width, &m->ffn_width},
+    };
+    int status = KVF_OK;
+
+    if (cli->file != NULL &&
+        (ends_with(cli->file, ".gguf") || ends_with(cli->file, ".safetensors"))) {
+        struct kvf_weights *weights = NULL;
+
+        status = kvf_weights_open(cli->file, &weights, why);
+        if (status == KVF_OK) {
+            *m = weights->model;
+        }
+        kvf_weights_close(weights);
+    } else if (cli->file != NULL) {
+        status = kvf_weights_model_read(cli->file, m, why);
+    }
+    if (status != KVF_OK) {
+        return cli_fail(CLI_FAILED, "%s: %s", cli->file, why);
+    }
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        if (fields[i].value != 0) {
+            *fields[i].to = (uint32_t)fields[i].value;
+        }
+    }
+    if (m->n_query_heads == 0) {
+        m->n_query_heads = m->n_heads;
+    }
+    if (kvf_weights_check_model(m, why) != KVF_OK) {
+        return cli_fail(CLI_USAGE,
+                        "plan: name a model, or give --layers, --d-model, --heads and --dim (%s)",
+                        why);
+    }
+    return CLI_OK;
+}
+
+/* One profile of the list. Those of the default list that have no form for the model are left out,
+ * those that were named say so. */
+static int add_row(struct plan *plan, const char *name, bool is_named)
+{
+    struct row row = {.profile = kvf_profile_find(name)};
+
+    if (row.profile == NULL || row.profile->opaque) {
+        return cli_fail(CLI_USAGE, "--profiles: '%s' is no profile of K and V or X of this release",
+                        name);
+    }
+    row.status = kvf_cost_of(&plan->model, row.profile, &plan->rates, plan->n_tokens, &row.cost);
+    if (row.status != KVF_OK && is_named) {
+        return cli_fail(CLI_FAILED,
+                        "profile %s has no form for this model: X has %u elements a token and "
+                        "layer, K and V have %u",
+                        name, plan->model.d_model,
+                        plan->model.n_heads * (plan->model.dim_k + plan->model.dim_v));
+    }
+    if (row.status == KVF_OK) {
+        plan->rows[plan->n_rows++] = row;
+    }
+    return CLI_OK;
+}
+
+static int add_rows(struct plan *plan)
+{
+    const char *list = plan->cli->profiles != NULL ? plan->cli->profiles : PROFILES_DEFAULT;
+    int code = CLI_OK;
+
+    while (code == CLI_OK && *list != '\0') {
+        size_t bytes = strcspn(list, ",");
+        char name[KVF_PROFILE_NAME_BYTES];
+
+        if (plan->n_rows == ROWS_MAX) {
+            return cli_fail(CLI_USAGE, "--profiles: more than %d", ROWS_MAX);
+        }
+        snprintf(name, sizeof(name), "%.*s", (int)bytes, list);
+        code = add_row(plan, name, plan->cli->profiles != NULL);
+        list += bytes + (list[bytes] == ',' ? 1 : 0);
+    }
+    return code;
+}
+
+/* The fastest row; NULL: computing again is faster than all. */
+static const struct row *choose(const struct plan *plan, bool is_lossless)
+{
+    const struct row *best = NULL;
+    double least_s = plan->recompute_s;
+
+    for (uint32_t i = 0; i < plan->n_rows; i++) {
+        const struct row *row = &plan->rows[i];
+
+        if ((!is_lossless || row->profile->lossless) && row->cost.total_s < least_s) {
+            best = row;
+            least_s = row->cost.total_s;
+        }
+    }
+    return best;
+}
+
+static const char *name_of(const struct row *row)
+{
+    return row != NULL ? row->profile->name : "recompute";
+}
+
+static const char *kind_text(const struct plan *plan, const struct row *row)
+{
+    switch (kvf_cost_kind(&plan->model, row->profile)) {
+    case KVF_KIND_X:
+        return "X";
+    case KVF_KIND_XG:
+        return "latent";
+    default:
+        return "KV";
+    }
+}
+
+static void print_text(const struct plan *plan)
+{
+    const struct kvf_weights_model *m = &plan->model;
+
+    printf("%u layers, %u elements of X, %u of K and V (%u heads of %u + %u), %u tokens, "
+           "%.1f GB/s, %.0f TFLOP/s\n\n",
+           m->n_layers, m->d_model, m->n_heads * (m->dim_k + m->dim_v), m->n_heads, m->dim_k,
+           m->dim_v, plan->n_tokens, plan->rates.link_bytes_per_s * 1e-9,
+           plan->rates.flop_per_s * 1e-12);
+    printf("%-14s %-7s %-8s %14s %7s %10s %10s %10s %10s\n", "profile", "stores", "", "bytes/token",
+           "ratio", "fetch ms", "rebuild ms", "total ms", "break-even");
+    for (uint32_t i = 0; i < plan->n_rows; i++) {
+        const struct row *row = &plan->rows[i];
+        double kv_bytes = 2.0 * m->n_layers * m->n_heads * (m->dim_k + m->dim_v);
+        char tokens[16] = "never";
+
+        if (row->cost.break_even_tokens != 0) {
+            snprintf(tokens, sizeof(tokens), "%u", row->cost.break_even_tokens);
+        }
+        printf("%-14s %-7s %-8s %s%12.1f %7.2f %10.2f %10.2f %10.2f %10s\n", row->profile->name,
+               kind_text(plan, row), row->profile->lossless ? "lossless" : "lossy",
+               row->cost.is_bound ? "<=" : "  ", row->cost.bytes_a_token,
+               kv_bytes / row->cost.bytes_a_token, row->cost.fetch_s * 1e3,
+               row->cost.rebuild_s * 1e3, row->cost.total_s * 1e3, tokens);
+    }
+    printf("%-14s %-7s %-8s %14s %7s %10s %10s %10.2f\n\n", "recompute", "", "", "", "", "", "",
+           plan->recompute_s * 1e3);
+    printf("least time: %s; without loss: %s\n", name_of(choose(plan, false)),
+           name_of(choose(plan, true)));
+}
+
+static json_t *row_json(const struct plan *plan, const struct row *row)
+{
+    const struct kvf_cost *cost = &row->cost;
+    json_t *json = json_pack(
+        "{s:s, s:s, s:b, s:b, s:i, s:f, s:f, s:f, s:f, s:f}", "profile", row->profile->name,
+        "stores", kind_text(plan, row), "lossless", (int)row->profile->lossless, "is_bound",
+        (int)cost->is_bound, "chunk_tokens", (int)cost->chunk_tokens, "bytes_a_token",
+        cost->bytes_a_token, "bytes", cost->bytes, "fetch_ms", cost->fetch_s * 1e3, "rebuild_ms",
+        cost->rebuild_s * 1e3, "total_ms", cost->total_s * 1e3);
+
+    if (json != NULL) {
+        json_object_set_new(json, "break_even_tokens",
+                            cost->break_even_tokens != 0
+                                ? json_integer((json_int_t)cost->break_even_tokens)
+                                : json_null());
+    }
+    return json;
+}
+
+static void print_json(const struct plan *plan)
+{
+    const struct kvf_weights_model *m = &plan->model;
+    json_t *rows = json_array();
+
+    for (uint32_t i = 0; i < plan->n_rows; i++) {
+        json_array_append_new(rows, row_json(plan, &plan->rows[i]));
+    }
+    cli_print_json(json_pack(
+        "{s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i}, s:i, s:f, s:f, s:f, s:f, s:o, s:s, s:s}", "model",
+        "layers", (int)m->n_layers, "d_model", (int)m->d_model, "query_heads",
+        (int)m->n_query_heads, "heads", (int)m->n_heads, "dim_k", (int)m->dim_k, "dim_v",
+        (int)m->dim_v, "ffn_width", (int)m->ffn_width, "tokens", (int)plan->n_tokens, "link_gbs",
+        plan->rates.link_bytes_per_s * 1e-9, "tflops", plan->rates.flop_per_s * 1e-12, "fixed_ms",
+        plan->rates.fixed_s * 1e3, "recompute_ms", plan->recompute_s * 1e3, "rows", rows, "choice",
+        name_of(choose(plan, false)), "choice_lossless", name_of(choose(plan, true))));
+}
+
+int cli_plan(const struct cli *cli)
+{
+    struct plan plan = {
+        .cli = cli,
+        .rates = {.link_bytes_per_s = cli->link_gbs * 1e9,
+                  .flop_per_s = cli->tflops * 1e12,
+                  .fixed_s = cli->fixed_ms * 1e-3},
+        .n_tokens = cli->tokens != 0 ? (uint32_t)cli->tokens : TOKENS_DEFAULT,
+    };
+    int code;
+
+    if (cli->link_gbs <= 0 || cli->tflops <= 0) {
+        return cli_fail(CLI_USAGE, "plan: --link and --tflops are needed, as measured");
+    }
+    code = find_model(&plan);
+    if (code == CLI_OK) {
+        plan.recompute_s = kvf_cost_recompute_s(&plan.model, &plan.rates, plan.n_tokens);
+        code = add_rows(&plan);
+    }
+    if (code == CLI_OK && cli->is_json) {
+        print_json(&plan);
+    } else if (code == CLI_OK) {
+        print_text(&plan);
+    }
+    return code;
+}
