@@ -18,8 +18,8 @@
  *
  * Source: XQuant (arXiv:2508.10395), section on cost: 4 t d^2 a layer for X where w = 2 d, and
  * 8 t d (d / g) for sums of latents where r = w = 2 d / g; one product of all of K and V for
- * latents instead of the article's two. Rates are the caller's, as measured; nothing of the arithmetic of
- * decoding is counted: it is hidden behind the link.
+ * latents instead of the article's two. Rates are the caller's, as measured; nothing of the
+ * arithmetic of decoding is counted: it is hidden behind the link.
  */
 #ifndef KVF_CLIENT_COST_H
 #define KVF_CLIENT_COST_H
