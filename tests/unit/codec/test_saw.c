@@ -135,8 +135,7 @@ static void records_are_those_of_the_text(void **state)
         "balanced",     "safe",       "saw8",        "saw4-paper",  "saw6",         "saw5",
         "saw3",         "saw2",       "saw3-search", "saw2-search", "saw4-search9", "saw3-search9",
         "saw2-search9", "saw3-paper", "naive4",      "naive3",      "naive2",       "x4",
-        "x3",           "x2",         "x8",          "x6",          "x4-paper",     "x3-paper",
-        "x2-paper",     "x2-lo"};
+        "x3",           "x2",         "x8",          "x4-paper",    "x2-paper"};
     enum {
         N_FULL = 8 /* the first ones with every dim, the others each with some */
     };
