@@ -563,6 +563,60 @@ static void attention_stays_what_it_is(void **state)
     }
 }
 
+/* Error over power of X of one layer of a model, all tokens but the first, which is unlike the
+ * others. */
+static double x_distortion(const struct kvf_test_kv *x, uint32_t layer, const char *profile)
+{
+    struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 1, 1, 1, 1, TOKENS);
+    struct fixture_trip trip;
+
+    assert_int_equal(kvf_x_geometry(KVF_KIND_X, x->dim, &geometry), KVF_OK);
+    fixture_trip_init(&trip, &geometry, profile, TOKENS);
+    assert_int_equal(kvf_test_kv_layer_bytes(x), trip.kv.k_bytes);
+    memcpy(trip.kv.memory, x->data + layer * trip.kv.k_bytes, trip.kv.k_bytes);
+    fixture_trip_run(&trip);
+    double distortion = fixture_distortion(&trip.kv, &trip.back, 0, 1);
+    fixture_trip_fini(&trip);
+    return distortion;
+}
+
+/* X has channels that are many times larger than others: rotation and the search of a ratio lower
+ * the error of the published encoder at every width. */
+static void rotation_pays_for_x(void **state)
+{
+    static const char *const profiles[][2] = {
+        {"x4", "x4-paper"}, {"x3", "x3-paper"}, {"x2", "x2-paper"}};
+
+    (void)state;
+    for (int i = 0; i < N_MODELS; i++) {
+        char folder[KVF_TEST_PATH_BYTES];
+        uint32_t layers[4] = {0, 1, 12, 23};
+
+        snprintf(folder, sizeof(folder), "%s/%s", KVF_TEST_KV_FOLDER, models[i].name);
+        if (strncmp(models[i].name, "smollm2", 7) == 0) {
+            layers[2] = 15;
+            layers[3] = 29;
+        }
+        for (int p = 0; p < 3; p++) {
+            double ours = 0.0;
+            double published = 0.0;
+
+            for (int l = 0; l < 4; l++) {
+                struct kvf_test_kv x = {0};
+
+                assert_int_equal(kvf_test_kv_find(folder, "x", layers[l], &x), KVF_OK);
+                assert_int_equal(kvf_test_kv_load(folder, &x), KVF_OK);
+                ours += x_distortion(&x, layers[l] - x.layer_first, profiles[p][0]) / 4;
+                published += x_distortion(&x, layers[l] - x.layer_first, profiles[p][1]) / 4;
+                kvf_test_kv_free(&x);
+            }
+            print_message("%s: distortion by %s %.4f, by %s %.4f\n", models[i].name, profiles[p][0],
+                          ours, profiles[p][1], published);
+            assert_true(ours < published);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -573,6 +627,7 @@ int main(void)
         cmocka_unit_test(kivi_takes_the_hard_heads_as_they_are),
         cmocka_unit_test(tq_has_the_distortion_of_its_levels),
         cmocka_unit_test(attention_stays_what_it_is),
+        cmocka_unit_test(rotation_pays_for_x),
     };
 
     int failures = 0;
