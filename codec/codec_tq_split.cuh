@@ -33,7 +33,7 @@ struct split_shared {
     uint32_t tables[2][KVF_TQ_TABLE_WORDS * KVF_TQ_SPLIT_COPIES]; /* by m */
     uint4 list;
     float numbers[split_dim]; /* sums of magnitudes by channel, then a mean on its way */
-    uint8_t is_left_out[split_samples];
+    uint4 is_left_out[split_samples / 16];                /* bytes */
     uint32_t tiles[split_warps][warp_lanes * tile_words]; /* samples first */
 };
 
@@ -178,26 +178,33 @@ static __device__ __forceinline__ float add_split_sums(float sums[KVF_TQ_PARTIAL
  * Tiles
  */
 
-/* From pages to a tile of n tokens from `token` on, by a warp. */
+/* From pages to a tile of n tokens, at most 32, from `token` on, by a warp. */
 static __device__ __forceinline__ void load_tile(const row_pages &pages, uint32_t *tile,
                                                  uint32_t token, uint32_t n)
 {
     constexpr uint32_t batch = 4;
     uint32_t lane = lane_id();
+    uint64_t from = 0; /* of the vector with the lane's number */
+    if (lane < n) {
+        from = reinterpret_cast<uint64_t>(pages.vector(token + lane));
+    }
     if (pages.is_aligned()) {
-        for (uint32_t first = lane / 16; first < n; first += 2 * batch) {
+#pragma unroll 1
+        for (uint32_t first = 0; first < n; first += 2 * batch) {
             uint4 pieces[batch];
 #pragma unroll
             for (uint32_t k = 0; k < batch; k++) {
-                if (first + 2 * k < n) {
-                    pieces[k] = *reinterpret_cast<const uint4 *>(
-                        pages.vector(token + first + 2 * k) + lane % 16 * 16);
+                uint32_t v = first + 2 * k + lane / 16;
+                uint64_t vector = of_lane(from, v);
+                if (v < n) {
+                    pieces[k] = *at_address<const uint4>(vector + lane % 16 * 16);
                 }
             }
 #pragma unroll
             for (uint32_t k = 0; k < batch; k++) {
-                uint32_t *words = tile + (first + 2 * k) * tile_words + lane % 16 * 4;
-                if (first + 2 * k < n) {
+                uint32_t v = first + 2 * k + lane / 16;
+                uint32_t *words = tile + v * tile_words + lane % 16 * 4;
+                if (v < n) {
                     words[0] = pieces[k].x;
                     words[1] = pieces[k].y;
                     words[2] = pieces[k].z;
@@ -206,10 +213,13 @@ static __device__ __forceinline__ void load_tile(const row_pages &pages, uint32_
             }
         }
     } else {
-        for (uint32_t i = lane; i < n * split_dim; i += warp_lanes) {
-            uint32_t v = i / split_dim;
-            reinterpret_cast<uint16_t *>(tile + v * tile_words)[i % split_dim] =
-                reinterpret_cast<const uint16_t *>(pages.vector(token + v))[i % split_dim];
+#pragma unroll 1
+        for (uint32_t v = 0; v < n; v++) {
+            const uint16_t *vector = at_address<const uint16_t>(of_lane(from, v));
+            uint16_t *halves = reinterpret_cast<uint16_t *>(tile + v * tile_words);
+            for (uint32_t i = lane; i < split_dim; i += warp_lanes) {
+                halves[i] = vector[i];
+            }
         }
     }
     __syncwarp();
@@ -235,6 +245,7 @@ static __device__ __forceinline__ void load_samples(const split_row &at, split_s
 {
     uint32_t n_tokens = at.part.n_tokens;
     uint32_t *samples = shared->tiles[0];
+    uint8_t *left_out = reinterpret_cast<uint8_t *>(shared->is_left_out);
     for (uint32_t s = warp_id(); s < KVF_SAW_PARTIAL_SUMS; s += split_warps) {
         uint32_t token = sampled_token(n_tokens, s * KVF_SAW_TILE_TOKENS);
         uint32_t n = token < n_tokens ? min((uint32_t)KVF_SAW_TILE_TOKENS, n_tokens - token) : 0;
@@ -248,8 +259,7 @@ static __device__ __forceinline__ void load_samples(const split_row &at, split_s
         }
         uint32_t threshold = keep_threshold(find_peak(peak), token + g >= at.part.n_sinks);
         if (lane_id() % 4 == 0) {
-            shared->is_left_out[s * KVF_SAW_TILE_TOKENS + g] = g >= n ||
-                                                               threshold == escape_threshold;
+            left_out[s * KVF_SAW_TILE_TOKENS + g] = g >= n || threshold == escape_threshold;
         }
     }
     __syncthreads();
@@ -262,18 +272,33 @@ static __device__ __forceinline__ float sum_split_samples(const split_shared *sh
                                                           uint32_t *count_out, F f)
 {
     const uint16_t *halves = reinterpret_cast<const uint16_t *>(shared->tiles[0]) + threadIdx.x;
-    float sums[KVF_SAW_PARTIAL_SUMS];
-    uint32_t count = 0;
+    float sums[KVF_SAW_PARTIAL_SUMS] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
+    uint32_t count = split_samples;
+    uint32_t any = 0;
 #pragma unroll
-    for (uint32_t s = 0; s < KVF_SAW_PARTIAL_SUMS; s++) {
-        const uint2 left_out = reinterpret_cast<const uint2 *>(shared->is_left_out)[s];
-        sums[s] = 0.0f;
+    for (uint32_t i = 0; i < split_samples / 16; i++) {
+        const uint4 flags = shared->is_left_out[i];
+        any |= flags.x | flags.y | flags.z | flags.w;
+    }
+    if (any == 0) {
 #pragma unroll
-        for (uint32_t k = 0; k < KVF_SAW_TILE_TOKENS; k++) {
-            uint32_t half = halves[(s * KVF_SAW_TILE_TOKENS + k) * (2 * tile_words)];
-            if (((k < 4 ? left_out.x : left_out.y) >> k % 4 * 8 & 1) == 0) {
-                sums[s] += f(__uint_as_float(half << 16));
-                count++;
+        for (uint32_t i = 0; i < split_samples; i++) {
+            uint32_t half = halves[i * (2 * tile_words)];
+            sums[i / KVF_SAW_TILE_TOKENS] += f(__uint_as_float(half << 16));
+        }
+    } else {
+        const uint8_t *left_out = reinterpret_cast<const uint8_t *>(shared->is_left_out);
+        count = 0;
+#pragma unroll
+        for (uint32_t s = 0; s < KVF_SAW_PARTIAL_SUMS; s++) {
+#pragma unroll 1
+            for (uint32_t k = 0; k < KVF_SAW_TILE_TOKENS; k++) {
+                uint32_t i = s * KVF_SAW_TILE_TOKENS + k;
+                uint32_t half = halves[i * (2 * tile_words)];
+                if (left_out[i] == 0) {
+                    sums[s] += f(__uint_as_float(half << 16));
+                    count++;
+                }
             }
         }
     }
@@ -282,26 +307,40 @@ static __device__ __forceinline__ float sum_split_samples(const split_shared *sh
            ((sums[1] + sums[5]) + (sums[3] + sums[7]));
 }
 
-/* By all threads: the channels with the largest magnitudes, about the mean of the thread's, to the
- * list. Numbers that are not negative are in the order of their bits. */
+/* How many of 32 numbers are not less than the lane's; in_order: than those before it, of those
+ * alike. */
+template <bool in_order>
+static __device__ __forceinline__ uint32_t count_larger(const float *numbers, uint32_t least)
+{
+    uint32_t larger = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < warp_lanes; i += 4) {
+        const uint4 four = *reinterpret_cast<const uint4 *>(numbers + i);
+        const uint32_t others[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (uint32_t k = 0; k < 4; k++) {
+            larger += others[k] >= least + (in_order && i + k >= lane_id() ? 1 : 0);
+        }
+    }
+    return larger;
+}
+
+/* By all threads: the channels with the largest magnitudes about the mean, of which each has its
+ * own, to the list. Numbers that are not negative are in the order of their bits; of those alike the
+ * lower channel is first. */
 static __device__ __forceinline__ void choose_channels(float mean, split_shared *shared)
 {
     uint32_t count;
     float energy = sum_split_samples(shared, &count, [&](float x) { return fabsf(x - mean); });
     shared->numbers[threadIdx.x] = energy;
     __syncthreads();
-    const uint4 *all = reinterpret_cast<const uint4 *>(shared->numbers);
     uint32_t least = __float_as_uint(energy);
-    uint32_t larger = 0;
+    uint32_t larger = count_larger<true>(&shared->numbers[warp_id() * warp_lanes], least);
 #pragma unroll 1
-    for (uint32_t i = 0; i < split_dim / 4; i++) {
-        const uint4 four = all[i];
-        uint32_t others[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (uint32_t k = 0; k < 4; k++) {
-            /* of those alike the lower channel is first */
-            larger += others[k] >= least + (4 * i + k >= threadIdx.x);
-        }
+    for (uint32_t i = 1; i < split_warps; i++) {
+        uint32_t warp = (warp_id() + i) % split_warps;
+        larger += count_larger<false>(&shared->numbers[warp * warp_lanes],
+                                      least + (warp > warp_id() ? 1 : 0));
     }
     uint32_t word = __ballot_sync(all_lanes, larger < split_first);
     if (lane_id() == 0) {
