@@ -9,9 +9,10 @@
  * The whole way is taken: daemon, staging, arena. A round is one window of the loop alone and one
  * window for each row, with KV moving at the row's rate, in an order that turns from round to
  * round; a row's pair is its window and the one without of the same round. Windows are as long as
- * whole bursts at the lowest rate. KV moves for some time before a window begins, so that what is
- * under way at its begin stands for what still is at its end: bytes are counted when they have
- * been moved. Steps are queued some way ahead of the GPU and no further, for the driver holds up
+ * whole bursts at the lowest rate. The loop and KV run for some time before a window begins: what is
+ * under way at its begin stands for what still is at its end (bytes are counted when they have been
+ * moved), and clocks are those of a GPU at work, which an idle one exceeds for a while. Steps are
+ * queued some way ahead of the GPU and no further, for the driver holds up
  * whoever queues more, and with him the bursts. Lines, whose suffix says how the GPU was shared
  * (with the control daemon of MPS started before, both this program and the worker use it):
  *
@@ -34,14 +35,13 @@
 
 #include "base/clock.h"
 
-#define CHUNKS     8 /* of a burst: 256 MiB of KV */
-#define GIB        (double)(1 << 30)
-#define RATE_MIN   5    /* GB of bf16 KV a second: the lowest rate of any row */
-#define LEAD_S_MIN 0.02 /* KV moves so long before a window, or two bursts' time, */
-#define LEAD_S_MAX 0.06 /* and no longer than this */
-#define AHEAD      128u /* steps that are queued and not done */
-#define MARK       16u  /* steps between two events that say how far the GPU is */
-#define MARKS      (AHEAD / MARK)
+#define CHUNKS   8 /* of a burst: 256 MiB of KV */
+#define GIB      (double)(1 << 30)
+#define RATE_MIN 5    /* GB of bf16 KV a second: the lowest rate of any row */
+#define LEAD_S   0.06 /* of loop and KV before a window: longer than between two bursts */
+#define AHEAD    128u /* steps that are queued and not done */
+#define MARK     16u  /* steps between two events that say how far the GPU is */
+#define MARKS    (AHEAD / MARK)
 
 enum sides {
     ENGINE,
@@ -289,14 +289,12 @@ static double window_ms(struct agent *agent, const struct traffic *traffic, doub
     const uint64_t *moved = traffic->is_get ? &side->got_bytes : &side->put_bytes;
     double period_s = traffic->rate == 0 ? 1e9
                                          : (double)agent->load.kv_bytes / (traffic->rate * 1e9);
-    double lead_s = 2 * period_s < LEAD_S_MIN ? LEAD_S_MIN : 2 * period_s;
     struct window window = {0};
     uint64_t before = 0;
     uint32_t n_bursts = 0;
     uint64_t begun_ns;
 
-    lead_s = traffic->rate == 0 ? 0 : lead_s < LEAD_S_MAX ? lead_s : LEAD_S_MAX;
-    window.n_lead = steps_of(agent, lead_s);
+    window.n_lead = steps_of(agent, LEAD_S);
     window.n_all = window.n_lead + steps_of(agent, agent->seconds);
     drain(agent);
     gpu_must(gpu, gpu->driver.cuCtxSynchronize(), "synchronize");
