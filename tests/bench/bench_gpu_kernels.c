@@ -283,6 +283,7 @@ int main(int argc, char **argv)
         {"tq3", "tq3"},
         {"tq2", "tq2"},
         {"tq3.5", "tq3_split"},
+        {"tq2.5", "tq2_split"},
         {"kivi4-g32", "kivi4"},
         {"kivi4-g128", "kivi4_g128"},
         {"kivi2-g32", "kivi2"},

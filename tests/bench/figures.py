@@ -236,7 +236,7 @@ GPU_KERNELS = [
     Figure(f"{profile}_{way}_vs_copy", "GB/s", "device copy, read + written", 0.50,
            note=f"{profile}, pages of 16 tokens")
     for profile in ("saw8", "safe", "saw6", "saw5", "saw3", "saw2", "saw3_search", "saw2_search",
-                    "tq4", "tq3", "tq2", "tq3_split", "kivi4", "kivi4_g128", "kivi2")
+                    "tq4", "tq3", "tq2", "tq3_split", "tq2_split", "kivi4", "kivi4_g128", "kivi2")
     for way in ("encode", "decode")
 ]
 
