@@ -132,14 +132,37 @@ void kvf_gpud_part_from(struct kvf_gpud *gpud, int fd)
 /* ----------------------------------------------------------------------------------------------
  * The daemon
  */
+
+/* A place for an engine. One that has a channel and does not greet gives its own to one that comes.
+ */
+static uint32_t place_find(struct kvf_gpud *gpud)
+{
+    uint32_t silent = KVF_GPUD_ENGINES_MAX;
+
+    for (uint32_t i = 0; i < KVF_GPUD_ENGINES_MAX; i++) {
+        const struct kvf_gpud_engine *engine = gpud->engines[i];
+
+        if (engine == NULL) {
+            return i;
+        }
+        if (engine->state == KVF_GPUD_NEW &&
+            (silent == KVF_GPUD_ENGINES_MAX ||
+             engine->connection_id < gpud->engines[silent]->connection_id)) {
+            silent = i;
+        }
+    }
+    if (silent < KVF_GPUD_ENGINES_MAX) {
+        kvf_gpud_engine_break(gpud->engines[silent], "it does not greet, and others come");
+        gpud->engines[silent] = kvf_gpud_engine_end(gpud->engines[silent]);
+    }
+    return silent;
+}
+
 static void on_attach(struct kvf_gpud *gpud, const struct kvf_gpud_attach *attach, int *fd)
 {
     struct epoll_event event = {.events = EPOLLIN};
-    uint32_t i = 0;
+    uint32_t i = place_find(gpud);
 
-    while (i < KVF_GPUD_ENGINES_MAX && gpud->engines[i] != NULL) {
-        i++;
-    }
     if (i == KVF_GPUD_ENGINES_MAX) {
         kvf_log(KVF_LOG_WARNING, "GPU worker: no room for one more engine");
         gpud->counts.refused++;

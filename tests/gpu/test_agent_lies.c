@@ -311,7 +311,7 @@ static int channel_take(struct kvf_client *client)
         uint64_t ns = 0;
 
         client->channel.is_answered = false;
-        assert_int_equal(kvf_session_say_gpu(client, KVF_GPU_PATH_AGENT, calls.gpu->device->uuid),
+        assert_int_equal(kvf_session_say_gpu(client, KVF_GPU_PATH_AGENT, calls_device->uuid),
                          KVF_OK);
         while (!client->channel.is_answered) {
             assert_int_equal(kvf_ping(client, 60000, &ns), KVF_OK);
@@ -380,6 +380,26 @@ static void test_nobody_waits_for_an_attach(void **state)
     put_until_it_works();
     calls_close(&calls);
     assert_true(kvf_test_daemon_wait_number(&calls.daemon, "clients", 0, 60000));
+}
+
+/* As many channels as a worker has places for, on which nobody says anything: engines come in. */
+static void test_silent_channels(void **state)
+{
+    static struct kvf_client *silent[KVF_GPUD_ENGINES_MAX];
+    int fds[KVF_GPUD_ENGINES_MAX];
+
+    (void)state;
+    for (uint32_t i = 0; i < KVF_GPUD_ENGINES_MAX; i++) {
+        silent[i] = kvf_test_client_open(&calls.daemon, NULL);
+        fds[i] = channel_take(silent[i]);
+    }
+    engine_open();
+    put_until_it_works();
+    calls_close(&calls);
+    for (uint32_t i = 0; i < KVF_GPUD_ENGINES_MAX; i++) {
+        (void)close(fds[i]);
+        silent[i] = kvf_close(silent[i]);
+    }
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -541,10 +561,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_worker_lies_to_the_engine),
         cmocka_unit_test(test_handles_are_of_one_tenant),
         cmocka_unit_test(test_nobody_waits_for_an_attach),
+        cmocka_unit_test(test_silent_channels),
         cmocka_unit_test(test_device_fails),
         cmocka_unit_test(test_worker_lies_to_the_daemon),
     };
-    static const char *const sets[] = {"gpu.devices=all",
+    static const char *const sets[] = {"gpu.devices=all", "staging.total=400MiB", "clients.max=128",
 #ifdef KVF_TEST_WORKER
                                        "gpu.worker=" KVF_TEST_WORKER,
 #endif
