@@ -53,6 +53,7 @@ enum {
     PATH = KVF_GPU_PATH_AUTO,
     OWN_MUTANTS = sizeof(mutants) / sizeof(mutants[0]),
 #endif
+    ROUNDS_MIN = 5,
     MUTANT_ROUNDS = 1000,
     HBM_GETS = 4,
     CHUNKS = 3,
@@ -325,6 +326,7 @@ static void rounds_are_right(uint32_t pinning)
 {
     uint32_t n = kvf_test_scaled(ROUNDS) / 2;
 
+    n = n < ROUNDS_MIN ? ROUNDS_MIN : n;
     first_key = 1000000 * (uint64_t)pinning;
     engine_open(pinning);
     for (uint32_t i = 0; i < n; i++) {
