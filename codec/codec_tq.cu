@@ -35,7 +35,7 @@ KVF_TQ_FAST(128, 3)
 KVF_TQ_FAST(128, 4)
 
 #define KVF_TQ_SPLIT(bits)                                                                         \
-    extern "C" __global__ void __launch_bounds__(SAW_GENERIC_THREADS, 3)                           \
+    extern "C" __global__ void __launch_bounds__(SAW_GENERIC_THREADS, 4)                           \
         kvf_tq_encode_split_##bits(const __grid_constant__ struct kvf_gpu_work work,               \
                                    uint32_t tensors)                                               \
     {                                                                                              \

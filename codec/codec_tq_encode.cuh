@@ -211,7 +211,8 @@ template <int dim, int bits> struct tq_coder {
         float f = tq_quantizer(rotation, root);
         f = is_escape ? 0.0f : f; /* then codes are 0 */
         float middle = is_escape ? 0.0f : 0.5f;
-        uint32_t lane_at = shared_address(at.table) + threadIdx.x % warp_lanes * 4;
+        KVF_SHARED_BYTES(table);
+        uint32_t lane_at = shared_address(table) + threadIdx.x % warp_lanes * 4;
         uint32_t entries[dim / 4];
 #pragma unroll
         for (uint32_t i = 0; i < dim / 4; i++) {
@@ -247,10 +248,10 @@ template <int dim, int bits>
 static __device__ __forceinline__ void tq_encode_rows_fast(const struct kvf_gpu_work &work,
                                                            uint32_t tensors)
 {
-    KVF_SHARED_BYTES(shared_bytes);
+    KVF_SHARED_BYTES(table);
+    uint8_t *shared_bytes = table + KVF_TQ_ENCODE_TABLE_BYTES;
     fill_signs(work, reinterpret_cast<uint32_t *>(shared_bytes + sizeof(encode_shared<dim>)));
-    fill_level_table<bits>(
-        reinterpret_cast<uint32_t *>(shared_bytes + saw_encode_shared_bytes(&work, dim)));
+    fill_level_table<bits>(reinterpret_cast<uint32_t *>(table));
     encode_warp<dim, bits, encode_variant::normal, tq_coder<dim, bits>>(work, tensors, shared_bytes)
         .run();
 }

@@ -10,15 +10,15 @@
 
 enum tq_shape {
     KVF_TQ_TABLE_WORDS = 256,          /* by m, or by two codes */
-    KVF_TQ_TABLE_COPIES = 32,          /* by m, in fast kernels: one a bank */
-    KVF_TQ_SPLIT_COPIES = 16,          /* of two tables in the encoders of split rows */
-    KVF_TQ_SPLIT_SHARED_BYTES = 68608, /* of these */
+    KVF_TQ_ENCODE_TABLE_BYTES = 32768, /* by m, 32 copies, one a bank */
+    KVF_TQ_SPLIT_COPIES = 8,           /* of two tables in the encoders of split rows */
+    KVF_TQ_SPLIT_SHARED_BYTES = 52736, /* of these */
 };
 
-/* Fast kernels, encode: as saw's, and the table behind the rings. */
+/* Fast kernels, encode: the table, then as saw's. */
 KVF_SAW_SHAPE uint32_t tq_encode_shared_bytes(const struct kvf_gpu_work *work, uint32_t dim)
 {
-    return saw_encode_shared_bytes(work, dim) + KVF_TQ_TABLE_WORDS * KVF_TQ_TABLE_COPIES * 4;
+    return KVF_TQ_ENCODE_TABLE_BYTES + saw_encode_shared_bytes(work, dim);
 }
 
 #endif /* KVF_CODEC_CODEC_TQ_SHAPE_H */

@@ -429,7 +429,7 @@ static __device__ __forceinline__ void prepare_split(const split_row &at, split_
  * Encode
  */
 
-/* (6) By all threads; two lanes have a copy of the table. */
+/* (6) By all threads; some lanes share a copy of the table. */
 template <int bits> static __device__ __forceinline__ void fill_split_table(uint32_t *table)
 {
     constexpr uint32_t copies = KVF_TQ_SPLIT_COPIES;
@@ -437,7 +437,7 @@ template <int bits> static __device__ __forceinline__ void fill_split_table(uint
         uint32_t entry = level_entry<bits>(m);
 #pragma unroll 4
         for (uint32_t k = 0; k < copies; k++) {
-            table[m * copies + (m / 2 + k) % copies] = entry;
+            table[m * copies + (m / (warp_lanes / copies) + k) % copies] = entry;
         }
     }
 }
@@ -490,7 +490,7 @@ static __device__ __forceinline__ uint32_t encode_split(const struct kvf_gpu_ten
     f = *is_escape ? 0.0f : f;
     float middle = *is_escape ? 0.0f : 0.5f;
     float power = 0.0f;
-    uint32_t lane_at = shared_address(table) + lane_id() / 2 * 4;
+    uint32_t lane_at = shared_address(table) + lane_id() % KVF_TQ_SPLIT_COPIES * 4;
 #pragma unroll
     for (uint32_t first = 0; first < n; first += 32) {
         uint32_t entries[32];
