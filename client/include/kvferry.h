@@ -814,6 +814,46 @@ struct kvf_x_input {
 KVF_API int kvf_x_rebuild(struct kvf_x *x, uint32_t layer, const struct kvf_x_input *input,
                           const struct kvf_kv_view *kv);
 
+/* X of a request whose layers are there one after the other, as hooks see them: chunks of all its
+ * tokens are encoded layer by layer, by the client's profile, and put together at the end. What is
+ * stored is what kvf_put of the whole would store; it is read by kvf_get and kvf_decode, as any
+ * block, and kvf_x_rebuild for each layer.
+ *
+ * Of KVF_KIND_XG the caller makes the differences: layer i is (X - S) U of that layer, where S, zero
+ * up to the base layer, is the sum that a reader has of the layer before, and grows by decoded U^T.
+ */
+struct kvf_x_put;
+
+struct kvf_x_put_options {
+    uint32_t struct_bytes;
+    uint32_t token_start;  /* position of the first token; a multiple of chunk_tokens */
+    uint32_t n_tokens;     /* the last chunk may be shorter */
+    uint32_t reserved;     /* 0 */
+    uint64_t memory_bytes; /* that this may take until the end, at most; 0: no bound */
+};
+
+/* client is of KVF_KIND_X or KVF_KIND_XG and stays open until the end. KVF_OK; KVF_ERR_INVALID;
+ * KVF_ERR_TOO_LARGE: memory_bytes is not enough, the log says what is; KVF_ERR_NO_MEMORY. */
+KVF_API int kvf_x_put_begin(struct kvf_client *client, const struct kvf_x_put_options *options,
+                            struct kvf_x_put **put_out);
+
+/* The next layer, [n_tokens][width] in the geometry's dtype, tokens token_stride_bytes apart (0:
+ * side by side); only read. decoded_out NULL, or fp32[n_tokens][width]: what a reader will have of
+ * it. Encodes on the calling thread. KVF_OK, also where a chunk has failed: the end says that;
+ * KVF_ERR_INVALID: another layer is next. */
+KVF_API int kvf_x_put_layer(struct kvf_x_put *put, uint32_t layer, const void *data,
+                            size_t token_stride_bytes, float *decoded_out);
+
+/* Put all blocks in chain order, a key each, after the last layer. options and statuses_out as of
+ * kvf_put, budget_ms for each block. Blocks. put is gone afterwards, whatever the status, but for
+ * KVF_ERR_INVALID: layers are missing, n is not the number of chunks. Else as kvf_put;
+ * KVF_ERR_MISMATCH: the client has been given another profile meanwhile. */
+KVF_API int kvf_x_put_end(struct kvf_x_put *put, const struct kvf_key *keys, uint32_t n,
+                          const struct kvf_put_options *options, int32_t *statuses_out);
+
+/* Put nothing. Accepts NULL. Returns NULL. */
+KVF_API struct kvf_x_put *kvf_x_put_cancel(struct kvf_x_put *put);
+
 #ifdef __cplusplus
 }
 #endif

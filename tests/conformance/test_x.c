@@ -213,6 +213,133 @@ static void blocks_come_back_from_every_tier(void **state)
     }
 }
 
+enum {
+    N_CHUNKS = 3,
+    N_TOKENS = 2 * TOKENS + 11, /* the last chunk is short */
+};
+
+/* Tokens of three chunks, layer by layer in one array that the next layer overwrites. */
+static struct kvf_x_put *put_layers(struct kvf_client *client, uint32_t n_layers, float *decoded)
+{
+    static uint16_t now[N_TOKENS][WIDTH + 8]; /* a stride of its own */
+    struct kvf_x_put_options options = {
+        .struct_bytes = sizeof(options), .token_start = 0, .n_tokens = N_TOKENS};
+    struct kvf_x_put *put;
+
+    assert_int_equal(kvf_x_put_begin(client, &options, &put), KVF_OK);
+    for (uint32_t layer = 0; layer < n_layers; layer++) {
+        for (uint32_t chunk = 0; chunk < N_CHUNKS; chunk++) {
+            inputs_fill(&in, 900 + chunk);
+            for (uint32_t token = chunk * TOKENS; token < (chunk + 1) * TOKENS && token < N_TOKENS;
+                 token++) {
+                memcpy(now[token], in.x[layer][token % TOKENS], sizeof(in.x[0][0]));
+            }
+        }
+        assert_int_equal(kvf_x_put_layer(put, layer + 1, now, sizeof(now[0]), NULL),
+                         KVF_ERR_INVALID);
+        assert_int_equal(
+            kvf_x_put_layer(put, layer, now, sizeof(now[0]), layer == LAYERS - 1 ? decoded : NULL),
+            KVF_OK);
+        memset(now, 0xee, sizeof(now));
+    }
+    return put;
+}
+
+/* Layers put one after the other are the blocks that a put of the whole would have made. */
+static void layers_are_put_one_by_one(void **state)
+{
+    static const char *const profiles[] = {"xcl3", "x4"};
+    static float decoded[N_TOKENS][WIDTH];
+    struct kvf_client *client;
+
+    (void)state;
+    start();
+    for (uint32_t p = 0; p < 2; p++) {
+        struct kvf_geometry geometry = geometry_of(KVF_KIND_X);
+        struct kvf_test_key bytes[N_CHUNKS];
+        struct kvf_key keys[N_CHUNKS];
+        int32_t statuses[N_CHUNKS];
+        struct kvf_x_put *put;
+
+        assert_int_equal(open_client(&geometry, profiles[p], &client), KVF_OK);
+        for (uint32_t i = 0; i < N_CHUNKS; i++) {
+            keys[i] = kvf_test_key(1000 + i, &bytes[i]);
+        }
+        put = put_layers(client, LAYERS, &decoded[0][0]);
+        assert_int_equal(kvf_x_put_layer(put, LAYERS, decoded, 0, NULL), KVF_ERR_INVALID);
+        assert_int_equal(kvf_x_put_end(put, keys, N_CHUNKS - 1, NULL, NULL), KVF_ERR_INVALID);
+        assert_int_equal(kvf_x_put_end(put, keys, N_CHUNKS, NULL, statuses), KVF_OK);
+        for (uint32_t i = 0; i < N_CHUNKS; i++) {
+            assert_int_equal(statuses[i], KVF_OK);
+        }
+        for (uint32_t i = 0; i < N_CHUNKS - 1; i++) {
+            inputs_fill(&in, 900 + i);
+            make_want(&geometry, profiles[p]);
+            check_block(client, &geometry, 1000 + i, KVF_TIER_DRAM);
+            for (uint32_t at = 0; at < TOKENS * WIDTH; at++) {
+                assert_true((&decoded[i * TOKENS][0])[at] ==
+                            kvf_f32_from_bf16((&want.x[LAYERS - 1][0][0])[at]));
+            }
+        }
+        /* again: they are there */
+        put = put_layers(client, LAYERS, NULL);
+        assert_int_equal(kvf_x_put_end(put, keys, N_CHUNKS, NULL, statuses), KVF_OK);
+        assert_int_equal(statuses[2], KVF_EXISTS);
+        kvf_close(client);
+    }
+    assert_int_equal(kvf_test_daemon_stop(&the_daemon), 0);
+}
+
+/* What is no X, no chunk or no memory is refused; what is given up leaves nothing. */
+static void puts_that_cannot_be(void **state)
+{
+    struct kvf_geometry geometry = geometry_of(KVF_KIND_X);
+    struct kvf_geometry kv = geometry;
+    struct kvf_x_put_options good = {
+        .struct_bytes = sizeof(good), .token_start = TOKENS, .n_tokens = 2 * TOKENS};
+    struct kvf_x_put_options bad[5] = {good, good, good, good, good};
+    struct kvf_test_key bytes[N_CHUNKS];
+    struct kvf_key keys[N_CHUNKS];
+    struct kvf_client *client;
+    struct kvf_x_put *put;
+    struct kvf_hit hit;
+
+    (void)state;
+    start();
+    kv.kind = KVF_KIND_KV;
+    assert_int_equal(open_client(&kv, "exact", &client), KVF_OK);
+    assert_int_equal(kvf_x_put_begin(client, &good, &put), KVF_ERR_INVALID);
+    kvf_close(client);
+    assert_int_equal(open_client(&geometry, "xcl3", &client), KVF_OK);
+    bad[0].struct_bytes = 4;
+    bad[1].token_start = TOKENS + 1;
+    bad[2].n_tokens = 0;
+    bad[3].n_tokens = UINT32_MAX;
+    bad[4].reserved = 1;
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(kvf_x_put_begin(client, &bad[i], &put), KVF_ERR_INVALID);
+    }
+    good.memory_bytes = 1 << 16;
+    assert_int_equal(kvf_x_put_begin(client, &good, &put), KVF_ERR_TOO_LARGE);
+    assert_non_null(strstr(last_log, "2 chunks of X on their way can take"));
+    good.memory_bytes = 1 << 30;
+    assert_int_equal(kvf_x_put_begin(client, &good, &put), KVF_OK);
+    assert_null(kvf_x_put_cancel(put));
+    assert_null(kvf_x_put_cancel(NULL));
+    for (uint32_t i = 0; i < N_CHUNKS; i++) {
+        keys[i] = kvf_test_key(1100 + i, &bytes[i]);
+    }
+    put = put_layers(client, LAYERS - 1, NULL);
+    assert_int_equal(kvf_x_put_end(put, keys, N_CHUNKS, NULL, NULL), KVF_ERR_INVALID);
+    (void)kvf_x_put_cancel(put);
+    assert_int_equal(kvf_get(client, keys, 1, NULL, &hit), KVF_MISS);
+    /* a daemon that goes away takes what is put with it, and no memory */
+    put = put_layers(client, LAYERS, NULL);
+    assert_int_equal(kvf_test_daemon_stop(&the_daemon), 0);
+    assert_true(kvf_x_put_end(put, keys, N_CHUNKS, NULL, NULL) < 0);
+    kvf_close(client);
+}
+
 /* The library says what a profile is for; so does the daemon to one that asks all the same. */
 static void profiles_for_something_else_are_refused(void **state)
 {
@@ -277,6 +404,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(blocks_come_back_from_every_tier, setup, teardown),
+        cmocka_unit_test_setup_teardown(layers_are_put_one_by_one, setup, teardown),
+        cmocka_unit_test_setup_teardown(puts_that_cannot_be, setup, teardown),
         cmocka_unit_test_setup_teardown(profiles_for_something_else_are_refused, setup, teardown),
     };
 
