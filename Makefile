@@ -33,7 +33,7 @@ PREFIX ?= /usr/local
 CMAKE_ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: demo test build asan tsan install clean deps packages help
+.PHONY: demo test build asan tsan install deb clean deps packages help
 
 help:
 	@echo "make demo      build, then store, find and fetch a cache with a real daemon"
@@ -42,6 +42,7 @@ help:
 	@echo "make asan      build with AddressSanitizer and UBSan, then run the tests"
 	@echo "make tsan      build with ThreadSanitizer, then run the tests"
 	@echo "make install   install below PREFIX ($(PREFIX)); DESTDIR is honoured"
+	@echo "make deb       a Debian package into build/deb"
 	@echo "make deps      install what is missing (root), or say how"
 	@echo "make clean     remove build/"
 
@@ -62,6 +63,12 @@ asan tsan: deps
 
 install: build
 	cmake --install build/release --prefix $(PREFIX)
+
+deb: deps
+	cmake --preset release -B build/deb -DCMAKE_INSTALL_PREFIX=/usr -DCMAKE_INSTALL_SYSCONFDIR=/etc \
+	    -DKVF_BUILD_TESTS=OFF $(CMAKE_ARGS)
+	cmake --build build/deb -j $(JOBS)
+	cd build/deb && cpack
 
 clean:
 	rm -rf build
