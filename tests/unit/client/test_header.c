@@ -39,6 +39,7 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_gpu_event), 32);
     assert_int_equal(sizeof(struct kvf_x_weights), 176);
     assert_int_equal(sizeof(struct kvf_x_input), 40);
+    assert_int_equal(sizeof(struct kvf_x_put_options), 24);
 }
 
 static void sizes_come_first(void **state)
@@ -60,6 +61,7 @@ static void sizes_come_first(void **state)
     assert_int_equal(offsetof(struct kvf_gpu_get_item, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_x_weights, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_x_input, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_x_put_options, struct_bytes), 0);
 }
 
 /* Statuses travel on the wire, element types are written to disk. */
