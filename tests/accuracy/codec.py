@@ -27,6 +27,9 @@ CHUNK_TOKENS = 256
 RECORD_PAGE_BYTES = 4096
 DTYPE_BF16 = 1
 KIND_KV = 1
+KIND_X = 4
+KIND_XG = 5
+ROPE_NONE = 0
 ROPE_PRE = 1
 ROPE_POST = 2
 ALLOW_UNCALIBRATED = 1
@@ -48,6 +51,8 @@ class Shape:
     n_heads: int
     dim: int
     rope_state: int = ROPE_POST
+    kind: int = KIND_KV
+    width: int = 0  # of kinds without V: values a token and layer
 
 
 class Geometry(ctypes.Structure):
@@ -116,11 +121,13 @@ class Library:
 
 @dataclass(frozen=True)
 class Tensor:
-    """bf16 values [layer][head][token][dim] in memory; layers may share one address."""
+    """bf16 values [layer][head][token][dim] in memory; layers may share one address. With
+    token_bytes tokens are so far apart, not dim values."""
 
     layers: tuple[int, ...]
     head_stride_bytes: int
     dim: int
+    token_bytes: int = 0
 
     def repeated(self, n_layers: int) -> Tensor:
         """One layer's memory as that of several."""
@@ -140,7 +147,7 @@ class Tensor:
 
     def view(self, token: int) -> tuple[TensorView, ctypes.Array]:
         """From a token on, and what has to stay alive with it."""
-        token_bytes = self.dim * ITEM_BYTES
+        token_bytes = self.token_bytes or self.dim * ITEM_BYTES
         at = [address + token * token_bytes for address in self.layers]
         table = (ctypes.c_void_p * len(at))(*at)
         view = TensorView(ctypes.cast(table, ctypes.POINTER(ctypes.c_void_p)),
@@ -156,10 +163,16 @@ class Handle:
         self.library = library
         self.shape = shape
         self.client = ctypes.c_void_p()
-        geometry = Geometry(ctypes.sizeof(Geometry), KIND_KV, DTYPE_BF16,
+        geometry = Geometry(ctypes.sizeof(Geometry), shape.kind, DTYPE_BF16,
                             shape.rope_state, 0,
                             shape.n_layers, shape.n_heads, shape.dim, shape.dim, CHUNK_TOKENS, 0)
-        raw = 2 * shape.n_layers * shape.n_heads * CHUNK_TOKENS * shape.dim * ITEM_BYTES
+        if shape.kind != KIND_KV:
+            library.check(library.lib.kvf_x_geometry(shape.kind, shape.width,
+                                                     ctypes.byref(geometry)),
+                          f"kvf_x_geometry, width {shape.width}")
+        self.group = geometry.dim_k
+        values = 2 * shape.n_heads * shape.dim if shape.kind == KIND_KV else shape.width
+        raw = values * shape.n_layers * CHUNK_TOKENS * ITEM_BYTES
         options = Options()
         library.lib.kvf_options_init(ctypes.byref(options))
         options.struct_bytes = ctypes.sizeof(Options)

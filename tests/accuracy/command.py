@@ -20,6 +20,8 @@ WINDOWS = 49
 TOKENS = 2048
 PAGES = "bf16-pages"  # not a profile: fp32 K and V rounded to what an engine's cache holds
 BEFORE_ROPE = "@pre"  # behind the name of a profile that gets K before RoPE
+KV_KINDS = ("any", "KV and MLA")
+X_KINDS = ("X", "XG", "X and XG")
 NOT_EVIDENCE = "not evidence for your model"
 SKETCH_WINDOWS = 100  # codecs' first sketch took the first ones of heldout.txt
 ALL, FIRST = "all of the text", "the first ones"  # orders of windows
@@ -32,10 +34,10 @@ NAMED = {
     "mha_saw3_dnll": ("mha-28m", "saw3-search"),
     "mha_tq2_dnll": ("mha-28m", "tq2-centred@pre"),
     "mha_tq2_post_dnll": ("mha-28m", "tq2-centred"),
-    "mha_xcl3_dnll": ("mha-28m", "ref-xcl3"),
-    "mha_xcl2_dnll": ("mha-28m", "ref-xcl2-lo"),
-    "gqa_xgcl3_dnll": ("gqa-26m", "ref-xgcl3"),
-    "gqa_xgcl2_dnll": ("gqa-26m", "ref-xgcl2"),
+    "mha_xcl3_dnll": ("mha-28m", "xcl3"),
+    "mha_xcl2_dnll": ("mha-28m", "xcl2-lo"),
+    "gqa_xgcl3_dnll": ("gqa-26m", "xgcl3"),
+    "gqa_xgcl2_dnll": ("gqa-26m", "xgcl2"),
     "mha_calibrated_dnll": ("mha-28m", None),
     "smollm2_calibrated_dnll": ("smollm2-135m", None),
     "qwen_calibrated_dnll": ("qwen2.5-coder-0.5b", None),
@@ -145,13 +147,13 @@ def refuse(parser, options) -> None:
     options.cache = options.cache or os.path.join(options.build, "accuracy.jsonl")
 
 
-def all_profiles(build: str) -> list[str]:
-    """Of K and V; from the library's own list."""
+def all_profiles(build: str, kinds: tuple[str, ...] = KV_KINDS) -> list[str]:
+    """Of these kinds of blocks; from the library's own list."""
     done = subprocess.run([os.path.join(build, "client", "kvferry"), "profiles", "--output",
                            "json"], stdout=subprocess.PIPE, text=True, check=True)
     rows = json.loads(done.stdout)["profiles"]
     return [row["profile"] for row in rows
-            if row["profile"] != "bytes" and row["kinds"] in ("any", "KV and MLA")]
+            if row["profile"] != "bytes" and row["kinds"] in kinds]
 
 
 def daemon_settings(options, folder: str) -> list[str]:
@@ -190,7 +192,8 @@ def measure(options, socket: str, add_value) -> list:
         others, synthetic = [], None
     else:
         others = [*comparators.NAMES, *xquant.NAMES]
-    known = [PAGES, *all_profiles(options.build), *others]
+    options.x_profiles = all_profiles(options.build, X_KINDS)
+    known = [PAGES, *all_profiles(options.build), *options.x_profiles, *others]
     strangers = {name.removesuffix(BEFORE_ROPE) for name in options.profiles or []} - set(known)
     if strangers:
         raise Failure(f"no profile {', '.join(sorted(strangers))}, only {', '.join(known)}")

@@ -24,6 +24,7 @@ import comparators
 import maths as maths_module
 import model as model_module
 import text as text_module
+import x_codec
 import xquant
 from codec import (CHUNK_TOKENS, ITEM_BYTES, RECORD_PAGE_BYTES, ROPE_POST, ROPE_PRE, CodecError,
                    Handle, LayerCodec, Tensor)
@@ -501,6 +502,32 @@ class Comparator:
         return row
 
 
+class XProfile:
+    """A profile of the library for X or its latents."""
+
+    def __init__(self, subject: Subject, library, options, name: str) -> None:
+        self.name = name
+        self.subject = subject
+        self.library = library
+        self.n_workers = options.workers
+
+    def digest(self) -> str:
+        return f"{digest_of(Path(x_codec.__file__))} {digest_of(Path(self.library.path))}"
+
+    def measure(self) -> Row:
+        subject = self.subject
+        if len(subject.windows[0][1]) % CHUNK_TOKENS:
+            raise xquant.Unfit(f"{self.name}: windows of X are measured in whole blocks")
+        coded = x_codec.Coded(self.library, self.name, subject.model, self.n_workers)
+        try:
+            row = compare(subject, Way(subject.rounded, coded.begin), (self.name, PROFILE))
+        finally:
+            coded.close()
+        row.payload = (coded.record_bytes - RECORD_PAGE_BYTES) / subject.chunk_bytes
+        row.block = coded.record_bytes / subject.chunk_bytes
+        return row
+
+
 class Reference:
     """X instead of K and V, in Python."""
 
@@ -531,6 +558,8 @@ def settings_of(subject: Subject, library, options) -> list:
             found.append(Comparator(subject, options, name))
         elif name in xquant.NAMES:
             found.append(Reference(subject, name))
+        elif name in options.x_profiles:
+            found.append(XProfile(subject, library, options, name))
         else:
             found.append(Profile(subject, library, options, name))
     return found

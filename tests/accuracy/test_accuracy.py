@@ -201,12 +201,13 @@ class Report(unittest.TestCase):
                 *gauss.COSINES.values(), *gauss.RATIOS.values()}
         used = {name.removesuffix(command.BEFORE_ROPE) for name in used}
         references = {name for name in used if name.startswith("ref-")}
-        self.assertLessEqual(used - references, set(command.all_profiles(BUILD)))
+        known = command.all_profiles(BUILD, command.KV_KINDS + command.X_KINDS)
+        self.assertLessEqual(used - references, set(known))
         if HAS_NUMPY:
             import xquant
 
             references |= {name for _, *both in command.ORDERS.values() for name in both}
-            self.assertLessEqual(references, {*xquant.NAMES, *command.all_profiles(BUILD)})
+            self.assertLessEqual(references, {*xquant.NAMES, *known})
 
     def test_gaussian_data_alone(self):
         done = subprocess.run([sys.executable, "-B", RUN, "accuracy", "--build", BUILD, "--quick"],
@@ -284,9 +285,13 @@ class Report(unittest.TestCase):
                 self.row("worse", 0.02, 0.001, model="b", payload=0.3),
                 self.row("better", 0.01, 0.001, model="b"),
                 self.row("small", 0.005, 0.001, model="b", payload=0.1, kl=0.001),
-                self.row("other", 0.0, 0.001, kind=command.COMPARATOR, payload=0.01, kl=0.0)]
+                self.row("other", 0.0, 0.001, kind=command.COMPARATOR, payload=0.01, kl=0.0),
+                self.row("x3", 0.0, 0.001, payload=0.01, kl=0.0),
+                self.row("x2", 0.1, 0.001, payload=0.02, kl=0.1),
+                self.row("better@pre", 0.0, 0.001, payload=0.02, kl=0.0)]
         models = page.models_of([self.report(self.results(rows))])
-        self.assertEqual(page.dominated(models), {"worse": ["better", "small"]})
+        self.assertEqual(page.dominated(models), {"worse": ["better", "small"], "x2": ["x3"]},
+                         "only what is made of the same")
 
     def test_plots_have_a_mark_for_each_profile_and_no_other(self):
         rows = [self.row("balanced", 0.002, 0.001), self.row("saw3", 0.01, 0.002, payload=0.2),
@@ -517,6 +522,16 @@ class Model(unittest.TestCase):
         self.assertTrue(0.5 < found["tq2@pre"]["kl"] / found["tq2"]["kl"] < 2)
         self.assertNotEqual(found["tq2@pre"]["kl"], found["tq2"]["kl"])
         self.assertEqual(found["tq2@pre"]["payload"], found["tq2"]["payload"])
+
+    def test_x_by_the_library_and_by_the_reference(self):
+        names = ("x4-paper", "x2-lo", "xcl3")
+        found, _ = self.bench(*names, *(f"ref-{name}" for name in names),
+                              more=("--tokens", str(codec.CHUNK_TOKENS)))
+        for name in names:
+            ours, theirs = found[name], found[f"ref-{name}"]
+            self.assertTrue(0.6 < ours["kl"] / theirs["kl"] < 1.6, (name, ours, theirs))
+            self.assertLess(abs(ours["payload"] / theirs["payload"] - 1), 0.1, (ours, theirs))
+        self.assertEqual(found["xcl3"]["kind"], command.PROFILE)
 
     def test_windows_from_several_starts(self):
         found, _ = self.bench("saw2", "ref-x16", more=("--starts", "2"))
