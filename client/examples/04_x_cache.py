@@ -6,10 +6,10 @@ the text continued from it, beside the model's own continuation.
     04_x_cache.py MODEL [--profile NAME] [--svd FILE] [--prompt TEXT] [--new N]
 
 MODEL is a folder with config.json and safetensors, of the family Llama, Qwen2 or Qwen3, that has a
-tokenizer or is given one by --tokenizer. A daemon is running ($KVFERRY_SOCKET, or --socket). Where X
-is larger than K and V (few K/V heads), --svd names what `kvferry svd MODEL --write FILE` wrote, and
-latents of X are stored: of differences from layer to layer with the profiles xgcl*, else each layer
-by itself. Needs torch, transformers, libkvferry and OpenBLAS. Exits with 1 if the profile is
+tokenizer or is given one by --tokenizer. A daemon is running ($KVFERRY_SOCKET, or --socket). Where
+X is larger than K and V (few K/V heads), --svd names what `kvferry svd MODEL --write FILE` wrote,
+and latents of X are stored: of differences from layer to layer with the profiles xgcl*, else each
+layer by itself. Needs torch, transformers, libkvferry and OpenBLAS. Exits with 1 if the profile is
 without loss and the continuations differ.
 """
 import argparse
