@@ -819,9 +819,9 @@ KVF_API int kvf_x_rebuild(struct kvf_x *x, uint32_t layer, const struct kvf_x_in
  * stored is what kvf_put of the whole would store; it is read by kvf_get and kvf_decode, as any
  * block, and kvf_x_rebuild for each layer.
  *
- * Of KVF_KIND_XG the caller makes the differences: layer i is (X - S) U of that layer, where S, zero
- * up to the base layer, is the sum that a reader has of the layer before, and grows by decoded U^T.
- */
+ * Of KVF_KIND_XG the caller makes the differences: layer i is (X - S) U of that layer, where S,
+ * zero up to the base layer, is the sum that a reader has of the layer before, and grows by decoded
+ * U^T. */
 struct kvf_x_put;
 
 struct kvf_x_put_options {
