@@ -70,10 +70,10 @@
         .name = (profile_name), .use = (profile_use), .x_kinds = X_KINDS,                          \
         .k = X_CODEC(width, zero)                                                                  \
     }
-/* As published: neither rotated nor clipped. */
+/* As published: neither rotated nor clipped, an offset in fp16. */
 #define X_PAPER_CODEC(width)                                                                       \
     {                                                                                              \
-        .codec = KVF_CODEC_SAW, .bits = (width), .zero_kind = X_ZERO(width)                        \
+        .codec = KVF_CODEC_SAW, .bits = (width)                                                    \
     }
 #define X_PAPER(width, profile_name, profile_use)                                                  \
     {                                                                                              \
@@ -339,9 +339,9 @@ const struct kvf_profile kvf_profiles[] = {
     X(3, X_ZERO(3), "x3", "layer inputs, 3 bits, best of 9 clip ratios: 3.15 bits a value"),
     X(2, X_ZERO(2), "x2", "layer inputs, 2 bits, best of 9 clip ratios: 2.14 bits a value"),
     X(2, KVF_ZERO_F16_LO, "x2-lo", "as x2 with fp16 offsets, for comparison: 2.25 bits a value"),
-    X_PAPER(4, "x4-paper", "XQuant at 4 bits as published, for comparison: 4.16 bits a value"),
-    X_PAPER(3, "x3-paper", "XQuant at 3 bits as published, for comparison: 3.15 bits a value"),
-    X_PAPER(2, "x2-paper", "XQuant at 2 bits as published, for comparison: 2.14 bits a value"),
+    X_PAPER(4, "x4-paper", "XQuant at 4 bits as published, for comparison: 4.25 bits a value"),
+    X_PAPER(3, "x3-paper", "XQuant at 3 bits as published, for comparison: 3.25 bits a value"),
+    X_PAPER(2, "x2-paper", "XQuant at 2 bits as published, for comparison: 2.25 bits a value"),
     XCL(4, 0, "xcl4", "layer inputs by differences, 4 bits: 4.16 bits a value"),
     XCL(3, 0, "xcl3", "layer inputs by differences, 3 bits, 3 layers 4: 3.15 bits and those"),
     XCL(2, 0, "xcl2", "layer inputs by differences, 2 bits, 3 layers 4: 2.14 bits and those"),
@@ -361,6 +361,10 @@ const struct kvf_profile kvf_profiles[] = {
     XGCL(2, 2, "xgcl2", "latents of differences, 2 bits, 3 layers 4: 2.14 bits and those"),
     XGCL(3, 0, "xgcl3-d1", "as xgcl3 with differences from layer 1 on"),
     XGCL(2, 0, "xgcl2-d1", "as xgcl2 with differences from layer 1 on"),
+    CL(KVF_KIND_XG, 2, 0, X_CODEC(3, KVF_ZERO_F16_LO), X_CODEC(4, KVF_ZERO_F16_LO), "xgcl3-lo",
+       "as xgcl3 with fp16 offsets, for comparison: 3.25 bits and those"),
+    CL(KVF_KIND_XG, 2, 0, X_CODEC(2, KVF_ZERO_F16_LO), X_CODEC(4, KVF_ZERO_F16_LO), "xgcl2-lo",
+       "as xgcl2 with fp16 offsets, for comparison: 2.25 bits and those"),
     XGCL_PAPER(4, "xgcl4-paper", "XQuant-CL of latents at 4 bits as published, for comparison"),
     XGCL_PAPER(3, "xgcl3-paper", "XQuant-CL of latents at 3 bits as published, for comparison"),
     XGCL_PAPER(2, "xgcl2-paper", "XQuant-CL of latents at 2 bits as published, for comparison"),
