@@ -606,6 +606,13 @@ class Command(Case):
         self.assertLessEqual(rows["exact"]["bits_a_value_max"], 16)
         self.assertTrue(rows["bytes"]["lossless"])
         self.assertLess(rows["max"]["bits_a_value"], rows["dense"]["bits_a_value"])
+        # of X: a scale in fp16 and a zero of a code's width for 128 values
+        self.assertEqual(rows["x4"]["bits_a_value"], 4 + 16 / 128 + 4 / 128)
+        self.assertEqual(rows["xcl3"]["bits_a_value"],
+                         (3 * (4 + 20 / 128) + 29 * (3 + 19 / 128)) / 32)
+        self.assertEqual([rows[name]["kinds"] for name in ("exact", "balanced", "x4", "xcl3",
+                                                           "xgcl3")],
+                         ["any", "KV and MLA", "X and XG", "X", "XG"])
         text = self.ok("profiles").decode()
         self.assertEqual(len(text.splitlines()), len(rows) + 1)
         self.assertRegex(text, r"(?m)^balanced +lossy +4.281 +3.74 ")
@@ -620,7 +627,7 @@ class Command(Case):
     def test_help_and_man_page_agree(self):
         text = self.ok("--help").decode()
         commands = re.findall(r"^    ([a-z]+) +\S", text.split("Options of all")[0], re.MULTILINE)
-        self.assertEqual(len(commands), 13)
+        self.assertEqual(len(commands), 15)
         with open(os.path.join(ROOT, "docs", "man", "kvferry.1"), encoding="utf-8") as file:
             page = file.read().replace("\\-", "-")
         for command in commands:
