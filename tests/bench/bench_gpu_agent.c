@@ -9,11 +9,11 @@
  * The whole way is taken: daemon, staging, arena. A round is one window of the loop alone and one
  * window for each row, with KV moving at the row's rate, in an order that turns from round to
  * round; a row's pair is its window and the one without of the same round. Windows are as long as
- * whole bursts at the lowest rate. The loop and KV run for some time before a window begins: what is
- * under way at its begin stands for what still is at its end (bytes are counted when they have been
- * moved), and clocks are those of a GPU at work, which an idle one exceeds for a while. Steps are
- * queued some way ahead of the GPU and no further, for the driver holds up
- * whoever queues more, and with him the bursts. Lines, whose suffix says how the GPU was shared
+ * whole bursts at the lowest rate. The loop and KV run for some time before a window begins: what
+ * is under way at its begin stands for what still is at its end (bytes are counted when they have
+ * been moved), and clocks are those of a GPU at work, which an idle one exceeds for a while. Steps
+ * are queued some way ahead of the GPU and no further, for the driver holds up whoever queues more,
+ * and with him the bursts. Lines, whose suffix says how the GPU was shared
  * (with the control daemon of MPS started before, both this program and the worker use it):
  *
  *   pair puts_LOOP_PATH_RATE[_SUFFIX] MS GIB     extra milliseconds, and GiB of bf16 KV encoded

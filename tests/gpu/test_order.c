@@ -64,8 +64,8 @@ static struct calls calls;
 static uint64_t seed;
 static uint64_t first_key; /* of this process and mode: the daemon outlives them */
 
-/* Gets of each round: with several, all but the first find blocks in the GPU's memory, if the daemon
- * has a tier there. */
+/* Gets of each round: with several, all but the first find blocks in the GPU's memory, if the
+ * daemon has a tier there. */
 static uint32_t n_gets = 1;
 
 /* The engine's side. */
