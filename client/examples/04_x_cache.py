@@ -153,6 +153,8 @@ class Factors:
             sys.exit(f"{path}: no file of kvferry svd")
         if weights != digest:
             sys.exit(f"{path}: made of other weights")
+        # latents mean nothing by the factors of another run, which may differ in signs already
+        self.label = "svd-" + hashlib.sha256(blob).hexdigest()[:40]
         first = (header_bytes + 4 * n_layers + 63) // 64 * 64
         self.u = [torch.frombuffer(bytearray(blob[first + i * layer_bytes:][:4 * d_model
                                                                            * self.rank]),
@@ -240,6 +242,7 @@ class Cache:
         opts.socket_path = options.socket.encode() if options.socket else None
         opts.geometry, opts.log = c.pointer(self.geometry), log
         opts.weights_digest = (u8 * 32).from_buffer_copy(model.digest)
+        opts.namespace_label = factors.label.encode() if factors else None
         self.client = ptr()
         self.library.open(c.byref(opts), c.byref(self.client))
         self.info = new(Info)
