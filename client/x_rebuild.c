@@ -159,6 +159,18 @@ static const char *shape_fault(const struct kvf_x_weights *w)
     return NULL;
 }
 
+/* Does a client store what these weights take? */
+static bool client_fits(const struct kvf_client *client, const struct kvf_x_weights *w)
+{
+    const struct kvf_geometry *g = &client->geometry;
+    uint32_t stored = w->stored_width != 0 ? w->stored_width : w->d_model;
+    bool is_x = g->kind == KVF_KIND_X && stored == w->d_model;
+    bool is_latent = g->kind == KVF_KIND_XG;
+
+    return client->has_geometry && (is_x || is_latent) && g->n_layers == w->n_layers &&
+           (uint32_t)g->n_heads * g->dim_k == stored;
+}
+
 /* What is wrong with the rotation, or NULL. */
 static const char *rope_fault(const struct kvf_x_weights *w)
 {
@@ -202,6 +214,14 @@ static int check_weights(const struct kvf_client *client, const struct kvf_x_wei
             "which are %u (%u heads of %u + %u): store K and V, or latents (kvferry svd)",
             stored, kv_width, heads, w->dim_k, w->dim_v);
         return KVF_ERR_REFUSED;
+    }
+    if (client != NULL && !client_fits(client, w)) {
+        say(log, arg,
+            "weights for X: %u layers of %u elements would be read, and the client stores %u of "
+            "%u, kind %u",
+            w->n_layers, stored, client->geometry.n_layers,
+            (uint32_t)client->geometry.n_heads * client->geometry.dim_k, client->geometry.kind);
+        return KVF_ERR_MISMATCH;
     }
     if (client != NULL &&
         (memcmp(w->weights_digest, client->hello.weights_digest, KVF_DIGEST_BYTES) != 0 ||

@@ -783,12 +783,12 @@ struct kvf_x_weights {
 };
 
 /* Register weights. client: whose blocks will be rebuilt: it has to have attached with the same
- * digests; NULL: no such check. What is refused is said in one line of the log. *x_out is the
+ * digests and a geometry of X, or latents, of these layers; NULL: no such check. What is refused is said in one line of the log. *x_out is the
  * caller's, see kvf_x_close, and independent of client afterwards. Blocks while the BLAS starts.
  * KVF_OK; KVF_ERR_INVALID: a field is out of its range, or a table or matrix is missing;
  * KVF_ERR_REFUSED: no digest, or stored_width is more than the model's K and V have: storing those
- * is less; KVF_ERR_MISMATCH: other digests than the client's; KVF_ERR_UNSUPPORTED: no BLAS here;
- * KVF_ERR_NO_MEMORY. */
+ * is less; KVF_ERR_MISMATCH: other digests, layers, kind or width than the client's;
+ * KVF_ERR_UNSUPPORTED: no BLAS here; KVF_ERR_NO_MEMORY. */
 KVF_API int kvf_x_open(struct kvf_client *client, const struct kvf_x_weights *weights,
                        struct kvf_x **x_out);
 

@@ -516,21 +516,63 @@ static void a_missing_blas_says_what_to_install(void **state)
     model_fini(&model);
 }
 
-static void a_client_of_other_weights_is_refused(void **state)
+/* What a client has attached with has to fit, digest and geometry. */
+static void a_client_that_stores_something_else_is_refused(void **state)
 {
+    static const struct {
+        int kind;
+        uint32_t width;
+        uint16_t n_layers;
+        uint8_t digest;
+        uint32_t stored_width;
+        const char *words;
+    } clients[] = {
+        {KVF_KIND_X, 96, LAYERS, 2, 0, "digests are not those that the client attached with"},
+        {KVF_KIND_X, 64, LAYERS, 1, 0, "2 layers of 96 elements would be read"},
+        {KVF_KIND_X, 96, LAYERS + 1, 1, 0, "the client stores 3 of 96, kind 4"},
+        {KVF_KIND_X, 64, LAYERS, 1, 64, "2 layers of 64 elements would be read"},
+        {KVF_KIND_XG, 64, LAYERS, 1, 0, "the client stores 2 of 64, kind 5"},
+        {KVF_KIND_XG, 64, LAYERS, 1, 64, NULL},
+        {KVF_KIND_X, 96, LAYERS, 1, 0, NULL},
+    };
     struct fixture *f = *state;
     struct kvf_random_seeded random;
+    char text[KVF_BLAS_TEXT_BYTES];
+    struct kvf_blas blas;
     struct model model;
-    struct kvf_x *x = NULL;
+    bool has_blas = kvf_blas_open(&blas, text) == KVF_OK;
 
     kvf_random_seeded_init(&random, kvf_test_seed());
     model_init(&model, &shapes[0], &random);
     model.weights.log = NULL;
-    f->options.weights_digest[0] = 2;
-    fixture_open(f);
-    assert_int_equal(kvf_x_open(f->client, &model.weights, &x), KVF_ERR_MISMATCH);
-    assert_non_null(strstr(f->log, "digests are not those that the client attached with"));
-    assert_null(x);
+    for (size_t i = 0; i < sizeof(clients) / sizeof(clients[0]); i++) {
+        struct kvf_geometry geometry = {
+            .struct_bytes = sizeof(geometry),
+            .dtype = KVF_DTYPE_BF16,
+            .n_layers = clients[i].n_layers,
+            .chunk_tokens = 16,
+        };
+        struct kvf_x *x = NULL;
+
+        assert_int_equal(kvf_x_geometry(clients[i].kind, clients[i].width, &geometry), KVF_OK);
+        f->options.geometry = &geometry;
+        f->options.profile = "exact";
+        f->options.weights_digest[0] = clients[i].digest;
+        fixture_open(f);
+        model.weights.stored_width = clients[i].stored_width;
+        if (clients[i].words != NULL) {
+            assert_int_equal(kvf_x_open(f->client, &model.weights, &x), KVF_ERR_MISMATCH);
+            assert_non_null(strstr(f->log, clients[i].words));
+            assert_null(x);
+        } else {
+            assert_int_equal(kvf_x_open(f->client, &model.weights, &x),
+                             has_blas ? KVF_OK : KVF_ERR_UNSUPPORTED);
+        }
+        x = kvf_x_close(x);
+        f->client = kvf_close(f->client);
+        kvf_fake_daemon_stop(f->daemon);
+        f->daemon = NULL;
+    }
     model_fini(&model);
 }
 
@@ -539,7 +581,7 @@ int main(void)
     const struct CMUnitTest refusals[] = {
         cmocka_unit_test(what_does_not_fit_is_refused),
         cmocka_unit_test(a_missing_blas_says_what_to_install),
-        FIXTURE_TEST(a_client_of_other_weights_is_refused),
+        FIXTURE_TEST(a_client_that_stores_something_else_is_refused),
     };
     const struct CMUnitTest products[] = {
         cmocka_unit_test(k_and_v_are_those_of_fp64),
