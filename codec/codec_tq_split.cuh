@@ -26,8 +26,8 @@ constexpr uint32_t split_warps = SAW_GENERIC_THREADS / warp_lanes;
 constexpr uint32_t split_samples = KVF_SAW_PARTIAL_SUMS * KVF_SAW_TILE_TOKENS;
 
 struct split_shared {
-    /* rotated channels: where they are in a vector, in bytes, and coefficients of the mean */
-    uint32_t offsets[split_dim];
+    /* of a channel: where it is among those that are rotated, in bytes; coefficients of the mean */
+    uint32_t places[split_dim];
     float means[split_dim];
     uint32_t signs[split_dim / 2];                                /* masks, two channels each */
     uint32_t tables[2][KVF_TQ_TABLE_WORDS * KVF_TQ_SPLIT_COPIES]; /* by m */
@@ -178,9 +178,29 @@ static __device__ __forceinline__ float add_split_sums(float sums[KVF_TQ_PARTIAL
  * Tiles
  */
 
-/* From pages to a tile of n tokens, at most 32, from `token` on, by a warp. */
-static __device__ __forceinline__ void load_tile(const row_pages &pages, uint32_t *tile,
-                                                 uint32_t token, uint32_t n)
+/* A lane's share of a vector, to a tile: channels as they are, or to their places (in bytes). */
+template <bool placed>
+static __device__ __forceinline__ void put_piece(uint32_t *vector, const uint4 &piece,
+                                                 const uint32_t places[8])
+{
+    const uint32_t pairs[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+    for (uint32_t w = 0; w < 4; w++) {
+        if constexpr (placed) {
+            uint8_t *bytes = reinterpret_cast<uint8_t *>(vector);
+            *reinterpret_cast<uint16_t *>(bytes + places[2 * w]) = (uint16_t)pairs[w];
+            *reinterpret_cast<uint16_t *>(bytes + places[2 * w + 1]) = (uint16_t)(pairs[w] >> 16);
+        } else {
+            vector[lane_id() % 16 * 4 + w] = pairs[w];
+        }
+    }
+}
+
+/* From pages to a tile of n tokens, at most 32, from `token` on, by a warp. placed: channels to the
+ * places that a row has for them. */
+template <bool placed>
+static __device__ __forceinline__ void load_tile(const row_pages &pages, const uint32_t *row_places,
+                                                 uint32_t *tile, uint32_t token, uint32_t n)
 {
     constexpr uint32_t batch = 4;
     uint32_t lane = lane_id();
@@ -189,6 +209,11 @@ static __device__ __forceinline__ void load_tile(const row_pages &pages, uint32_
         from = reinterpret_cast<uint64_t>(pages.vector(token + lane));
     }
     if (pages.is_aligned()) {
+        uint32_t places[8] = {};
+#pragma unroll
+        for (uint32_t i = 0; i < 8 && placed; i++) {
+            places[i] = row_places[lane % 16 * 8 + i];
+        }
 #pragma unroll 1
         for (uint32_t first = 0; first < n; first += 2 * batch) {
             uint4 pieces[batch];
@@ -203,12 +228,8 @@ static __device__ __forceinline__ void load_tile(const row_pages &pages, uint32_
 #pragma unroll
             for (uint32_t k = 0; k < batch; k++) {
                 uint32_t v = first + 2 * k + lane / 16;
-                uint32_t *words = tile + v * tile_words + lane % 16 * 4;
                 if (v < n) {
-                    words[0] = pieces[k].x;
-                    words[1] = pieces[k].y;
-                    words[2] = pieces[k].z;
-                    words[3] = pieces[k].w;
+                    put_piece<placed>(tile + v * tile_words, pieces[k], places);
                 }
             }
         }
@@ -218,7 +239,7 @@ static __device__ __forceinline__ void load_tile(const row_pages &pages, uint32_
             const uint16_t *vector = at_address<const uint16_t>(of_lane(from, v));
             uint16_t *halves = reinterpret_cast<uint16_t *>(tile + v * tile_words);
             for (uint32_t i = lane; i < split_dim; i += warp_lanes) {
-                halves[i] = vector[i];
+                halves[placed ? row_places[i] / 2 : i] = vector[i];
             }
         }
     }
@@ -250,7 +271,7 @@ static __device__ __forceinline__ void load_samples(const split_row &at, split_s
         uint32_t token = sampled_token(n_tokens, s * KVF_SAW_TILE_TOKENS);
         uint32_t n = token < n_tokens ? min((uint32_t)KVF_SAW_TILE_TOKENS, n_tokens - token) : 0;
         uint32_t *tile = samples + s * KVF_SAW_TILE_TOKENS * tile_words;
-        load_tile(at.pages, tile, token, n);
+        load_tile<false>(at.pages, nullptr, tile, token, n);
         uint32_t g = lane_id() / 4;
         uint32_t peak = 0;
 #pragma unroll
@@ -390,10 +411,6 @@ static __device__ __forceinline__ void prepare_split(const split_row &at, split_
     if (at.row == 0) {
         tq_zero_gaps(at.tensor, at.parts, at.part.stored, i, SAW_GENERIC_THREADS);
     }
-    if (i < split_dim / 2) {
-        shared->signs[i] = (is_flipped(at.tensor, at.row, 2 * i) ? 0x8000u : 0) |
-                           (is_flipped(at.tensor, at.row, 2 * i + 1) ? 0x80000000u : 0);
-    }
     if (makes_mean || !is_given) {
         load_samples(at, shared);
     }
@@ -418,7 +435,9 @@ static __device__ __forceinline__ void prepare_split(const split_row &at, split_
         at.list()[i] = reinterpret_cast<const uint8_t *>(&shared->list)[i];
     }
     const split_place place(shared->list, i);
-    shared->offsets[place.is_first ? place.index : split_first + place.index] = i * 2;
+    uint32_t to = place.is_first ? place.index : split_first + place.index;
+    shared->places[i] = to * 2;
+    reinterpret_cast<uint16_t *>(shared->signs)[to] = is_flipped(at.tensor, at.row, i) ? 0x8000 : 0;
     if (at.is_centred()) {
         rotate_split_mean(at, shared, place, mean);
     }
@@ -442,34 +461,24 @@ template <int bits> static __device__ __forceinline__ void fill_split_table(uint
     }
 }
 
-/* (4) The channels of a rotation, y before it. */
-template <uint32_t n>
-static __device__ __forceinline__ void gather(const uint32_t *offsets, const uint32_t *vector,
-                                              float y[n])
-{
-    const uint8_t *bytes = reinterpret_cast<const uint8_t *>(vector);
-#pragma unroll
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t half = *reinterpret_cast<const uint16_t *>(bytes + offsets[i]);
-        y[i] = __uint_as_float(half << 16);
-    }
-}
-
 /* (4 to 7) One rotation: planes to `words`; returns its scale. *is_escape is set if it does not
  * fit; if it is set before, codes are 0. */
 template <uint32_t n, uint32_t bits>
 static __device__ __forceinline__ uint32_t encode_split(const struct kvf_gpu_tensor &tensor,
                                                         const struct kvf_gpu_rotation &rotation,
-                                                        const uint32_t *offsets, const float *means,
-                                                        const uint32_t *table,
-                                                        const uint32_t *vector, bool is_centred,
+                                                        const float *means, const uint32_t *table,
+                                                        const uint32_t *pairs, bool is_centred,
                                                         bool *is_escape, uint32_t *words)
 {
     constexpr uint32_t low_bits = saw_low_bits(bits);
     constexpr uint32_t high_bits = bits - low_bits;
     constexpr uint32_t run = n / KVF_TQ_PARTIAL_SUMS;
     float y[n];
-    gather<n>(offsets, vector, y);
+#pragma unroll
+    for (uint32_t i = 0; i < n; i += 2) {
+        y[i] = __uint_as_float(pairs[i / 2] << 16);
+        y[i + 1] = __uint_as_float(pairs[i / 2] & 0xffff0000);
+    }
     rotate_split<n>(y);
     if (is_centred) {
 #pragma unroll
@@ -517,26 +526,26 @@ static __device__ __forceinline__ uint32_t encode_split(const struct kvf_gpu_ten
     return tq_choose_scale(tensor, rotation, square, add_split_sums(sums), power);
 }
 
-/* (1, 3) The lane's vector, flipped, in place. False: it is an escape. */
-static __device__ __forceinline__ bool prepare_vector(const split_shared &shared, uint32_t *vector,
-                                                      bool is_coded)
+/* (1, 3) The lane's vector, flipped. False: it is an escape. */
+static __device__ __forceinline__ bool take_vector(const split_shared &shared,
+                                                   const uint32_t *vector, bool is_coded,
+                                                   uint32_t pairs[split_dim / 2])
 {
-    uint32_t words[split_dim / 2];
     uint32_t peak = 0;
     uint32_t other = 0;
 #pragma unroll
     for (uint32_t w = 0; w < split_dim / 2; w += 2) {
-        words[w] = vector[w];
-        words[w + 1] = vector[w + 1];
-        peak = max_magnitudes(peak, words[w]);
-        other = max_magnitudes(other, words[w + 1]);
+        pairs[w] = vector[w];
+        pairs[w + 1] = vector[w + 1];
+        peak = max_magnitudes(peak, pairs[w]);
+        other = max_magnitudes(other, pairs[w + 1]);
     }
     peak = max_magnitudes(peak, other);
     peak = max_magnitudes(peak, permute_bytes(peak, 0, 0x1032)) & 0xffff;
     uint32_t threshold = keep_threshold(peak, is_coded);
 #pragma unroll
     for (uint32_t w = 0; w < split_dim / 2; w++) {
-        vector[w] = (words[w] & not_below(words[w], threshold)) ^ shared.signs[w];
+        pairs[w] = (pairs[w] & not_below(pairs[w], threshold)) ^ shared.signs[w];
     }
     return threshold != escape_threshold;
 }
@@ -553,17 +562,18 @@ static __device__ __forceinline__ void encode_split_tile(const struct kvf_gpu_wo
     uint32_t n = min(warp_lanes, at.part.n_tokens - token);
     uint32_t lane = lane_id();
     uint32_t *tile = shared->tiles[warp_id()];
-    uint32_t *vector = tile + lane * tile_words;
-    load_tile(at.pages, tile, token, n);
+    load_tile<true>(at.pages, shared->places, tile, token, n);
     bool is_centred = at.is_centred();
-    bool is_escape = !prepare_vector(*shared, vector, token + lane >= at.part.n_sinks);
+    uint32_t pairs[split_dim / 2];
+    bool is_escape = !take_vector(*shared, tile + lane * tile_words,
+                                  token + lane >= at.part.n_sinks, pairs);
     uint32_t words[n_words];
-    uint32_t first = encode_split<split_first, bits + 1>(
-        tensor, tensor.rotations[0], shared->offsets, shared->means, shared->tables[0], vector,
-        is_centred, &is_escape, words);
+    uint32_t first = encode_split<split_first, bits + 1>(tensor, tensor.rotations[0], shared->means,
+                                                         shared->tables[0], pairs, is_centred,
+                                                         &is_escape, words);
     uint32_t second = encode_split<split_dim - split_first, bits>(
-        tensor, tensor.rotations[1], shared->offsets + split_first, shared->means + split_first,
-        shared->tables[1], vector, is_centred, &is_escape, words + first_words);
+        tensor, tensor.rotations[1], shared->means + split_first, shared->tables[1],
+        pairs + split_first / 2, is_centred, &is_escape, words + first_words);
     __syncwarp(); /* then the tile is for codes */
 #pragma unroll
     for (uint32_t w = 0; w < n_words; w++) {
