@@ -14,6 +14,7 @@
 
 #include "client/client_internal.h"
 #include "client/x_blas.h"
+#include "client/x_weights.h"
 #include "codec/codec_fp.h"
 
 enum {
@@ -189,8 +190,8 @@ static const char *rope_fault(const struct kvf_x_weights *w)
     return NULL;
 }
 
-static int check_weights(const struct kvf_client *client, const struct kvf_x_weights *w,
-                         kvf_log_fn log, void *arg)
+int kvf_x_weights_check(const struct kvf_client *client, const struct kvf_x_weights *w,
+                        kvf_log_fn log, void *arg)
 {
     uint32_t heads = w->model_heads != 0 ? w->model_heads : w->n_heads;
     uint32_t stored = w->stored_width != 0 ? w->stored_width : w->d_model;
@@ -246,7 +247,7 @@ int kvf_x_open(struct kvf_client *client, const struct kvf_x_weights *weights, s
     }
     log = weights->log == NULL && client != NULL ? client->log : weights->log;
     arg = weights->log == NULL && client != NULL ? client->log_arg : weights->log_arg;
-    status = check_weights(client, weights, log, arg);
+    status = kvf_x_weights_check(client, weights, log, arg);
     if (status != KVF_OK) {
         return status;
     }

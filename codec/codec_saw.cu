@@ -4,7 +4,7 @@
  *
  *   kvf_saw_encode_<dim>_<bits>, kvf_saw_decode_<dim>_<bits>   bf16, on tensor cores
  *   kvf_saw_search_<dim>_<bits>                                the first with three clip ratios
- *   kvf_saw_zeros_<dim>_<bits>                                 the second with zeros for lo
+ *   kvf_saw_decode_zeros_<dim>_<bits>                                 the second with zeros for lo
  *   kvf_saw_encode, kvf_saw_decode                             everything else
  *
  * codec_saw_gpu.c chooses, codec_saw_shape.h says how many thread blocks.
@@ -64,8 +64,8 @@ KVF_SAW_SEARCH(128, 3)
 #define KVF_SAW_ZEROS(dim, bits)                                                                   \
     extern "C" __global__ void __launch_bounds__(saw_decode_threads(bits),                         \
                                                  saw_decode_blocks_a_processor(dim, bits))         \
-        kvf_saw_zeros_##dim##_##bits(const __grid_constant__ struct kvf_gpu_work work,             \
-                                     uint32_t tensors)                                             \
+        kvf_saw_decode_zeros_##dim##_##bits(const __grid_constant__ struct kvf_gpu_work work,      \
+                                            uint32_t tensors)                                      \
     {                                                                                              \
         kvf::decode_row_zeros<dim, bits>(work, tensors);                                           \
     }

@@ -36,7 +36,9 @@ static const struct fast_kernels fast_kernels[] = {
      KERNELS_OF("encode", "128"),
      KERNELS_OF("decode", "128"),
      {[2] = "kvf_saw_search_128_2", [3] = "kvf_saw_search_128_3"},
-     {[2] = "kvf_saw_zeros_128_2", [3] = "kvf_saw_zeros_128_3", [4] = "kvf_saw_zeros_128_4"}},
+     {[2] = "kvf_saw_decode_zeros_128_2",
+      [3] = "kvf_saw_decode_zeros_128_3",
+      [4] = "kvf_saw_decode_zeros_128_4"}},
     {256, KERNELS_OF("encode", "256"), KERNELS_OF("decode", "256"), {NULL}, {NULL}},
 };
 

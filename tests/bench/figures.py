@@ -330,9 +330,29 @@ def gpu_agent_figures():
     return result
 
 
+def gpu_x_figures():
+    what = "4,096 tokens of Llama-2-7B"
+    result = [
+        Figure("x4_fetch_vs_fp16_kv", "ms", "pinned H2D of their fp16 K and V", 0.5, "lower",
+               note=f"{what}, X at 4 bits: fetched, decoded, K and V rebuilt in pages"),
+        Figure("x3_fetch_vs_fp16_kv", "ms", "pinned H2D of their fp16 K and V", better="lower",
+               note=f"{what}, X at 3 bits: the same"),
+    ]
+    for n in (256, 1024, 4096, 16384):
+        bar = 0.80 if n == 4096 else None
+        result.append(Figure(f"remat_gemm_{n}", "TFLOP/s", "cuBLAS, bf16, same shape", bar,
+                             note=f"{n} tokens of a layer of Llama-2-7B by [W_K | W_V]"))
+        if n <= 4096:
+            result.append(Figure(f"remat_layer_{n}", "TFLOP/s", "cuBLAS, bf16, same shape",
+                                 note=f"{n} tokens: the product, rotation, K and V into pages"))
+    result.append(Figure("remat_gemm_vs_peak", "TFLOP/s", "cuBLAS, bf16, same shape", 0.80,
+                         note="4,096 tokens", worst_of=["remat_gemm_4096"]))
+    return result
+
+
 FIGURES = {"local": LOCAL, "codec": codec_figures(), "nvme": nvme_figures(),
            "gpu": (GPU_KERNELS + gpu_link_figures() + gpu_calls_figures() +
-                   gpu_stolen_figures() + gpu_agent_figures()),
+                   gpu_stolen_figures() + gpu_agent_figures() + gpu_x_figures()),
            "hostile": HOSTILE, "accuracy": ACCURACY}
 
 

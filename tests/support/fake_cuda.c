@@ -33,6 +33,7 @@ enum op_kind {
     OP_COPY,
     OP_SET,
     OP_KERNEL,
+    OP_PRODUCT,
     OP_RECORD,
     OP_WAIT,
     OP_WRITE,
@@ -55,6 +56,9 @@ struct op {
     const char *kernel;
     struct kvf_gpu_work work;
     uint32_t tensors;
+    struct kvf_gpu_rebuild rebuild; /* of kvf_rebuild, in place of the two */
+    uint32_t n_blocks;
+    struct fake_product product;
 };
 
 struct fake_stream {
@@ -102,6 +106,11 @@ static bool has_failed(void)
 /* ----------------------------------------------------------------------------------------------
  * Running
  */
+static bool is_rebuild(const char *kernel)
+{
+    return strcmp(kernel, "kvf_rebuild") == 0;
+}
+
 static void op_run(struct op *op)
 {
     switch (op->kind) {
@@ -115,7 +124,14 @@ static void op_run(struct op *op)
         break;
     case OP_KERNEL:
         fake_counts.kernels++;
-        fake_kernel_run(op->kernel, &op->work, op->tensors);
+        if (is_rebuild(op->kernel)) {
+            fake_rebuild_run(&op->rebuild, op->n_blocks);
+        } else {
+            fake_kernel_run(op->kernel, &op->work, op->tensors);
+        }
+        break;
+    case OP_PRODUCT:
+        fake_product_run(&op->product);
         break;
     case OP_RECORD:
         if (op->event->done < op->number) {
@@ -540,8 +556,20 @@ int fake_cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsign
         block_z != 1 || extra != NULL) {
         return KVF_CUDA_ERROR_INVALID_VALUE;
     }
-    op.work = *(const struct kvf_gpu_work *)parameters[0];
-    op.tensors = *(const uint32_t *)parameters[1];
+    op.n_blocks = grid_x;
+    if (is_rebuild(kernel->name)) {
+        op.rebuild = *(const struct kvf_gpu_rebuild *)parameters[0];
+    } else {
+        op.work = *(const struct kvf_gpu_work *)parameters[0];
+        op.tensors = *(const uint32_t *)parameters[1];
+    }
+    return queue(stream, &op);
+}
+
+int fake_product_queue(const struct fake_product *product, void *stream)
+{
+    struct op op = {.kind = OP_PRODUCT, .product = *product};
+
     return queue(stream, &op);
 }
 

@@ -6,7 +6,7 @@
  * queued happens at once: whenever the driver is called, some operations run, of streams chosen at
  * random, in any order that streams and events allow. So a wait that is missing shows, sooner or
  * later, as wrong bytes; which order it was follows from the seed. Kernels are known by name and
- * done by the C codecs.
+ * done by the C codecs. It is cuBLASLt as well, for KVFERRY_CUBLASLT.
  *
  * While the file that FAKE_CUDA_FAIL_FILE names is there, the device of every process fails, as one
  * does that has left the bus: those that were at work fail for good, and no other begins.
@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "codec/codec_gpu.h"
+#include "codec/codec_rebuild.h"
 
 struct fake_cuda_counts {
     uint64_t operations; /* run so far */
@@ -56,6 +57,25 @@ struct fake_cuda {
     FAKE_CUDA_CONTROLS(FAKE_CUDA_MEMBER)
 #undef FAKE_CUDA_MEMBER
 };
+
+/* C = A B^T, as gpu/blas.h has it. */
+struct fake_product {
+    uint64_t a;
+    uint64_t b;
+    uint64_t c;
+    uint32_t m;
+    uint32_t n;
+    uint32_t k;
+    uint32_t c_stride;
+    int type; /* as cuBLAS numbers them */
+};
+
+/* Queue a product; a result as of the driver. */
+int fake_product_queue(const struct fake_product *product, void *stream);
+void fake_product_run(const struct fake_product *product);
+
+/* K and V of so many rows of a product. */
+void fake_rebuild_run(const struct kvf_gpu_rebuild *work, uint32_t n_rows);
 
 /* Is there a kernel of this name? */
 bool fake_kernel_exists(const char *name);

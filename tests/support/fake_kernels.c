@@ -63,6 +63,7 @@ static struct kvf_codec_tensor tensor_of(const struct kvf_gpu_tensor *from)
     tensor.descriptor.clip_q15 = (uint16_t)(from->clip_ratio * KVF_BLOCK_CLIP_ONE + 0.5f);
     tensor.descriptor.group_axis = from->group_axis;
     tensor.descriptor.group_size = from->group_size;
+    tensor.descriptor.zero_kind = from->zero_kind;
     tensor.n_clips = from->n_clips;
     for (uint32_t i = 0; i < from->n_clips; i++) {
         tensor.clips_q15[i] = (uint16_t)(from->clip_ratios[i] * KVF_BLOCK_CLIP_ONE + 0.5f);
@@ -403,7 +404,8 @@ static bool begins(const char *name, const char *with)
 bool fake_kernel_exists(const char *name)
 {
     return begins(name, "kvf_raw_") || begins(name, "kvf_exact_") || begins(name, "kvf_saw_") ||
-           begins(name, "kvf_tq_") || begins(name, "kvf_kivi_") || begins(name, "kvf_escapes_");
+           begins(name, "kvf_tq_") || begins(name, "kvf_kivi_") || begins(name, "kvf_escapes_") ||
+           begins(name, "kvf_rebuild");
 }
 
 void fake_kernel_run(const char *name, const struct kvf_gpu_work *work, uint32_t tensors)

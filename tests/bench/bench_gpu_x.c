@@ -1,0 +1,458 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * bench_gpu_x.c: stored X and K and V rebuilt from it, in the geometry of Llama-2-7B: 32 layers of
+ * 4,096 elements, 32 heads of 128 for K and for V, bf16.
+ *
+ *   bench_gpu_x [--seconds N] [--pairs N] [--only NAME]
+ *
+ * x4_fetch, x3_fetch: 4,096 tokens by kvf_gpu_x_get, from a daemon's arena to K and V in pages,
+ * beside one copy of their fp16 K and V from pinned memory: the least that fetching those takes.
+ * remat_gemm_N: products of N tokens with [W_K | W_V] as they are made here, beside cuBLAS's own of
+ * the same shape to bf16; remat_layer_N: with bias, norm and rotation into pages, beside the same.
+ */
+#include "tests/bench/bench.h"
+#include "tests/bench/gpu_loops.h"
+#include "tests/support/daemon.h"
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "gpu/blas.h"
+#include "kvferry.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    LAYERS = 32,
+    HEADS = 32,
+    DIM = 128,
+    D_MODEL = 4096,
+    WIDTH = 2 * HEADS * DIM,
+    TOKENS = 4096,
+    CHUNKS = TOKENS / GPU_CHUNK_TOKENS,
+    PAGES = TOKENS / GPU_PAGE_TOKENS,
+    CHUNK_PAGES = GPU_CHUNK_TOKENS / GPU_PAGE_TOKENS,
+    TOKENS_MAX = 16384, /* of a product */
+    STEPS = 8,          /* that are queued at a time */
+};
+
+#define LAYER_X_BYTES  ((uint64_t)TOKENS * D_MODEL * 2)
+#define LAYER_KV_BYTES ((uint64_t)TOKENS * WIDTH * 2)
+#define W_BYTES        ((uint64_t)WIDTH * D_MODEL * 2)
+#define KV_BYTES       (LAYERS * LAYER_KV_BYTES)
+
+struct bed {
+    struct kvf_gpu_device *gpu;
+    struct gpu_loops loops; /* for cuBLAS */
+    struct kvf_gpu_blas *blas;
+    void *stream;
+    uint64_t weights; /* one layer's after the other */
+    uint64_t tables;
+    uint64_t x;       /* of all layers, as an engine has it; TOKENS_MAX tokens at least */
+    uint64_t pages;   /* of K and V, of all layers */
+    uint64_t product; /* fp32, and bf16 of cuBLAS */
+    uint8_t *host;    /* pinned: fp16 K and V */
+    uint32_t ids[CHUNKS][CHUNK_PAGES];
+    uint32_t n_tokens; /* of the products that are measured */
+
+    struct kvf_test_daemon daemon;
+    struct kvf_client *client;
+    struct kvf_gpu *handle;
+    struct kvf_gpu_x *rebuild;
+    uint64_t next_key;
+};
+
+static void must(int status, const char *what)
+{
+    if (status != KVF_OK) {
+        bench_die("%s: %s", what, kvf_status_text(status));
+    }
+}
+
+static void wait_for(struct bed *bed)
+{
+    gpu_must(bed->gpu, bed->gpu->driver.cuStreamSynchronize(bed->stream), "a stream");
+}
+
+/* --- memory ----------------------------------------------------------------------------------- */
+
+/* Random bf16 numbers, of which n are made and repeated. */
+static void fill(struct bed *bed, uint64_t to, uint64_t bytes, float scale)
+{
+    enum {
+        MADE_BYTES = 32 << 20
+    };
+    struct kvf_random_seeded random;
+    uint16_t *made = malloc(MADE_BYTES);
+
+    if (made == NULL) {
+        bench_die("no memory");
+    }
+    kvf_random_seeded_init(&random, to);
+    for (size_t i = 0; i < MADE_BYTES / sizeof(*made); i++) {
+        float value = (float)(int32_t)(uint32_t)kvf_random_seeded_next(&random) * 0x1p-31f * scale;
+        uint32_t bits;
+
+        memcpy(&bits, &value, sizeof(bits));
+        made[i] = (uint16_t)(bits >> 16);
+    }
+    for (uint64_t at = 0; at < bytes; at += MADE_BYTES) {
+        uint64_t n = bytes - at < MADE_BYTES ? bytes - at : MADE_BYTES;
+
+        gpu_must(bed->gpu, bed->gpu->driver.cuMemcpyHtoDAsync(to + at, made, n, bed->stream),
+                 "copy");
+    }
+    wait_for(bed);
+    free(made);
+}
+
+static void tables_fill(struct bed *bed)
+{
+    static float tables[2][TOKENS_MAX][DIM / 2];
+
+    for (uint32_t p = 0; p < TOKENS_MAX; p++) {
+        for (uint32_t i = 0; i < DIM / 2; i++) {
+            double angle = p * pow(10000.0, -2.0 * i / DIM);
+
+            tables[0][p][i] = (float)cos(angle);
+            tables[1][p][i] = (float)sin(angle);
+        }
+    }
+    bed->tables = gpu_memory(bed->gpu, sizeof(tables));
+    gpu_must(bed->gpu,
+             bed->gpu->driver.cuMemcpyHtoDAsync(bed->tables, tables, sizeof(tables), bed->stream),
+             "copy");
+    wait_for(bed);
+}
+
+static bool bed_init(struct bed *bed)
+{
+    char text[KVF_GPU_TEXT_BYTES];
+
+    bed->gpu = gpu_open();
+    bed->stream = gpu_stream(bed->gpu, KVF_GPU_PRIORITY_HIGH);
+    gpu_loops_init(&bed->loops, bed->gpu, bed->stream);
+    if (!bed->loops.has_blas ||
+        kvf_gpu_blas_open(bed->gpu, &bed->blas, text, sizeof(text)) != KVF_OK) {
+        return false;
+    }
+    bed->weights = gpu_memory(bed->gpu, LAYERS * W_BYTES);
+    bed->x = gpu_memory(bed->gpu, LAYERS * LAYER_X_BYTES);
+    bed->pages = gpu_memory(bed->gpu, KV_BYTES);
+    bed->product = gpu_memory(bed->gpu, (uint64_t)TOKENS_MAX * WIDTH * sizeof(float));
+    bed->host = gpu_host_memory(bed->gpu, KV_BYTES);
+    fill(bed, bed->weights, LAYERS * W_BYTES, 0.03f);
+    fill(bed, bed->x, LAYERS * LAYER_X_BYTES, 2.0f);
+    tables_fill(bed);
+    for (uint32_t i = 0; i < PAGES; i++) {
+        bed->ids[i / CHUNK_PAGES][i % CHUNK_PAGES] = (i * 37) % PAGES; /* anywhere */
+    }
+    return true;
+}
+
+/* --- the engine ------------------------------------------------------------------------------- */
+
+static void rebuild_open(struct bed *bed)
+{
+    static const void *w_k[LAYERS], *w_v[LAYERS];
+    static void *layers[2][LAYERS];
+    struct kvf_x_weights weights = {
+        .struct_bytes = sizeof(weights),
+        .d_model = D_MODEL,
+        .n_layers = LAYERS,
+        .n_heads = HEADS,
+        .dim_k = DIM,
+        .dim_v = DIM,
+        .dtype = KVF_DTYPE_BF16,
+        .kv_dtype = KVF_DTYPE_BF16,
+        .rope_style = KVF_ROPE_STYLE_HALF,
+        .rope_positions = TOKENS_MAX,
+        .w_k = w_k,
+        .w_v = w_v,
+        .rope_cos = (const float *)(uintptr_t)bed->tables,
+        .rope_sin = (const float *)(uintptr_t)bed->tables + TOKENS_MAX * (DIM / 2),
+    };
+    struct kvf_tensor_view view = {layers[0], (uint64_t)HEADS * GPU_PAGE_TOKENS * 2 * DIM * 2,
+                                   2 * DIM * 2, (uint64_t)GPU_PAGE_TOKENS * 2 * DIM * 2};
+    struct kvf_gpu_x_options options = {
+        .struct_bytes = sizeof(options),
+        .window_tokens = 0,
+        .pages = {.struct_bytes = sizeof(options.pages),
+                  .n_pages = PAGES,
+                  .tokens_a_page = GPU_PAGE_TOKENS,
+                  .k = view,
+                  .v = view},
+    };
+
+    memset(weights.weights_digest, 1, sizeof(weights.weights_digest));
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        w_k[l] = (const uint8_t *)(uintptr_t)bed->weights + l * W_BYTES;
+        w_v[l] = (const uint8_t *)w_k[l] + W_BYTES / 2;
+        layers[0][l] = (uint8_t *)(uintptr_t)bed->pages + l * LAYER_KV_BYTES;
+        layers[1][l] = (uint8_t *)layers[0][l] + DIM * 2;
+    }
+    options.pages.v.layers = layers[1];
+    must(kvf_gpu_x_open(bed->handle, &weights, &options, &bed->rebuild), "weights");
+}
+
+static void engine_open(struct bed *bed, const char *profile)
+{
+    static const char *const sets[] = {"dram.bytes=4GiB",         "dram.area_bytes=128MiB",
+                                       "staging.total=2GiB",      "staging.client=1GiB",
+                                       "allow_uncalibrated=true", NULL};
+    struct kvf_geometry geometry = {.struct_bytes = sizeof(geometry),
+                                    .dtype = KVF_DTYPE_BF16,
+                                    .n_layers = LAYERS,
+                                    .chunk_tokens = GPU_CHUNK_TOKENS};
+    struct kvf_gpu_options gpu_options = {.struct_bytes = sizeof(gpu_options)};
+    struct kvf_options options;
+
+    kvf_test_daemon_create(&bed->daemon, sets);
+    kvf_test_daemon_start(&bed->daemon);
+    must(kvf_x_geometry(KVF_KIND_X, D_MODEL, &geometry), "geometry");
+    kvf_test_client_options(&bed->daemon, &options);
+    options.geometry = &geometry;
+    options.profile = profile;
+    options.flags = KVF_ATTACH_ALLOW_UNCALIBRATED;
+    options.staging_bytes = UINT64_C(512) << 20;
+    memset(options.weights_digest, 1, sizeof(options.weights_digest));
+    must(kvf_open(&options, &bed->client), "client");
+    must(kvf_gpu_open(bed->client, &gpu_options, &bed->handle), "GPU");
+    rebuild_open(bed);
+    bed->next_key = 1;
+}
+
+static void engine_close(struct bed *bed)
+{
+    bed->rebuild = kvf_gpu_x_close(bed->rebuild);
+    bed->handle = kvf_gpu_close(bed->handle);
+    bed->client = kvf_close(bed->client);
+    kvf_test_daemon_destroy(&bed->daemon);
+}
+
+struct name {
+    char text[24];
+};
+
+static struct kvf_key name_of(uint64_t number, struct name *name)
+{
+    (void)snprintf(name->text, sizeof(name->text), "x-bench-%015llu", (unsigned long long)number);
+    return (struct kvf_key){name->text, sizeof(name->text) - 1};
+}
+
+/* X of all chunks, from the engine's memory. */
+static void put_all(struct bed *bed)
+{
+    void *layers[LAYERS];
+    struct kvf_gpu_region *region;
+    struct kvf_gpu_region_options options = {
+        .struct_bytes = sizeof(options),
+        .n_pages = CHUNKS,
+        .tokens_a_page = GPU_CHUNK_TOKENS,
+        .k = {layers, LAYER_X_BYTES / CHUNKS, D_MODEL * 2, DIM * 2},
+    };
+
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        layers[l] = (uint8_t *)(uintptr_t)bed->x + l * LAYER_X_BYTES;
+    }
+    must(kvf_gpu_register(bed->handle, &options, &region), "X");
+    for (uint32_t i = 0; i < CHUNKS; i++) {
+        struct name name;
+        struct kvf_gpu_put_item item = {.struct_bytes = sizeof(item),
+                                        .n_pages = 1,
+                                        .key = name_of(i, &name),
+                                        .token_start = i * GPU_CHUNK_TOKENS,
+                                        .pages = &i};
+        struct kvf_put_options put = {.struct_bytes = sizeof(put), .flags = KVF_PUT_NO_WRITE};
+        struct kvf_gpu_event event = {0};
+        uint64_t request;
+        uint32_t n;
+
+        must(kvf_gpu_put(bed->handle, region, &item, 1, &put, NULL, NULL, 0, NULL, &request),
+             "put");
+        while (event.kind != KVF_GPU_EVENT_REQUEST) {
+            must(kvf_gpu_poll(bed->handle, &event, 1, 20000, &n), "poll");
+            must(event.status, "a put");
+        }
+    }
+    must(kvf_gpu_unregister(bed->handle, region), "X");
+}
+
+static void get_all(struct bed *bed)
+{
+    struct kvf_gpu_x_item items[CHUNKS];
+    struct name names[CHUNKS];
+    int32_t statuses[CHUNKS];
+
+    for (uint32_t i = 0; i < CHUNKS; i++) {
+        items[i] = (struct kvf_gpu_x_item){.struct_bytes = sizeof(items[i]),
+                                           .n_pages = CHUNK_PAGES,
+                                           .key = name_of(i, &names[i]),
+                                           .token_start = i * GPU_CHUNK_TOKENS,
+                                           .pages = bed->ids[i]};
+    }
+    must(kvf_gpu_x_get(bed->rebuild, items, CHUNKS, NULL, NULL, bed->stream, statuses), "get");
+    wait_for(bed);
+}
+
+static void copy_kv(struct bed *bed)
+{
+    gpu_must(bed->gpu,
+             bed->gpu->driver.cuMemcpyHtoDAsync(bed->pages, bed->host, KV_BYTES, bed->stream),
+             "copy");
+    wait_for(bed);
+}
+
+/* --- products --------------------------------------------------------------------------------- */
+
+static const struct kvf_gpu_product *product_of(const struct bed *bed)
+{
+    static struct kvf_gpu_product product;
+
+    product = (struct kvf_gpu_product){
+        .m = bed->n_tokens, .n = WIDTH, .k = D_MODEL, .c_stride = WIDTH, .dtype = KVF_DTYPE_BF16};
+    return &product;
+}
+
+static void multiply(struct bed *bed)
+{
+    for (uint32_t i = 0; i < STEPS; i++) {
+        must(kvf_gpu_blas_multiply(bed->blas, product_of(bed), bed->x, bed->weights + i * W_BYTES,
+                                   bed->product, bed->stream),
+             "a product");
+    }
+    wait_for(bed);
+}
+
+/* The same by cublasGemmEx, to bf16. */
+static void multiply_plain(struct bed *bed)
+{
+    const float one = 1.0f;
+    const float zero = 0.0f;
+
+    for (uint32_t i = 0; i < STEPS; i++) {
+        int status = bed->loops.blas.gemm(
+            bed->loops.blas.handle, 1, 0, WIDTH, (int)bed->n_tokens, D_MODEL, &one,
+            (const void *)(uintptr_t)(bed->weights + i * W_BYTES), 14, D_MODEL,
+            (const void *)(uintptr_t)bed->x, 14, D_MODEL, &zero, (void *)(uintptr_t)bed->product,
+            14, WIDTH, 68, -1);
+
+        if (status != 0) {
+            bench_die("a product failed: cuBLAS status %d", status);
+        }
+    }
+    wait_for(bed);
+}
+
+static void rebuild_layers(struct bed *bed)
+{
+    for (uint32_t i = 0; i < STEPS; i++) {
+        must(kvf_gpu_x_rebuild(bed->rebuild, i, (const void *)(uintptr_t)bed->x, bed->n_tokens, 0,
+                               &bed->ids[0][0],
+                               (bed->n_tokens + GPU_PAGE_TOKENS - 1) / GPU_PAGE_TOKENS,
+                               bed->stream),
+             "a layer");
+    }
+    wait_for(bed);
+}
+
+/* --- sides ------------------------------------------------------------------------------------ */
+
+/* Milliseconds of one. */
+static double repeat(struct bed *bed, double seconds, void (*once)(struct bed *bed))
+{
+    uint64_t begun_ns = kvf_now_ns();
+    uint64_t n = 0;
+    uint64_t ns;
+
+    do {
+        once(bed);
+        n++;
+        ns = kvf_now_ns() - begun_ns;
+    } while ((double)ns < seconds * 1e9);
+    return (double)ns / 1e6 / (double)n;
+}
+
+/* TFLOP/s of products. */
+static double rate(struct bed *bed, double seconds, void (*once)(struct bed *bed))
+{
+    double ms = repeat(bed, seconds, once) / STEPS;
+
+    return 2e-12 * bed->n_tokens * WIDTH * D_MODEL / (ms / 1e3);
+}
+
+static double fetch_ms(void *ctx, double seconds)
+{
+    return repeat(ctx, seconds, get_all);
+}
+
+static double copy_ms(void *ctx, double seconds)
+{
+    return repeat(ctx, seconds, copy_kv);
+}
+
+static double multiply_rate(void *ctx, double seconds)
+{
+    return rate(ctx, seconds, multiply);
+}
+
+static double plain_rate(void *ctx, double seconds)
+{
+    return rate(ctx, seconds, multiply_plain);
+}
+
+static double layer_rate(void *ctx, double seconds)
+{
+    return rate(ctx, seconds, rebuild_layers);
+}
+
+static void measure_fetch(struct bench_run *run, struct bed *bed, const char *profile,
+                          const char *name)
+{
+    engine_open(bed, profile);
+    put_all(bed);
+    get_all(bed); /* pins, and finds products */
+    bench_pairs(run, name, fetch_ms, copy_ms, bed);
+    engine_close(bed);
+}
+
+static void measure_products(struct bench_run *run, struct bed *bed)
+{
+    static const uint32_t tokens[] = {256, 1024, 4096, 16384};
+    char name[64];
+
+    engine_open(bed, "x4");
+    for (size_t i = 0; i < sizeof(tokens) / sizeof(tokens[0]); i++) {
+        bed->n_tokens = tokens[i];
+        (void)snprintf(name, sizeof(name), "remat_gemm_%u", tokens[i]);
+        multiply(bed);
+        multiply_plain(bed);
+        bench_pairs(run, name, multiply_rate, plain_rate, bed);
+        if (tokens[i] > TOKENS) {
+            continue; /* more than there are pages for */
+        }
+        (void)snprintf(name, sizeof(name), "remat_layer_%u", tokens[i]);
+        rebuild_layers(bed);
+        bench_pairs(run, name, layer_rate, plain_rate, bed);
+    }
+    engine_close(bed);
+}
+
+int main(int argc, char **argv)
+{
+    static struct bed bed;
+    struct bench_run run;
+
+    bench_init(&run, argc, argv);
+    if (!bed_init(&bed)) {
+        bench_print_skip("x4_fetch_vs_fp16_kv", "no cuBLAS here");
+        return 0;
+    }
+    measure_fetch(&run, &bed, "x4", "x4_fetch_vs_fp16_kv");
+    measure_fetch(&run, &bed, "x3", "x3_fetch_vs_fp16_kv");
+    measure_products(&run, &bed);
+    (void)kvf_gpu_blas_close(bed.blas);
+    return 0;
+}
