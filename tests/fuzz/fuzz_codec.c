@@ -48,7 +48,7 @@ static const struct {
     {"kivi4-g32", KVF_DTYPE_BF16, 64, 64, 20},    {"kivi2-g128", KVF_DTYPE_F32, 128, 33, 20},
     {"kivi4-g64", KVF_DTYPE_BF16, 80, 80, 130},   {"tq4", KVF_DTYPE_BF16, 64, 12, 130},
     {"tq3.5", KVF_DTYPE_BF16, 64, 16, TOKENS},    {"tq2", KVF_DTYPE_BF16, 128, 80, TOKENS},
-    {"tq3-qjl", KVF_DTYPE_BF16, 16, 12, TOKENS},  {"max", KVF_DTYPE_BF16, 64, 64, TOKENS},
+    {"tq3-qjl", KVF_DTYPE_BF16, 16, 12, TOKENS},  {"max-edges", KVF_DTYPE_BF16, 64, 64, TOKENS},
     {NULL, KVF_DTYPE_BF16, 64, 64, TOKENS},       {"x4", KVF_DTYPE_BF16, 64, 0, TOKENS},
     {"x3", KVF_DTYPE_BF16, 96, 0, 130},           {"x2", KVF_DTYPE_BF16, 128, 0, 33},
     {"xcl3", KVF_DTYPE_BF16, 64, 0, TOKENS},      {"xcl2-g4", KVF_DTYPE_BF16, 64, 0, TOKENS},

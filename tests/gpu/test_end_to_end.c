@@ -37,7 +37,7 @@ enum {
 
 #define LINK_BYTES_A_S 55.3e9 /* pinned copies over PCIe 5.0 x16 */
 
-static const char *const profiles[] = {"balanced", "exact", "raw", "max"};
+static const char *const profiles[] = {"balanced", "exact", "raw", "max-edges"};
 
 struct engine {
     uint32_t n_chunks;

@@ -163,7 +163,7 @@ static void unlike_layers(void **state)
     (void)state;
     static const uint32_t layers[] = {5, 7, 4, 9};
     for (size_t i = 0; i < 4 * sizeof(layers) / sizeof(layers[0]); i++) {
-        struct codec_case c = tq_case(i % 2 ? "max" : "dense", 128, i % 4 < 2 ? 140 : 19);
+        struct codec_case c = tq_case(i % 2 ? "max-edges" : "dense", 128, i % 4 < 2 ? 140 : 19);
         c.n_layers = layers[i / 4];
         c.n_heads = 1;
         c.n_blocks = 2;
@@ -172,7 +172,7 @@ static void unlike_layers(void **state)
         c.fill = i % 3 == 1 ? CASE_NORMAL : CASE_HARD;
         run_case(&c);
     }
-    struct codec_case c = tq_case("max", 512, 20); /* whose V is raw in every layer */
+    struct codec_case c = tq_case("max-edges", 512, 20); /* whose V is raw in every layer */
     c.dim_v = 64;
     c.is_mla = true;
     c.n_heads = 1;
@@ -244,7 +244,7 @@ static void host_has_to(void **state)
     struct codec_case c = tq_case("tq4", 128, 64);
     c.fill = CASE_BROKEN;
     assert_false(codec_case_run(&c, &random_bits));
-    c.profile = "max";
+    c.profile = "max-edges";
     c.n_layers = 5;
     assert_false(codec_case_run(&c, &random_bits));
 }

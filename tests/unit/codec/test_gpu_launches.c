@@ -306,7 +306,7 @@ static void kinds_without_layers(void **state)
     (void)state;
     struct kvf_codec_plan plan;
     struct kvf_geometry geometry = fixture_geometry(KVF_DTYPE_BF16, 3, 1, 128, 128, TOKENS);
-    assert_int_equal(kvf_codec_plan_init(&plan, &geometry, "max"), KVF_OK);
+    assert_int_equal(kvf_codec_plan_init(&plan, &geometry, "max-edges"), KVF_OK);
     kvf_gpu_kinds_fill(&plan, &kinds);
     assert_int_equal(kinds.n, 1);
     assert_int_equal(kinds.tensors[0][0].bits, 8);

@@ -103,7 +103,7 @@ static void layers_make_the_same_record(void **state)
         {"balanced", KVF_DTYPE_F16, 384, 33},  {"saw3", KVF_DTYPE_F8E4M3, 64, 33},
         {"tq3.5", KVF_DTYPE_BF16, 64, 130},    {"tq4", KVF_DTYPE_F32, 128, 50},
         {"kivi4-g32", KVF_DTYPE_BF16, 64, 70}, {"kivi2-g64", KVF_DTYPE_F16, 96, 130},
-        {"max", KVF_DTYPE_BF16, 64, 20},       {"x4", KVF_DTYPE_BF16, 128, 33},
+        {"max-edges", KVF_DTYPE_BF16, 64, 20}, {"x4", KVF_DTYPE_BF16, 128, 33},
         {"xcl3", KVF_DTYPE_BF16, 128, 65},     {"xcl3", KVF_DTYPE_BF16, 128, 40},
         {"xcl2-g2", KVF_DTYPE_F16, 96, 40},    {"xcl2-g2", KVF_DTYPE_F32, 96, 20},
         {"xcl2-lo", KVF_DTYPE_F32, 64, 17},    {"xgcl3", KVF_DTYPE_F32, 128, 33},

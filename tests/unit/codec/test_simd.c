@@ -64,11 +64,12 @@ static void compare_levels(const struct fixture_kv *kv, const char *profile)
 }
 
 static const char *const profiles[] = {
-    "balanced",     "safe",         "saw8",         "saw4-paper", "exact", "saw6", "saw5",
-    "saw3",         "saw2",         "kivi4-g32",    "kivi2-g128", "tq4",   "tq3",  "tq2",
-    "tq3.5",        "tq2.5",        "tq3-unbiased", "tq4-paper",  "dense", "max",  "saw3-search",
-    "saw2-search9", "saw4-search9", "naive4",       "x4",         "x3",    "x2",   "x8",
-    "x6",           "x4-paper",     "x2-paper"};
+    "balanced", "safe",      "saw8",        "saw4-paper",   "exact",        "saw6",
+    "saw5",     "saw3",      "saw2",        "kivi4-g32",    "kivi2-g128",   "tq4",
+    "tq3",      "tq2",       "tq3.5",       "tq2.5",        "tq3-unbiased", "tq4-paper",
+    "dense",    "max-edges", "saw3-search", "saw2-search9", "saw4-search9", "naive4",
+    "x4",       "x3",        "x2",          "x8",           "x6",           "x4-paper",
+    "x2-paper"};
 enum {
     N_PROFILES = sizeof(profiles) / sizeof(profiles[0])
 };
