@@ -15,8 +15,8 @@ from queue import SimpleQueue
 import numpy as np
 
 import xquant
-from codec import (CHUNK_TOKENS, ITEM_BYTES, KIND_X, KIND_XG, ROPE_NONE, CodecError, Handle, Library,
-                   Shape, Tensor)
+from codec import (CHUNK_TOKENS, ITEM_BYTES, KIND_X, KIND_XG, ROPE_NONE, CodecError, Handle,
+                   Library, Shape, Tensor)
 
 
 class Blocks:
