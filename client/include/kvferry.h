@@ -783,8 +783,9 @@ struct kvf_x_weights {
 };
 
 /* Register weights. client: whose blocks will be rebuilt: it has to have attached with the same
- * digests and a geometry of X, or latents, of these layers; NULL: no such check. What is refused is said in one line of the log. *x_out is the
- * caller's, see kvf_x_close, and independent of client afterwards. Blocks while the BLAS starts.
+ * digests and a geometry of X, or latents, of these layers; NULL: no such check. What is refused is
+ * said in one line of the log. *x_out is the caller's, see kvf_x_close, and independent of client
+ * afterwards. Blocks while the BLAS starts.
  * KVF_OK; KVF_ERR_INVALID: a field is out of its range, or a table or matrix is missing;
  * KVF_ERR_REFUSED: no digest, or stored_width is more than the model's K and V have: storing those
  * is less; KVF_ERR_MISMATCH: other digests, layers, kind or width than the client's;
@@ -892,8 +893,8 @@ struct kvf_gpu_x_item {
  * there is queued on stream (NULL: one of the library's, which is waited for), behind wait_event
  * (NULL: nothing): the last step that read the target pages. No other request of gpu is in flight.
  * statuses_out[i], of each block: KVF_OK, its K and V will have been written when the stream comes
- * there; else as of the BLOCK event of kvf_gpu_get, and its pages hold nothing. options may be NULL.
- * KVF_OK; KVF_PARTIAL: not of all; KVF_ERR_BUSY: requests are in flight, or asleep;
+ * there; else as of the BLOCK event of kvf_gpu_get, and its pages hold nothing. options may be
+ * NULL. KVF_OK; KVF_PARTIAL: not of all; KVF_ERR_BUSY: requests are in flight, or asleep;
  * KVF_ERR_MISMATCH: the rotary tables have no row for a position; KVF_ERR_INVALID: as of
  * kvf_gpu_get; KVF_ERR_DISCONNECTED, _NO_DAEMON, _NO_MEMORY, _IO. */
 KVF_API int kvf_gpu_x_get(struct kvf_gpu_x *x, const struct kvf_gpu_x_item *items, uint32_t n,
