@@ -328,15 +328,14 @@ static __device__ __forceinline__ void store_pieces(uint8_t *to, const uint32_t 
     }
 }
 
-/* offset: of element 0; tq has none, nor the sum with it. */
+/* The lane's elements, as bf16. offset: of element 0; tq has none, nor the sum with it. */
 template <int dim, bool centred, decode_codec codec>
-static __device__ __forceinline__ void store_values(const decode_row<dim> &at, uint8_t *vector,
-                                                    bool is_aligned, float z[dim / 32][2][4],
-                                                    float factor, float offset)
+static __device__ __forceinline__ void make_words(const decode_row<dim> &at,
+                                                  const float z[dim / 32][2][4], float factor,
+                                                  float offset, uint32_t words[dim / 32][4])
 {
     uint32_t t = threadIdx.x % 4;
     float sign = __uint_as_float(at.shared->signs[0] << 16);
-    uint32_t words[dim / 32][4];
 #pragma unroll
     for (uint32_t i = 0; i < dim / 32; i++) {
         float x[2][4];
@@ -366,8 +365,58 @@ static __device__ __forceinline__ void store_values(const decode_row<dim> &at, u
         words[i][2] = fma_bf16x2(pack_bf16(x[0][2], x[0][3]), signs.z, zeroes.z);
         words[i][3] = fma_bf16x2(pack_bf16(x[1][2], x[1][3]), signs.w, zeroes.w);
     }
-    store_pieces<dim>(vector + t * 16, words, is_aligned);
 }
+
+/* Vectors change lanes by way of shared memory: then a store is of whole vectors, not of 64 bytes of
+ * each of eight, with which memory is slower. Within a vector there 64 bytes and the 64 after them
+ * change places if its number is odd: so 8 lanes have 32 banks. */
+template <int dim, int bits> struct decode_stage {
+    static constexpr bool is_used = dim == 128 && bits < 8; /* as far as there is room */
+    static constexpr uint32_t vector_bytes = dim * 2;
+    static constexpr uint32_t tile_bytes = is_used ? 8 * vector_bytes : 16;
+    static constexpr uint32_t vector_lanes = vector_bytes / 16;
+    static constexpr uint32_t n_vectors = warp_lanes / vector_lanes; /* of a store */
+
+    uint8_t *base;
+    uint32_t piece_at;    /* in it, of the lane's piece of vector 0 */
+    uint32_t vector;      /* the lane's of the first store */
+    uint32_t column;      /* of its piece of that */
+    uint64_t lane_offset; /* of this piece, from a tile's first vector */
+
+    __device__ __forceinline__ decode_stage(uint8_t *base_, uint64_t token_stride) : base(base_)
+    {
+        uint32_t lane = threadIdx.x % warp_lanes;
+        uint32_t g = lane / 4;
+        piece_at = g * vector_bytes + g % 2 * 64 + lane % 4 * 16;
+        vector = lane / vector_lanes;
+        column = lane % vector_lanes * 16 ^ vector % 2 * 64;
+        lane_offset = vector * token_stride + lane % vector_lanes * 16;
+    }
+
+    /* The first n vectors of a tile, to `to` and so far from each other. */
+    __device__ __forceinline__ void store(const uint32_t words[dim / 32][4], uint64_t to,
+                                          uint64_t token_stride, uint32_t n) const
+    {
+        static_assert(!is_used || n_vectors % 2 == 0, "a lane's vectors are all odd or all even");
+        __syncwarp(); /* the tile before has been read */
+#pragma unroll
+        for (uint32_t i = 0; i < dim / 32; i++) {
+            *reinterpret_cast<uint4 *>(base + (piece_at ^ i % 2 * 64) + i / 2 * 128) = make_uint4(
+                words[i][0], words[i][1], words[i][2], words[i][3]);
+        }
+        __syncwarp();
+        to += lane_offset;
+#pragma unroll
+        for (uint32_t k = 0; k < 8; k += n_vectors) {
+            const uint4 piece = *reinterpret_cast<const uint4 *>(
+                base + (vector + k) * vector_bytes + column);
+            if (vector + k < n) {
+                __stcs(at_address<uint4>(to), piece);
+            }
+            to += n_vectors * token_stride;
+        }
+    }
+};
 
 /* A warp's tiles, every eighth one of the row, on their way from memory, some at a time: while much
  * is written reads take long, and it takes many of them not to wait. They come to shared memory by
@@ -446,7 +495,8 @@ template <int dim, int bits, decode_codec codec> struct decode_ring {
 template <int dim, int bits, decode_codec codec, bool centred>
 static __device__ __forceinline__ void
 decode_tiles(const decode_row<dim> &at, uint32_t warp, const decode_ring<dim, bits, codec> &ring,
-             const hadamard_pair &h16, const uint32_t *table, const decode_zeros *zeros)
+             uint8_t *stage_bytes, const hadamard_pair &h16, const uint32_t *table,
+             const decode_zeros *zeros)
 {
     constexpr uint32_t n_warps = decode_ring<dim, bits, codec>::n_warps;
     uint32_t g = threadIdx.x % warp_lanes / 4;
@@ -456,6 +506,7 @@ decode_tiles(const decode_row<dim> &at, uint32_t warp, const decode_ring<dim, bi
     bool is_aligned = at.pages.is_aligned();
     bool has_whole_tiles = at.pages.has_whole_tiles();
     uint64_t token_stride = at.pages.token_stride_bytes;
+    const decode_stage<dim, bits> stage(stage_bytes, token_stride);
 #pragma unroll 1
     for (uint32_t k = 0; (warp + k * n_warps) * 8 < at.part.n_wanted; k++) {
         typename decode_ring<dim, bits, codec>::lane_part codes;
@@ -478,11 +529,15 @@ decode_tiles(const decode_row<dim> &at, uint32_t warp, const decode_ring<dim, bi
             offset = of.x;
             factor = of.y;
         }
-        if (token < at.part.n_wanted) {
+        uint32_t words[dim / 32][4];
+        make_words<dim, centred, codec>(at, z, factor, offset, words);
+        if (stage.is_used && is_aligned && has_whole_tiles) {
+            stage.store(words, ring.tiles_at[k], token_stride, at.part.n_wanted - (token - g));
+        } else if (token < at.part.n_wanted) {
             uint8_t *vector = has_whole_tiles
                                   ? at_address<uint8_t>(ring.tiles_at[k] + g * token_stride)
                                   : at.shared->pages.vector(token);
-            store_values<dim, centred, codec>(at, vector, is_aligned, z, factor, offset);
+            store_pieces<dim>(vector + threadIdx.x % 4 * 16, words, is_aligned);
         }
     }
 }
@@ -497,6 +552,7 @@ static __device__ __forceinline__ void decode_row_of(const struct kvf_gpu_work &
     __shared__ __align__(16) decode_shared<dim> shared;
     __shared__ __align__(16)
         uint8_t rings[ring_of::n_warps][ring_of::n_slots * ring_of::slot_bytes];
+    __shared__ __align__(16) uint8_t stages[ring_of::n_warps][decode_stage<dim, bits>::tile_bytes];
     __shared__ uint64_t tiles_at[ring_of::n_warps][warp_lanes];
     uint32_t n_rows = saw_rows_max(&work, tensors);
     uint32_t index = blockIdx.x / n_rows;
@@ -529,9 +585,9 @@ static __device__ __forceinline__ void decode_row_of(const struct kvf_gpu_work &
     __syncwarp();
     const hadamard_pair h16(0x3c00, tensors >> 2);
     if (at.parts.mean != nullptr) {
-        decode_tiles<dim, bits, codec, true>(at, warp, ring, h16, table, zeros);
+        decode_tiles<dim, bits, codec, true>(at, warp, ring, stages[warp], h16, table, zeros);
     } else {
-        decode_tiles<dim, bits, codec, false>(at, warp, ring, h16, table, zeros);
+        decode_tiles<dim, bits, codec, false>(at, warp, ring, stages[warp], h16, table, zeros);
     }
 }
 
