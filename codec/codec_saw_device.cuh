@@ -283,17 +283,36 @@ static __device__ __forceinline__ uint32_t half_bits_up(float x)
     return __half_as_ushort(__float2half_ru(x));
 }
 
-/* The mean of a channel as stored: nearest fp16, 0 if that is not finite. */
+/* The means of n channels as stored: nearest fp16, 0 if that is not finite. */
+template <int n>
+static __device__ __forceinline__ void mean_half_bits(const float sums[n], uint32_t count,
+                                                      uint32_t halves[n])
+{
+    float means[n];
+    if ((count & (count - 1)) == 0) { /* then the product is the quotient, rounded as it is */
+        float inverse = count != 0 ? __uint_as_float((127 - (__ffs(count) - 1)) << 23) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+            means[i] = sums[i] * inverse;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < n; i++) {
+            means[i] = __fdiv_rn(sums[i], (float)count);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        bool fits = means[i] > -65520.0f && means[i] < 65520.0f;
+        halves[i] = fits ? __half_as_ushort(__float2half_rn(means[i])) : 0;
+    }
+}
+
 static __device__ __forceinline__ uint32_t mean_half_bits(float sum, uint32_t count)
 {
-    float mean = 0.0f;
-    if ((count & (count - 1)) == 0) { /* then the product is the quotient, rounded as it is */
-        mean = count != 0 ? sum * __uint_as_float((127 - (__ffs(count) - 1)) << 23) : 0.0f;
-    } else {
-        mean = __fdiv_rn(sum, (float)count);
-    }
-    bool fits = mean > -65520.0f && mean < 65520.0f;
-    return fits ? __half_as_ushort(__float2half_rn(mean)) : 0;
+    uint32_t half;
+    mean_half_bits<1>(&sum, count, &half);
+    return half;
 }
 
 /* The smallest fp16 scale with levels * scale >= range. The estimate may be one step off on either

@@ -183,35 +183,77 @@ template <int per, int bit> static __device__ __forceinline__ void rotate_bit(fl
     }
 }
 
-/* By one warp: the mean to `stored`, and rotated to shared memory. given: it is there already. */
+/* n floats, or as many words, in a row. */
+template <int n, typename T> static __device__ __forceinline__ void load_row(const T *from, T to[n])
+{
+    if constexpr (n == 2) {
+        const float2 pair = *reinterpret_cast<const float2 *>(from);
+        to[0] = pair.x;
+        to[1] = pair.y;
+    } else {
+#pragma unroll
+        for (int i = 0; i < n; i += 4) {
+            const float4 four = *reinterpret_cast<const float4 *>(from + i);
+            to[i] = four.x;
+            to[i + 1] = four.y;
+            to[i + 2] = four.z;
+            to[i + 3] = four.w;
+        }
+    }
+}
+
+/* The lane's share of the sums over all warps. */
+template <int dim>
+static __device__ __forceinline__ void
+add_samples(const encode_team &team, const encode_shared<dim> *shared, float sums[dim / 32])
+{
+    constexpr int per = dim / 32;
+    float parts[encode_warps][per];
+#pragma unroll
+    for (uint32_t s = 0; s < encode_warps; s++) {
+        load_row<per>(&shared->partial[s][team.lane * per], parts[s]);
+    }
+#pragma unroll
+    for (int r = 0; r < per; r++) {
+        sums[r] = ((parts[0][r] + parts[4][r]) + (parts[2][r] + parts[6][r])) +
+                  ((parts[1][r] + parts[5][r]) + (parts[3][r] + parts[7][r]));
+    }
+}
+
+/* By one warp, while others may wait for it: the mean to `stored`, and rotated to shared memory.
+ * given: it is there already. */
 template <int dim>
 static __device__ __forceinline__ void
 finish_mean(const encode_team &team, const encode_shared<dim> *shared, const uint32_t *signs,
             uint16_t *stored, bool given, float *rotated)
 {
     constexpr int per = dim / 32;
-    float y[per];
-    uint32_t count = 0;
+    uint32_t halves[per];
+    stored += team.lane * per;
+    if (given) {
 #pragma unroll
-    for (uint32_t s = 0; s < encode_warps; s++) {
-        count += shared->counts[s];
+        for (int r = 0; r < per; r++) {
+            halves[r] = stored[r];
+        }
+    } else {
+        uint32_t count = 0;
+#pragma unroll
+        for (uint32_t s = 0; s < encode_warps; s++) {
+            count += shared->counts[s];
+        }
+        float sums[per];
+        add_samples<dim>(team, shared, sums);
+        mean_half_bits<per>(sums, count, halves);
+#pragma unroll
+        for (int r = 0; r < per; r += 2) {
+            *reinterpret_cast<uint32_t *>(stored + r) = halves[r] | halves[r + 1] << 16;
+        }
     }
+    float y[per];
 #pragma unroll
     for (int r = 0; r < per; r++) {
-        uint32_t element = team.lane * per + r;
-        const float(*p)[dim] = shared->partial;
-        float sum04 = p[0][element] + p[4][element];
-        float sum15 = p[1][element] + p[5][element];
-        float sum26 = p[2][element] + p[6][element];
-        float sum37 = p[3][element] + p[7][element];
-        uint32_t half = mean_half_bits((sum04 + sum26) + (sum15 + sum37), count);
-        if (given) {
-            half = stored[element];
-        } else {
-            stored[element] = (uint16_t)half;
-        }
-        uint32_t sign = signs[element / 2] << (element % 2 != 0 ? 0 : 16) & 0x80000000;
-        y[r] = __uint_as_float(__float_as_uint(f32_of_half_bits(half)) ^ sign);
+        uint32_t sign = signs[(team.lane * per + r) / 2] << (r % 2 != 0 ? 0 : 16) & 0x80000000;
+        y[r] = __uint_as_float(__float_as_uint(f32_of_half_bits(halves[r])) ^ sign);
     }
     rotate_bit<per, 0>(y);
     rotate_bit<per, 1>(y);
@@ -639,7 +681,7 @@ struct encode_warp {
     /* The warp's row in the thread block's unit. */
     __device__ __forceinline__ const encode_row *row_of(uint32_t unit) const
     {
-        return &shared->rows[(unit * team.unit_rows() + team.warp / team.row_warps) % rows_kept];
+        return &shared->rows[(unit * team.unit_rows() + (team.warp >> team.row_shift)) % rows_kept];
     }
 
     /* Of the first tile of a row. */
@@ -761,10 +803,10 @@ struct encode_warp {
 #pragma unroll 1
         for (uint32_t k = 0; k < unit_tiles; k += 2) {
             if (k == unit_tiles - 2 && next.is_centred) {
-                await_copies<0>(); /* of the next row's first tile, too */
+                await_copies<0>(); /* of the next row's first tiles, too */
                 prepare_mean(next, unit + 1);
             } else {
-                await_copies<n_slots - 2>();
+                await_copies<1>();
             }
             uint32_t x[2][dim / 32][4];
             uint32_t peaks[2];
@@ -774,8 +816,7 @@ struct encode_warp {
             if (k == 0) {
                 source.point_at(work, team, next, page_id);
             }
-            source.fetch(work, team, ring, k);
-            source.fetch(work, team, ring, k + 1);
+            source.fetch_pair(work, team, ring, k);
             if (k < tiles.n) {
                 const bool is_there[2] = {k < tiles.lane_n, k + 1 < tiles.lane_n};
                 n_escapes += coder::encode_pair(at, x, peaks, is_there, h16);
@@ -825,12 +866,16 @@ struct encode_warp {
         __syncthreads();
         const encode_row *row = row_of(0);
         source.point_at(work, team, *row, source.ask_page(work, team, *row));
+        if constexpr (in_pairs) {
+            source.fetch_pair(work, team, ring, 0);
+            source.fetch_pair(work, team, ring, 2);
+            await_copies<1>();
+        } else {
 #pragma unroll 1
-        for (uint32_t k = 0; k < n_slots; k++) {
-            source.fetch(work, team, ring, k);
-        }
-        await_copies<n_slots - 1>();
-        if constexpr (!in_pairs) {
+            for (uint32_t k = 0; k < n_slots; k++) {
+                source.fetch(work, team, ring, k);
+            }
+            await_copies<n_slots - 1>();
             peak = first_peak();
         }
         if (row->is_centred) {

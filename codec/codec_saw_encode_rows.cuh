@@ -36,19 +36,20 @@ struct encode_team {
     uint32_t warp;
     uint32_t lane;
     uint32_t row_warps; /* of a row: 1, 2, 4 or 8 */
+    uint32_t row_shift; /* log2 of it */
     uint32_t seat;      /* of this warp among them */
     divider by_page;    /* of tokens */
 
     __device__ __forceinline__ explicit encode_team(const struct kvf_gpu_work &work)
         : warp(uniform_warp()), lane(threadIdx.x % warp_lanes),
-          row_warps(saw_encode_row_warps(&work)), seat(warp & (row_warps - 1)),
-          by_page(work.tokens_a_page)
+          row_warps(saw_encode_row_warps(&work)), row_shift(__popc(row_warps - 1)),
+          seat(warp & (row_warps - 1)), by_page(work.tokens_a_page)
     {
     }
 
     __device__ __forceinline__ uint32_t unit_rows() const
     {
-        return encode_warps / row_warps;
+        return encode_warps >> row_shift;
     }
 };
 
@@ -92,7 +93,7 @@ struct __align__(16) encode_row
         block = part.block;
         signs = (is_v ? saw_encode_sign_words(work.tensors[0].dim) : 0) + channel / 2;
         n_tiles = ceil_div(n_tokens, KVF_SAW_TILE_TOKENS);
-        seat_tiles = (n_tiles + team.row_warps - 1) / team.row_warps;
+        seat_tiles = (n_tiles + team.row_warps - 1) >> team.row_shift;
         is_centred = parts.mean != nullptr;
         mean = has_profile_mean(tensor) ? part.mean + row_ * tensor.group * 2 : 0;
         is_simple = work.tokens_a_page % KVF_SAW_TILE_TOKENS == 0 &&
@@ -110,8 +111,9 @@ static __device__ __noinline__ void fill_rows(const struct kvf_gpu_work &work, u
 {
     const encode_team team(work);
     number += team.lane;
-    uint32_t unit = blockIdx.x + number / team.unit_rows() * gridDim.x;
-    uint32_t index = unit * team.unit_rows() + number % team.unit_rows();
+    uint32_t in_unit = number & (team.unit_rows() - 1);
+    uint32_t unit = blockIdx.x + (number << team.row_shift) / encode_warps * gridDim.x;
+    uint32_t index = unit * team.unit_rows() + in_unit;
     uint32_t is_v = tensors == 2 ? 1 : 0;
     if (tensors == 3 && work.tensors[0].n_rows == work.tensors[1].n_rows) {
         /* in an even grid; any even number keeps the two together */
@@ -285,6 +287,26 @@ template <int dim> struct encode_source {
             from += page_id * pages.page_stride_bytes + slot * pages.token_stride_bytes;
             lane_offset = team.lane / 4 * pages.token_stride_bytes + team.lane % 4 * 16;
         }
+    }
+
+    /* Ask for tiles k and k + 1, in a group of copies. */
+    __device__ __forceinline__ void fetch_pair(const struct kvf_gpu_work &work,
+                                               const encode_team &team,
+                                               const encode_ring<dim> &ring, uint32_t k) const
+    {
+        uint64_t first = of_lane(from, k) + lane_offset;
+        uint64_t second = of_lane(from, k + 1) + lane_offset;
+        if (!is_simple) {
+            for (uint32_t i = k; i < k + 2 && i < lane_n; i++) {
+                fetch_slowly(work, team, ring, i);
+            }
+        } else if (k + 1 < lane_n) {
+            ring.copy(k, at_address<const uint8_t>(first));
+            ring.copy(k + 1, at_address<const uint8_t>(second));
+        } else if (k < lane_n) {
+            ring.copy(k, at_address<const uint8_t>(first));
+        }
+        commit_copies();
     }
 
     /* Ask for tile k, in a group of copies. */
