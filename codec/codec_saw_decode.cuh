@@ -367,9 +367,9 @@ static __device__ __forceinline__ void make_words(const decode_row<dim> &at,
     }
 }
 
-/* Vectors change lanes by way of shared memory: then a store is of whole vectors, not of 64 bytes of
- * each of eight, with which memory is slower. Within a vector there 64 bytes and the 64 after them
- * change places if its number is odd: so 8 lanes have 32 banks. */
+/* Vectors change lanes by way of shared memory: then a store is of whole vectors, not of 64 bytes
+ * of each of eight, with which memory is slower. Within a vector there 64 bytes and the 64 after
+ * them change places if its number is odd: so 8 lanes have 32 banks. */
 template <int dim, int bits> struct decode_stage {
     static constexpr bool is_used = dim == 128 && bits < 8; /* as far as there is room */
     static constexpr uint32_t vector_bytes = dim * 2;
