@@ -118,9 +118,9 @@ def dominated_lines(models: dict[str, tuple[dict, list[dict]]]) -> list[str]:
     if not found:
         return []
     lines = ["### What another one betters everywhere", "",
-             "On every model above where it was measured, another profile that is given the same (K "
-             "and V, K before RoPE, or X) takes no more bytes and loses no more by NLL and by KL; "
-             "named is the one with the least KL.", "",
+             "On every model above where it was measured, another profile that is given the same "
+             "(K and V, K before RoPE, or X) takes no more bytes and loses no more by NLL and by "
+             "KL; named is the one with the least KL.", "",
              "| profile | bettered by |", "|---|---|"]
     lines += [f"| `{profile}` | {', '.join(f'`{name}`' for name in by)} |"
               for profile, by in found.items()]
