@@ -164,6 +164,7 @@ static void distortion_is_that_of_theory(void **state)
         fixture_fill_normal(&trip.kv, &random_bits);
         fixture_trip_run(&trip);
         double error = fixture_distortion(&trip.kv, &trip.back, 0, 0);
+        print_message("%s: distortion %.5f\n", expected[i].profile, error);
         assert_true(error < expected[i].most && error > 0.5 * expected[i].most);
         fixture_trip_fini(&trip);
     }
