@@ -7,7 +7,9 @@
 #include "codec/codec_fp.h"
 #include "codec/convert.h"
 
-#define LIMIT 0x1p64f
+enum {
+    LIMIT_BITS = (127 + 64) << 23, /* of fp32: 2^64 */
+};
 
 /* Elements of a token. */
 static size_t width_of(const struct kvf_codec_plan *plan)
@@ -101,9 +103,10 @@ void kvf_loop_take(struct kvf_loop *loop, uint32_t n_tokens, bool is_delta)
         memset(state, 0, n * sizeof(*state));
     }
     for (size_t i = 0; i < n; i++) {
-        /* false for a NaN */
-        bool counts = delta[i] > -LIMIT && delta[i] < LIMIT;
-        state[i] += counts ? delta[i] : 0.0f;
+        /* as integers, of which compilers make vectors; a NaN is more than the limit */
+        int32_t bits = (int32_t)kvf_f32_bits(delta[i]);
+        bits = (bits & 0x7fffffff) < LIMIT_BITS ? bits : 0;
+        state[i] += kvf_f32_from_bits((uint32_t)bits);
     }
 }
 
