@@ -250,8 +250,11 @@ static void tq_plans(void **state)
     assert_int_equal(find(launches, n, "kvf_tq_encode_split_3")->tensors, 1);
     assert_int_equal(find(launches, n, "kvf_tq_encode")->tensors, 2);
     work.shared_bytes_max = 48 << 10; /* of a small device */
-    n = kvf_gpu_decode(&work, KVF_CODEC_TQ, launches);
-    assert_int_equal(find(launches, n, "kvf_tq_decode")->tensors, 3);
+    n = kvf_gpu_encode(&work, &kinds, launches);
+    assert_int_equal(find(launches, n, "kvf_tq_encode")->tensors, 3);
+    n = kvf_gpu_decode(&work, KVF_CODEC_TQ, launches); /* takes no shared memory */
+    assert_int_equal(find(launches, n, "kvf_tq_decode_split_3")->tensors, 1);
+    assert_int_equal(find(launches, n, "kvf_tq_decode")->tensors, 2);
     work = work_of("tq3-qjl", KVF_KIND_KV, KVF_DTYPE_BF16, 128, 0);
     n = kvf_gpu_encode(&work, &kinds, launches);
     assert_int_equal(find(launches, n, "kvf_tq_encode")->tensors, 1);
