@@ -315,8 +315,9 @@ const struct kvf_profile kvf_profiles[] = {
         .v = TQ(2, KVF_TENSOR_RESIDUAL),
     },
     {
+        /* Bettered by tq4 and kivi4-g32 wherever both were measured: docs/performance.md. */
         .name = "dense",
-        .use = "K 4 bits centred, V 3 bits, 2 + 2 edge layers 8 bits: 3.72 bits a value and edges",
+        .use = "K 4 bits centred, V 3, 2 + 2 edge layers 8: 3.72 bits and edges; tq4 loses less",
         .edge_layers = EDGE_LAYERS,
         .k = SAW(4, KVF_TENSOR_CENTER, 1),
         .v = TQ_V(3, 0),
@@ -333,8 +334,8 @@ const struct kvf_profile kvf_profiles[] = {
     },
     {
         .name = "max-edges",
-        .use = "K 3 and 4 bits, V 2, 2 + 2 edge layers 8, 4 sinks raw, for comparison: 2.85 bits "
-               "and edges",
+        .use = "K 3 and 4 bits, V 2, 2 + 2 edge layers 8, 4 sinks raw: 2.85 bits and edges; tq4 "
+               "loses less",
         .edge_layers = EDGE_LAYERS,
         .sink_tokens = 4,
         .k = TQ_K(3, KVF_TENSOR_SPLIT),
