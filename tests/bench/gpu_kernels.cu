@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(SAW_ENCODE_THREADS, 3)
+extern "C" __global__ void __launch_bounds__(SAW_ENCODE_THREADS, saw_encode_blocks_a_processor(dim))
     kvf_bench_encode_unrotated(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)
 {
     encode_rows_fast<dim, 4, encode_variant::unrotated>(work, tensors);
