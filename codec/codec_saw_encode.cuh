@@ -9,8 +9,13 @@
  * and otherwise the peaks of the next tile are found meanwhile.
  *
  * Warps meet only over a mean. The first tile that a warp has of a row is a sample, and is summed
- * before the last tile of the row before is coded; one warp, another one each time, makes the mean
- * of the eight sums while the others code.
+ * before the last tiles of the row before are coded; one warp, another one each time, makes the
+ * mean of the eight sums while the others code.
+ *
+ * What bounds the kernel now: instructions, of which a scheduler issues one in two of three cycles
+ * (additions of the three butterfly stages that are not products, then comparisons for the range);
+ * and the ends of a burst, where thread blocks begin with nothing to code and do not end at one
+ * time, for their units are dealt out beforehand. Longer bursts are coded faster.
  */
 #ifndef KVF_CODEC_CODEC_SAW_ENCODE_CUH
 #define KVF_CODEC_CODEC_SAW_ENCODE_CUH
@@ -83,6 +88,8 @@ enum encode_barrier { /* numbers of barriers of the thread block */
     ENCODE_NEXT_MEAN,
 };
 
+/* compute-sanitizer's racecheck does not follow those who arrive and do not wait: it reports sums
+ * and means, which lie on either side. With await in its place it has nothing to report. */
 static __device__ __forceinline__ void arrive(uint32_t barrier)
 {
     arrive_at(barrier, SAW_ENCODE_THREADS);
