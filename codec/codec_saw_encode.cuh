@@ -12,10 +12,10 @@
  * before the last tiles of the row before are coded; one warp, another one each time, makes the
  * mean of the eight sums while the others code.
  *
- * What bounds the kernel now: instructions, of which a scheduler issues one in two of three cycles
- * (additions of the three butterfly stages that are not products, then comparisons for the range);
- * and the ends of a burst, where thread blocks begin with nothing to code and do not end at one
- * time, for their units are dealt out beforehand. Longer bursts are coded faster.
+ * What bounds the kernel now: instructions, most of them additions of the three butterfly stages
+ * that are not products, and comparisons for the range; and the ends of a burst, for thread blocks
+ * begin with nothing to code, and do not end at one time, since their units are dealt out
+ * beforehand. So longer bursts are faster.
  */
 #ifndef KVF_CODEC_CODEC_SAW_ENCODE_CUH
 #define KVF_CODEC_CODEC_SAW_ENCODE_CUH
