@@ -59,6 +59,20 @@ def betters(one: dict, other: dict) -> bool:
     return ours != theirs and all(a <= b for a, b in zip(ours, theirs))
 
 
+def others_of(reports: list[dict], model: str, shown: list[dict]) -> list[tuple[dict, list[dict]]]:
+    """Reports with settings of a model that are not shown, the newest first, and their rows."""
+    seen = {row["profile"] for row in shown}
+    found = []
+    for report in reversed(by_date(reports)):
+        rows = [result for result in report["results"]
+                if is_row(result) and "skipped" not in result and result["model"] == model and
+                result["profile"] not in seen]
+        seen |= {row["profile"] for row in rows}
+        if rows:
+            found.append((report, rows))
+    return found
+
+
 def input_of(row: dict) -> str:
     """What is coded: only profiles that get the same compete. X and its latents take an engine that
     hands them over, and weights; K before RoPE one that has it."""
@@ -113,6 +127,12 @@ def model_lines(model: str, report: dict, rows: list[dict], machine_text) -> lis
             machine_text(report), "", *TABLE_HEAD, *map(row_line, rows), *text_table(rows), ""]
 
 
+def other_lines(report: dict, rows: list[dict], machine_text) -> list[str]:
+    first = rows[0]
+    return [f"On {first['pairs']} windows ({first['order']}), base {first['base_nll']:.4f}, by "
+            f"{first['maths']}: {machine_text(report)}", "", *TABLE_HEAD, *map(row_line, rows), ""]
+
+
 def dominated_lines(models: dict[str, tuple[dict, list[dict]]]) -> list[str]:
     found = dominated(models)
     if not found:
@@ -133,6 +153,8 @@ def text(reports: list[dict], machine_text, figure_lines=lambda results: []) -> 
     lines = list(figure_lines(list(figures(reports).values())))
     for model, (report, rows) in models.items():
         lines += model_lines(model, report, rows, machine_text)
+        for other, more in others_of(reports, model, rows):
+            lines += other_lines(other, more, machine_text)
     return "\n".join([*lines, *dominated_lines(models)])
 
 

@@ -279,6 +279,15 @@ class Report(unittest.TestCase):
             self.assertEqual(f"| {value} |" in text, is_shown, value)
         self.assertEqual(page.figures(reports)["mha_saw4_dnll"]["value"], 0.004)
 
+    def test_settings_that_only_another_report_has_are_shown_apart(self):
+        many = self.results([self.row("balanced", 0.002, 0.001), self.row("saw3", 0.01, 0.002),
+                             self.row("saw5", 0.001, 0.001)])
+        few = self.results([self.row("saw3", 0.05, 0.001), self.row("xcl3", 0.06, 0.001)])
+        text = page.text([self.report(many), self.report(few, "2026-01-02T00:00:00Z")],
+                         lambda report: "a machine")
+        self.assertIn("| 0.0600 |", text)
+        self.assertNotIn("| 0.0500 |", text)
+
     def test_dominated_is_what_another_betters_in_every_model(self):
         rows = [self.row("worse", 0.02, 0.001, payload=0.3), self.row("better", 0.01, 0.001),
                 self.row("small", 0.05, 0.001, payload=0.1),
