@@ -181,6 +181,12 @@ static __device__ __forceinline__ void store_global(uint8_t *to, uint32_t a, uin
                  : "memory");
 }
 
+/* Ask for 128 bytes to come to the last cache. */
+static __device__ __forceinline__ void prefetch(const uint8_t *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
 /* Copies to shared memory that run on their own, 4, 8 or 16 bytes each; those of 16 pass by the
  * first cache. */
 template <uint32_t bytes>

@@ -550,6 +550,16 @@ static __device__ __forceinline__ bool take_vector(const split_shared &shared,
     return threshold != escape_threshold;
 }
 
+/* A lane's vector of a tile to come: a warp has no registers to load it ahead. */
+static __device__ __forceinline__ void prefetch_vector(const split_row &at, uint32_t token)
+{
+    if (token < at.part.n_tokens) {
+        const uint8_t *vector = at.pages.vector(token);
+        prefetch(vector);
+        prefetch(vector + split_dim);
+    }
+}
+
 /* A warp's tile. */
 template <uint32_t bits>
 static __device__ __forceinline__ void encode_split_tile(const struct kvf_gpu_work &work,
@@ -603,12 +613,14 @@ static __device__ __forceinline__ void tq_encode_row_split(const struct kvf_gpu_
         return;
     }
     const split_row at(work, part, row);
+    prefetch_vector(at, threadIdx.x);
     fill_split_table<bits + 1>(shared->tables[0]);
     fill_split_table<bits>(shared->tables[1]);
     prepare_split(at, shared);
 #pragma unroll 1
     for (uint32_t token = warp_id() * warp_lanes; token < part.n_tokens;
          token += split_warps * warp_lanes) {
+        prefetch_vector(at, token + split_warps * warp_lanes + lane_id());
         encode_split_tile<bits>(work, at, shared, token);
         __syncwarp();
     }

@@ -181,6 +181,11 @@ template <typename... Words> static inline void store_global(uint8_t *to, Words.
     memcpy(to, all, sizeof(all));
 }
 
+static inline void prefetch(const uint8_t *from)
+{
+    (void)from; /* it is for speed alone */
+}
+
 template <uint32_t bytes> static inline void start_copy(uint32_t to, const uint8_t *from)
 {
     emulate::start_copy(to, from, bytes);
