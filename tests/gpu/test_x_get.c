@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_x_get.c: K and V from stored X on a GPU (kvf_gpu_x_*), beside a reference in double: from
- * what the C codec decodes, |error| <= 2 bf16 ulp of max(|reference|, 2^-6 of the vector's root mean
- * square), which is the error of fp32 sums of some hundred terms and of one rounding.
+ * what the C codec decodes, |error| <= 2 bf16 ulp of max(|reference|, 2^-6 of the vector's root
+ * mean square), which is the error of fp32 sums of some hundred terms and of one rounding.
  */
 #include "tests/gpu/calls.h"
 
