@@ -147,9 +147,9 @@ template <int dim, int bits> struct tq_coder {
         return add_lane_sums(sums);
     }
 
-    /* The product of the levels, a half of those of eight vectors as rows and the other half as eight
-     * more, with either half as columns: Q is where a half of a vector meets itself, in register g % 2
-     * or 2 + g % 2 of lane 4 g + g / 2. Exact in any order. */
+    /* The product of the levels, a half of those of eight vectors as rows and the other half as
+     * eight more, with either half as columns: Q is where a half of a vector meets itself, in
+     * register g % 2 or 2 + g % 2 of lane 4 g + g / 2. Exact in any order. */
     static __device__ __forceinline__ float sum_powers(const uint32_t entries[dim / 4])
     {
         float upper[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -166,8 +166,8 @@ template <int dim, int bits> struct tq_coder {
         return __shfl_sync(all_lanes, sum, (lane & 28) | lane >> 3);
     }
 
-    /* The same of two bits by the words of codes: two levels have one magnitude, two another one, and
-     * the bits of those of the smaller one are unlike. */
+    /* The same of two bits by the words of codes: two levels have one magnitude, two another one,
+     * and the bits of those of the smaller one are unlike. */
     static __device__ __forceinline__ float sum_powers_of_twos(const uint32_t words[bits])
     {
         constexpr int32_t levels[] = {KVF_TQ_LEVELS_2};

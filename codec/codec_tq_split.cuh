@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codec_tq_split.cuh: encode by tq of bf16 rows of 128 channels of which 32 have a rotation of their
- * own: 32 by Sylvester's order 32, 96 by order 96 = 12 x 8. Numbers in comments are steps of
+ * codec_tq_split.cuh: encode by tq of bf16 rows of 128 channels of which 32 have a rotation of
+ * their own: 32 by Sylvester's order 32, 96 by order 96 = 12 x 8. Numbers in comments are steps of
  * codec_tq.h.
  *
- * A lane has a vector, and a warp a tile of 32, which lies in shared memory: which channels a
- * rotation takes is known at run time only, but the same for all lanes. Rows of a tile are a word
- * longer than they need be, so that lanes read from 32 banks. Coefficients are in registers; stored
- * positions are numbers that the compiler knows.
+ * A lane has a vector, and a warp a tile of 32, which comes to shared memory in the order of the
+ * rotations. Rows of a tile are a word longer than they need be, so that lanes read from 32 banks.
+ * Coefficients are in registers; stored positions are numbers that the compiler knows.
  */
 #ifndef KVF_CODEC_CODEC_TQ_SPLIT_CUH
 #define KVF_CODEC_CODEC_TQ_SPLIT_CUH
@@ -347,8 +346,8 @@ static __device__ __forceinline__ uint32_t count_larger(const float *numbers, ui
 }
 
 /* By all threads: the channels with the largest magnitudes about the mean, of which each has its
- * own, to the list. Numbers that are not negative are in the order of their bits; of those alike the
- * lower channel is first. */
+ * own, to the list. Numbers that are not negative are in the order of their bits; of those alike
+ * the lower channel is first. */
 static __device__ __forceinline__ void choose_channels(float mean, split_shared *shared)
 {
     uint32_t count;

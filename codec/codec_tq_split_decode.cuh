@@ -11,8 +11,8 @@
  *
  * A warp has 32 vectors, as two times mma's 16 rows. Lane 4 g + t has the levels of vectors g and
  * g + 8, of those the positions that it reads: 8 of the first rotation, 16 and 8 of the second one,
- * all beginning at a multiple of t; they are words 0 and 1, 2 to 5, 6 and 7 of it. What comes out is
- * the 16 bytes at 64 i + 16 t of the same vectors, for each i.
+ * all beginning at a multiple of t; they are words 0 and 1, 2 to 5, 6 and 7 of it. What comes out
+ * is the 16 bytes at 64 i + 16 t of the same vectors, for each i.
  */
 #ifndef KVF_CODEC_CODEC_TQ_SPLIT_DECODE_CUH
 #define KVF_CODEC_CODEC_TQ_SPLIT_DECODE_CUH
