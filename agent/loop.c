@@ -5,7 +5,6 @@
 #include "agent/core.h"
 
 #include <errno.h>
-#include <grp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -470,15 +469,15 @@ static int open_listener(struct kvf_agent *agent, const struct kvf_config_socket
     int status;
 
     if (config->group[0] != '\0') {
-        const struct group *group = getgrnam(config->group);
+        int64_t gid;
 
-        if (group == NULL) {
+        if (kvf_config_group(config->group, &gid) != KVF_OK) {
             kvf_log(KVF_LOG_ERROR, "sockets: group %s does not exist; create it or name another",
                     config->group);
             return KVF_ERR_CONFIG;
         }
         options.set_gid = 1;
-        options.gid = group->gr_gid;
+        options.gid = (gid_t)gid;
     }
     status = kvf_seqpacket_listen(&options, &listener->listener, text, sizeof(text));
     if (status != KVF_OK) {

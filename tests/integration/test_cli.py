@@ -261,6 +261,10 @@ class DaemonLife(Case):
         daemon = self.start("sockets.0.mode=0666", "admin.mode=0640")
         self.assertEqual(stat.S_IMODE(os.stat(daemon.socket).st_mode), 0o666)
         self.assertEqual(stat.S_IMODE(os.stat(daemon.admin).st_mode), 0o640)
+        daemon.signal_and_wait(signal.SIGTERM)
+        gid = os.getgid() if os.getuid() != 0 else 54321  # of no name: containers have such
+        daemon = self.start(f"sockets.0.group={gid}")
+        self.assertEqual(os.stat(daemon.socket).st_gid, gid)
 
     def test_it_says_who_reads_what(self):
         daemon = self.start()
