@@ -38,17 +38,20 @@ def figures(reports: list[dict]) -> dict[str, dict]:
 
 
 def models_of(reports: list[dict]) -> dict[str, tuple[dict, list[dict]]]:
-    """For each model the report that has the most settings of it, the newest of such, and its
-    rows."""
+    """For each model the report that has the most settings of it, of such the one on the most
+    windows, of such the newest, and its rows."""
     found: dict[str, tuple[dict, list[dict]]] = {}
+    rank: dict[str, tuple[int, int]] = {}
     for report in by_date(reports):
         rows: dict[str, dict[str, dict]] = {}
         for result in report["results"]:
             if is_row(result) and "skipped" not in result:
                 rows.setdefault(result["model"], {})[result["profile"]] = result
         for model, of_model in rows.items():
-            if model not in found or len(of_model) >= len(found[model][1]):
+            ours = (len(of_model), max(row["pairs"] for row in of_model.values()))
+            if ours >= rank.get(model, ours):
                 found[model] = (report, list(of_model.values()))
+                rank[model] = ours
     return dict(sorted(found.items()))
 
 
