@@ -369,9 +369,11 @@ static __device__ __forceinline__ void make_words(const decode_row<dim> &at,
 
 /* Vectors change lanes by way of shared memory: then a store is of whole vectors, not of 64 bytes
  * of each of eight, with which memory is slower. Within a vector there 64 bytes and the 64 after
- * them change places if its number is odd: so 8 lanes have 32 banks. */
-template <int dim, int bits> struct decode_stage {
-    static constexpr bool is_used = dim == 128 && bits < 8; /* as far as there is room */
+ * them change places if its number is odd: so 8 lanes have 32 banks. Where codes take many
+ * instructions (planes, tables) what this adds is more than what it saves. */
+template <int dim, int bits, decode_codec codec> struct decode_stage {
+    static constexpr bool is_used = dim == 128 && (bits == 4 || bits == 2) &&
+                                    codec != decode_codec::tq;
     static constexpr uint32_t vector_bytes = dim * 2;
     static constexpr uint32_t tile_bytes = is_used ? 8 * vector_bytes : 16;
     static constexpr uint32_t vector_lanes = vector_bytes / 16;
@@ -506,7 +508,7 @@ decode_tiles(const decode_row<dim> &at, uint32_t warp, const decode_ring<dim, bi
     bool is_aligned = at.pages.is_aligned();
     bool has_whole_tiles = at.pages.has_whole_tiles();
     uint64_t token_stride = at.pages.token_stride_bytes;
-    const decode_stage<dim, bits> stage(stage_bytes, token_stride);
+    const decode_stage<dim, bits, codec> stage(stage_bytes, token_stride);
 #pragma unroll 1
     for (uint32_t k = 0; (warp + k * n_warps) * 8 < at.part.n_wanted; k++) {
         typename decode_ring<dim, bits, codec>::lane_part codes;
@@ -552,7 +554,8 @@ static __device__ __forceinline__ void decode_row_of(const struct kvf_gpu_work &
     __shared__ __align__(16) decode_shared<dim> shared;
     __shared__ __align__(16)
         uint8_t rings[ring_of::n_warps][ring_of::n_slots * ring_of::slot_bytes];
-    __shared__ __align__(16) uint8_t stages[ring_of::n_warps][decode_stage<dim, bits>::tile_bytes];
+    __shared__ __align__(16)
+        uint8_t stages[ring_of::n_warps][decode_stage<dim, bits, codec>::tile_bytes];
     __shared__ uint64_t tiles_at[ring_of::n_warps][warp_lanes];
     uint32_t n_rows = saw_rows_max(&work, tensors);
     uint32_t index = blockIdx.x / n_rows;

@@ -31,9 +31,10 @@ enum {
     D_MODEL = 4096,
     WIDTH = 2 * HEADS * DIM,
     TOKENS = 4096,
-    CHUNKS = TOKENS / GPU_CHUNK_TOKENS,
+    CHUNK_TOKENS = 128, /* of 256 a record as it is could exceed 64 MiB */
+    CHUNKS = TOKENS / CHUNK_TOKENS,
     PAGES = TOKENS / GPU_PAGE_TOKENS,
-    CHUNK_PAGES = GPU_CHUNK_TOKENS / GPU_PAGE_TOKENS,
+    CHUNK_PAGES = CHUNK_TOKENS / GPU_PAGE_TOKENS,
     TOKENS_MAX = 16384, /* of a product */
     STEPS = 8,          /* that are queued at a time */
 };
@@ -205,7 +206,7 @@ static void engine_open(struct bed *bed, const char *profile)
     struct kvf_geometry geometry = {.struct_bytes = sizeof(geometry),
                                     .dtype = KVF_DTYPE_BF16,
                                     .n_layers = LAYERS,
-                                    .chunk_tokens = GPU_CHUNK_TOKENS};
+                                    .chunk_tokens = CHUNK_TOKENS};
     struct kvf_gpu_options gpu_options = {.struct_bytes = sizeof(gpu_options)};
     struct kvf_options options;
 
@@ -250,7 +251,7 @@ static void put_all(struct bed *bed)
     struct kvf_gpu_region_options options = {
         .struct_bytes = sizeof(options),
         .n_pages = CHUNKS,
-        .tokens_a_page = GPU_CHUNK_TOKENS,
+        .tokens_a_page = CHUNK_TOKENS,
         .k = {layers, LAYER_X_BYTES / CHUNKS, D_MODEL * 2, DIM * 2},
     };
 
@@ -263,7 +264,7 @@ static void put_all(struct bed *bed)
         struct kvf_gpu_put_item item = {.struct_bytes = sizeof(item),
                                         .n_pages = 1,
                                         .key = name_of(i, &name),
-                                        .token_start = i * GPU_CHUNK_TOKENS,
+                                        .token_start = i * CHUNK_TOKENS,
                                         .pages = &i};
         struct kvf_put_options put = {.struct_bytes = sizeof(put), .flags = KVF_PUT_NO_WRITE};
         struct kvf_gpu_event event = {0};
@@ -290,7 +291,7 @@ static void get_all(struct bed *bed)
         items[i] = (struct kvf_gpu_x_item){.struct_bytes = sizeof(items[i]),
                                            .n_pages = CHUNK_PAGES,
                                            .key = name_of(i, &names[i]),
-                                           .token_start = i * GPU_CHUNK_TOKENS,
+                                           .token_start = i * CHUNK_TOKENS,
                                            .pages = bed->ids[i]};
     }
     must(kvf_gpu_x_get(bed->rebuild, items, CHUNKS, NULL, NULL, bed->stream, statuses), "get");
