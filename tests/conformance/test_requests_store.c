@@ -288,8 +288,12 @@ static double relative_error(const struct pages *a, const struct pages *b)
  * apart. */
 static void test_uncalibrated_is_allowed(void **state)
 {
-    static const char *const profiles[] = {"balanced", "tq4",       "dense",
-                                           "max",      "kivi4-g32", "saw3-search"};
+    /* at most: of max, whose levels leave .035 of K at 3 bits and .118 of V at 2, a mean of .076 */
+    static const struct {
+        const char *name;
+        double error;
+    } profiles[] = {{"balanced", 0.05}, {"tq4", 0.05},       {"dense", 0.05},
+                    {"max", 0.1},       {"kivi4-g32", 0.05}, {"saw3-search", 0.05}};
     static struct pages in, out;
     struct kvf_info info = {.struct_bytes = sizeof(info)};
     struct kvf_test_key bytes;
@@ -302,12 +306,12 @@ static void test_uncalibrated_is_allowed(void **state)
     restart(true);
     pages_fill(&in, 3);
     for (size_t i = 0; i < sizeof(profiles) / sizeof(profiles[0]); i++) {
-        client = open_profile(profiles[i], KVF_ATTACH_ALLOW_UNCALIBRATED);
+        client = open_profile(profiles[i].name, KVF_ATTACH_ALLOW_UNCALIBRATED);
         assert_int_equal(kvf_client_info(client, &info), KVF_OK);
-        assert_string_equal(info.profile, profiles[i]);
+        assert_string_equal(info.profile, profiles[i].name);
         assert_int_equal(info.lossless, 0);
         round_trip(client, 6000 + i, &in, &out);
-        assert_true(relative_error(&in, &out) < 0.05);
+        assert_true(relative_error(&in, &out) < profiles[i].error);
         assert_true(relative_error(&in, &out) > 0);
         kvf_close(client);
     }
