@@ -32,8 +32,8 @@ PROFILE, CALIBRATED, COMPARATOR, REFERENCE = "profile", "calibrated", "comparato
 NAMED = {
     "mha_saw4_dnll": ("mha-28m", "balanced"),
     "mha_saw3_dnll": ("mha-28m", "saw3-search"),
-    "mha_tq2_dnll": ("mha-28m", "tq2-centred@pre"),
-    "mha_tq2_post_dnll": ("mha-28m", "tq2-centred"),
+    "mha_tq2_dnll": ("mha-28m", "tq2-centred"),
+    "mha_tq2_pre_dnll": ("mha-28m", "tq2-centred@pre"),
     "mha_xcl3_dnll": ("mha-28m", "xcl3"),
     "mha_xcl2_dnll": ("mha-28m", "xcl2-lo"),
     "gqa_xgcl3_dnll": ("gqa-26m", "xgcl3"),

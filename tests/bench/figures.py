@@ -75,8 +75,8 @@ ACCURACY = [
            note=f"delta NLL a token of mha-28m, {what}: not evidence for your model")
     for name, bar, what in (("mha_saw4_dnll", 0.004, "balanced"),
                             ("mha_saw3_dnll", 0.013, "saw3-search"),
-                            ("mha_tq2_dnll", 0.055, "tq2-centred, K before RoPE"),
-                            ("mha_tq2_post_dnll", None, "tq2-centred, K after RoPE"))
+                            ("mha_tq2_dnll", 0.055, "tq2-centred"),
+                            ("mha_tq2_pre_dnll", None, "tq2-centred, K before RoPE"))
 ] + [
     Figure(name, "nats", bar=bar, better="lower", is_bounded=True,
            note=f"delta NLL a token, X stored instead of K and V, {what}: not evidence for your "
