@@ -238,14 +238,15 @@ static void reference(const struct model *model, uint32_t layer, const double *x
     }
 }
 
-/* Two units in the last place of bf16 (of fp16 and fp32 where the pages have those: 8 and 2^9 of
- * them, since the product has fp32's) at max(|ref|, rms / 64). */
+/* Two units in the last place of bf16 (of fp16 and fp32 where the pages have those: 8 and 2^11 of
+ * them, since the product has fp32's, whose sums pass by an outlier channel of 40 times the others)
+ * at max(|ref|, rms / 64). */
 static double bound_of(double ref, double rms, uint8_t dtype)
 {
     double at = fmax(fabs(ref), rms / 64);
     double unit = ldexp(1.0, ilogb(at) - 7);
 
-    return dtype == KVF_DTYPE_BF16 ? 2 * unit : dtype == KVF_DTYPE_F16 ? unit : unit * 0x1p-7;
+    return dtype == KVF_DTYPE_BF16 ? 2 * unit : dtype == KVF_DTYPE_F16 ? unit : unit * 0x1p-5;
 }
 
 static void compare(const struct model *model, const double *ref, const void *got, uint32_t dim,
