@@ -91,8 +91,11 @@ int kvf_x_put_begin(struct kvf_client *client, const struct kvf_x_put_options *o
                client->plan.geometry.chunk_tokens;
     if (options->memory_bytes != 0 &&
         n_chunks * chunk_bytes(&client->plan) > options->memory_bytes) {
-        kvf_client_log(client, 1, "%u chunks of X on their way can take %llu bytes", n_chunks,
-                       (unsigned long long)(n_chunks * chunk_bytes(&client->plan)));
+        kvf_client_log(
+            client, 1,
+            "%u chunks of X on their way can take %llu bytes: put fewer tokens at a time, or "
+            "allow more in memory_bytes",
+            n_chunks, (unsigned long long)(n_chunks * chunk_bytes(&client->plan)));
         status = KVF_ERR_TOO_LARGE;
     }
     if (status == KVF_OK) {

@@ -16,18 +16,14 @@ static struct kvf_random_seeded random_bits;
 
 static struct codec_case x_case(const char *profile, uint32_t group, uint32_t n_tokens)
 {
-    return (struct codec_case){
-        .profile = profile,
-        .kind = KVF_KIND_X,
-        .dtype = KVF_DTYPE_BF16,
-        .n_layers = 2,
-        .n_heads = 3,
-        .dim_k = group,
-        .n_tokens = n_tokens,
-        .n_blocks = 1,
-        .layout = CASE_NHD,
-        .fill = CASE_NORMAL,
-    };
+    struct codec_case c = codec_case_of(profile, KVF_DTYPE_BF16, CASE_NHD, CASE_NORMAL);
+
+    c.kind = KVF_KIND_X;
+    c.dim_k = group;
+    c.dim_v = 0;
+    c.n_tokens = n_tokens;
+    c.n_blocks = 1;
+    return c;
 }
 
 static void run_case(const struct codec_case *c)
