@@ -93,6 +93,16 @@ struct codec_case codec_case_of(const char *profile, int dtype, enum case_layout
     };
 }
 
+struct codec_case codec_case_sized(const char *profile, uint32_t dim, uint32_t n_tokens)
+{
+    struct codec_case c = codec_case_of(profile, KVF_DTYPE_BF16, CASE_HND, CASE_HARD);
+
+    c.dim_k = dim;
+    c.dim_v = dim;
+    c.n_tokens = n_tokens;
+    return c;
+}
+
 bool codec_case_shape(struct codec_case *c, size_t i)
 {
     static const struct {

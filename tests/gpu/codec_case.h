@@ -73,6 +73,9 @@ bool codec_case_begin(struct kvf_random_seeded *random);
 struct codec_case codec_case_of(const char *profile, int dtype, enum case_layout layout,
                                 enum case_fill fill);
 
+/* The same of other dims and tokens: bf16 of hard values, as (H, N, D). */
+struct codec_case codec_case_sized(const char *profile, uint32_t dim, uint32_t n_tokens);
+
 /* The i-th of shapes that end codecs' chunks, pieces and rows everywhere: odd dims, one vector a
  * chunk, no V. False: there are no more. */
 bool codec_case_shape(struct codec_case *c, size_t i);

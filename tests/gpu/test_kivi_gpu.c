@@ -21,22 +21,6 @@ enum {
     PROFILES = sizeof(profiles) / sizeof(profiles[0])
 };
 
-static struct codec_case kivi_case(const char *profile, uint32_t dim, uint32_t n_tokens)
-{
-    return (struct codec_case){
-        .profile = profile,
-        .dtype = KVF_DTYPE_BF16,
-        .n_layers = 2,
-        .n_heads = 3,
-        .dim_k = dim,
-        .dim_v = dim,
-        .n_tokens = n_tokens,
-        .n_blocks = 2,
-        .layout = CASE_HND,
-        .fill = CASE_HARD,
-    };
-}
-
 static void run_case(const struct codec_case *c)
 {
     assert_true(codec_case_run(c, &random_bits));
@@ -48,7 +32,7 @@ static void every_group(void **state)
     (void)state;
     static const uint32_t lengths[] = {256, 129, 143, 100, 64, 225};
     for (size_t i = 0; i < PROFILES * sizeof(lengths) / sizeof(lengths[0]); i++) {
-        struct codec_case c = kivi_case(profiles[i % PROFILES], 128, lengths[i / PROFILES]);
+        struct codec_case c = codec_case_sized(profiles[i % PROFILES], 128, lengths[i / PROFILES]);
         c.n_tokens_odd = i % 4 == 3 ? lengths[i / PROFILES] - 37 : 0;
         c.fill = i % 3 == 0 ? CASE_NORMAL : CASE_HARD;
         c.n_layers = 1;
@@ -60,7 +44,7 @@ static void every_layout(void **state)
 {
     (void)state;
     for (int layout = 0; layout < CASE_FAR; layout++) {
-        struct codec_case c = kivi_case(profiles[layout % PROFILES], 128, 150);
+        struct codec_case c = codec_case_sized(profiles[layout % PROFILES], 128, 150);
         c.layout = (enum case_layout)layout;
         c.n_heads = layout % 2 ? 5 : 1;
         c.tokens_a_page = layout == CASE_NHD ? 3 : 0;
@@ -76,7 +60,7 @@ static void every_layout(void **state)
 static void far_pages(void **state)
 {
     (void)state;
-    struct codec_case c = kivi_case("kivi4-g32", 128, 150);
+    struct codec_case c = codec_case_sized("kivi4-g32", 128, 150);
     c.layout = CASE_FAR;
     run_case(&c);
     c.dtype = KVF_DTYPE_F16;
@@ -89,7 +73,7 @@ static void every_sink(void **state)
     (void)state;
     static const uint32_t sinks[] = {1, 4, 32, 70, 130};
     for (size_t i = 0; i < sizeof(sinks) / sizeof(sinks[0]); i++) {
-        struct codec_case c = kivi_case(profiles[i], 128, 150);
+        struct codec_case c = codec_case_sized(profiles[i], 128, 150);
         c.sink_tokens = sinks[i];
         run_case(&c);
         c.dtype = KVF_DTYPE_F32;
@@ -106,7 +90,8 @@ static void every_type(void **state)
     static const int types[] = {KVF_DTYPE_F16, KVF_DTYPE_F32, KVF_DTYPE_F8E4M3, KVF_DTYPE_F8E5M2,
                                 KVF_DTYPE_BF16};
     for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]) * 5; i++) {
-        struct codec_case c = kivi_case(profiles[i % PROFILES], dims[i / 5], i % 2 ? 130 : 80);
+        struct codec_case c = codec_case_sized(profiles[i % PROFILES], dims[i / 5],
+                                               i % 2 ? 130 : 80);
         c.dtype = types[i % 5];
         c.dim_v = dims[(i / 5 + 1) % (sizeof(dims) / sizeof(dims[0]))];
         c.layout = (enum case_layout)(i % CASE_FAR);
@@ -125,7 +110,7 @@ static void unlike_tensors(void **state)
     (void)state;
     static const uint32_t dims[][2] = {{64, 128}, {128, 64}, {128, 0}, {1024, 128}, {576, 0}};
     for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
-        struct codec_case c = kivi_case(profiles[i], dims[i][0], 144);
+        struct codec_case c = codec_case_sized(profiles[i], dims[i][0], 144);
         c.dim_v = dims[i][1];
         c.n_heads = 1 + (uint32_t)i % 2;
         c.n_layers = 1;
@@ -138,7 +123,7 @@ static void unlike_tensors(void **state)
 static void host_has_to(void **state)
 {
     (void)state;
-    struct codec_case c = kivi_case("kivi4-g32", 128, 1);
+    struct codec_case c = codec_case_sized("kivi4-g32", 128, 1);
     assert_false(codec_case_run(&c, &random_bits));
     c.n_tokens = 3;
     c.fill = CASE_NORMAL;
@@ -156,7 +141,7 @@ static void hostile_records(void **state)
 {
     (void)state;
     for (size_t i = 0; i < PROFILES; i++) {
-        struct codec_case c = kivi_case(profiles[i], i % 2 ? 128 : 96, 130);
+        struct codec_case c = codec_case_sized(profiles[i], i % 2 ? 128 : 96, 130);
         c.sink_tokens = 2;
         codec_case_run_hostile(&c, &random_bits);
     }

@@ -26,22 +26,6 @@ enum {
     PROFILES = sizeof(profiles) / sizeof(profiles[0])
 };
 
-static struct codec_case saw_case(const char *profile, uint32_t dim, uint32_t n_tokens)
-{
-    return (struct codec_case){
-        .profile = profile,
-        .dtype = KVF_DTYPE_BF16,
-        .n_layers = 2,
-        .n_heads = 3,
-        .dim_k = dim,
-        .dim_v = dim,
-        .n_tokens = n_tokens,
-        .n_blocks = 2,
-        .layout = CASE_HND,
-        .fill = CASE_HARD,
-    };
-}
-
 static void run_case(const struct codec_case *c)
 {
     assert_true(codec_case_run(c, &random_bits));
@@ -53,7 +37,7 @@ static void every_width(void **state)
     (void)state;
     static const uint32_t dims[] = {64, 128, 256};
     for (size_t i = 0; i < PROFILES * 3; i++) {
-        struct codec_case c = saw_case(profiles[i / 3], dims[i % 3], 256);
+        struct codec_case c = codec_case_sized(profiles[i / 3], dims[i % 3], 256);
         run_case(&c);
         c.fill = CASE_NORMAL;
         c.n_tokens = 100;
@@ -65,7 +49,7 @@ static void every_layout(void **state)
 {
     (void)state;
     for (int layout = 0; layout < CASE_LAYOUTS; layout++) {
-        struct codec_case c = saw_case("balanced", 128, 256);
+        struct codec_case c = codec_case_sized("balanced", 128, 256);
         c.layout = (enum case_layout)layout;
         c.n_heads = layout % 2 ? 5 : 1;
         run_case(&c);
@@ -84,11 +68,11 @@ static void every_length(void **state)
     (void)state;
     static const uint32_t lengths[] = {1, 5, 7, 8, 9, 15, 63, 64, 65, 127, 128, 129, 200, 255};
     for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
-        struct codec_case c = saw_case("balanced", 128, lengths[i]);
+        struct codec_case c = codec_case_sized("balanced", 128, lengths[i]);
         run_case(&c);
-        c = saw_case("saw8", i % 2 ? 64 : 256, lengths[i]);
+        c = codec_case_sized("saw8", i % 2 ? 64 : 256, lengths[i]);
         run_case(&c);
-        c = saw_case("balanced", 96, lengths[i]);
+        c = codec_case_sized("balanced", 96, lengths[i]);
         run_case(&c);
     }
 }
@@ -98,7 +82,7 @@ static void every_sink(void **state)
     (void)state;
     static const uint32_t sinks[] = {1, 4, 64, 130, 200};
     for (size_t i = 0; i < sizeof(sinks) / sizeof(sinks[0]); i++) {
-        struct codec_case c = saw_case(i % 2 ? "safe" : "balanced", 128, 200);
+        struct codec_case c = codec_case_sized(i % 2 ? "safe" : "balanced", 128, 200);
         c.sink_tokens = sinks[i];
         run_case(&c);
         c.dtype = KVF_DTYPE_F32;
@@ -114,7 +98,8 @@ static void every_type(void **state)
     static const int types[] = {KVF_DTYPE_F16, KVF_DTYPE_F32, KVF_DTYPE_F8E4M3, KVF_DTYPE_F8E5M2,
                                 KVF_DTYPE_BF16};
     for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]) * 5; i++) {
-        struct codec_case c = saw_case(profiles[i % PROFILES], dims[i / 5], i % 2 ? 130 : 40);
+        struct codec_case c = codec_case_sized(profiles[i % PROFILES], dims[i / 5],
+                                               i % 2 ? 130 : 40);
         c.dtype = types[i % 5];
         c.dim_v = dims[(i / 5 + 1) % (sizeof(dims) / sizeof(dims[0]))];
         c.layout = (enum case_layout)(i % CASE_FAR);
@@ -132,7 +117,7 @@ static void unlike_tensors(void **state)
     static const uint32_t dims[][2] = {{64, 128}, {128, 64},   {256, 96}, {128, 0},
                                        {512, 64}, {1024, 128}, {192, 0}};
     for (size_t i = 0; i < sizeof(dims) / sizeof(dims[0]); i++) {
-        struct codec_case c = saw_case(i % 2 ? "safe" : "balanced", dims[i][0], 144);
+        struct codec_case c = codec_case_sized(i % 2 ? "safe" : "balanced", dims[i][0], 144);
         c.dim_v = dims[i][1];
         c.n_heads = 1 + (uint32_t)i % 2;
         c.n_layers = 1;
@@ -161,7 +146,8 @@ static void few_thread_blocks(void **state)
         {"saw3-search", 128, 200, 56, CASE_HND}, {"saw2-search", 128, 256, 0, CASE_ELEMENT},
     };
     for (size_t i = 0; i < 3 * sizeof(rows) / sizeof(rows[0]); i++) {
-        struct codec_case c = saw_case(rows[i / 3].profile, rows[i / 3].dim, rows[i / 3].n_tokens);
+        struct codec_case c = codec_case_sized(rows[i / 3].profile, rows[i / 3].dim,
+                                               rows[i / 3].n_tokens);
         c.n_tokens_odd = rows[i / 3].n_tokens_odd;
         c.layout = rows[i / 3].layout;
         c.n_layers = 5;
@@ -178,7 +164,7 @@ static void hostile_records(void **state)
 {
     (void)state;
     for (size_t i = 0; i < PROFILES; i++) {
-        struct codec_case c = saw_case(profiles[i], i % 2 ? 128 : 96, 130);
+        struct codec_case c = codec_case_sized(profiles[i], i % 2 ? 128 : 96, 130);
         c.sink_tokens = 2;
         codec_case_run_hostile(&c, &random_bits);
     }
@@ -188,7 +174,7 @@ static void order_of_additions(void **state)
 {
     (void)state;
     for (uint32_t dim = 64; dim <= 256; dim *= 2) {
-        struct codec_case c = saw_case("safe", dim, 256);
+        struct codec_case c = codec_case_sized("safe", dim, 256);
         c.fill = CASE_ALIGNED;
         run_case(&c);
         c.profile = "balanced";
@@ -205,7 +191,7 @@ static void near_ties(void **state)
     (void)state;
     static const char *const searches[] = {"saw3-search", "saw2-search", "saw4-search9"};
     for (size_t i = 0; i < sizeof(searches) / sizeof(searches[0]); i++) {
-        struct codec_case c = saw_case(searches[i], 128, 120);
+        struct codec_case c = codec_case_sized(searches[i], 128, 120);
         c.fill = CASE_NEAR_TIES;
         c.n_blocks = 1;
         run_case(&c);
@@ -218,7 +204,7 @@ static void near_ties(void **state)
 static void swapped_stages(void **state)
 {
     (void)state;
-    struct codec_case c = saw_case("safe", 128, 256);
+    struct codec_case c = codec_case_sized("safe", 128, 256);
     c.fill = CASE_ALIGNED;
     c.is_wrong = true;
     codec_device_replace(kvf_test_images[0].fatbin, "kvf_saw_encode_128_8",

@@ -34,18 +34,12 @@ enum {
 
 static struct codec_case tq_case(const char *profile, uint32_t dim, uint32_t n_tokens)
 {
-    return (struct codec_case){
-        .profile = profile,
-        .dtype = KVF_DTYPE_BF16,
-        .n_layers = 1,
-        .n_heads = IS_EMULATED ? 2 : 5,
-        .dim_k = dim,
-        .dim_v = dim,
-        .n_tokens = n_tokens,
-        .n_blocks = IS_EMULATED ? 1 : 2,
-        .layout = CASE_HND,
-        .fill = CASE_HARD,
-    };
+    struct codec_case c = codec_case_sized(profile, dim, n_tokens);
+
+    c.n_layers = 1;
+    c.n_heads = IS_EMULATED ? 2 : 5;
+    c.n_blocks = IS_EMULATED ? 1 : 2;
+    return c;
 }
 
 static void run_case(const struct codec_case *c)

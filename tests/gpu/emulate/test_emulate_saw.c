@@ -18,18 +18,11 @@ static struct kvf_random_seeded random_bits;
 
 static struct codec_case saw_case(const char *profile, uint32_t dim, uint32_t n_tokens)
 {
-    return (struct codec_case){
-        .profile = profile,
-        .dtype = KVF_DTYPE_BF16,
-        .n_layers = 2,
-        .n_heads = 3,
-        .dim_k = dim,
-        .dim_v = dim,
-        .n_tokens = n_tokens,
-        .n_blocks = 1,
-        .layout = CASE_HND,
-        .fill = CASE_NORMAL,
-    };
+    struct codec_case c = codec_case_sized(profile, dim, n_tokens);
+
+    c.n_blocks = 1;
+    c.fill = CASE_NORMAL;
+    return c;
 }
 
 static void run_case(const struct codec_case *c)
