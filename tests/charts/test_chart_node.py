@@ -12,15 +12,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 import chart
 
+sys.path.insert(0, os.path.join(chart.ROOT, "tests", "support"))
+from logged import LoggedCase
+
 TOOLS, KVFERRYD, KVFERRY = sys.argv[2:5]
 yaml, _ = chart.use_tools(TOOLS)
 HELMS = chart.find_helms(TOOLS)
-READY_S = 120
 
 
 def objects(name, *more):
@@ -38,7 +39,7 @@ def pod_of(rendered):
     return chart.the(rendered, "DaemonSet")["spec"]["template"]["spec"]
 
 
-class Case(unittest.TestCase):
+class Case(LoggedCase):
     maxDiff = None
 
     def setUp(self):
@@ -180,31 +181,11 @@ class Node(Case):
         container, = self.pod["containers"]
         command = [self.moved(word) for word in container["command"]]
         self.log = os.path.join(self.folder, "log")
-        with open(self.log, "ab") as log:
-            # no port: another test may have it; small segments: less to write
-            process = subprocess.Popen(
-                [os.path.join(self.programs, command[0]), *command[1:], "--set", "admin.listen=",
-                 "--set", "nvme.0.bytes=96MiB", "--set", "nvme.0.segment_bytes=8MiB"],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder,
-                **as_user(self.pod["securityContext"]))
-        self.addCleanup(self.end, process)
-        admin = os.path.join(self.places["/run/kvferry-admin"], "admin.sock")
-        end = time.monotonic() + READY_S
-        while not os.path.exists(admin):
-            self.assertIsNone(process.poll(), self.log_text())
-            self.assertLess(time.monotonic(), end, self.log_text())
-            time.sleep(0.02)
-        return process
-
-    @staticmethod
-    def end(process):
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-    def log_text(self):
-        with open(self.log, encoding="utf-8") as file:
-            return file.read()
+        # no port: another test may have it; small segments: less to write
+        return self.start_logged(
+            [os.path.join(self.programs, command[0]), *command[1:], "--set", "admin.listen=",
+             "--set", "nvme.0.bytes=96MiB", "--set", "nvme.0.segment_bytes=8MiB"],
+            cwd=self.folder, **as_user(self.pod["securityContext"]))
 
     def test_hit(self):
         self.prepare()

@@ -6,14 +6,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "support"))
+from logged import LoggedCase
+
 RUN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "seccomp_run.py")
 PROFILE = os.path.join(ROOT, "charts", "kvferry", "files", "seccomp-io-uring.json")
 SKIP = 77
-READY_S = 120
 DEADLINE_S = 120
 
 SMALL = [
@@ -40,7 +40,7 @@ def skip_without_filters():
         sys.exit(SKIP)
 
 
-class Case(unittest.TestCase):
+class Case(LoggedCase):
     maxDiff = None
 
     def setUp(self):
@@ -50,26 +50,7 @@ class Case(unittest.TestCase):
         self.log = os.path.join(self.folder, "log")
 
     def start(self, command, env=None):
-        with open(self.log, "wb") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                       env={**os.environ, **(env or {})})
-        self.addCleanup(self.end, process)
-        end = time.monotonic() + READY_S
-        while "admin socket " not in self.log_text():
-            self.assertIsNone(process.poll(), self.log_text())
-            self.assertLess(time.monotonic(), end, self.log_text())
-            time.sleep(0.02)
-        return process
-
-    @staticmethod
-    def end(process):
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-    def log_text(self):
-        with open(self.log, encoding="utf-8") as file:
-            return file.read()
+        return self.start_logged(command, env={**os.environ, **(env or {})})
 
     def store_line(self):
         """What the log says of how I/O is done: form and reasons."""

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -21,6 +20,10 @@ TOOLS = sys.argv[1]
 PROGRAMS = sys.argv[2:5]
 ROOTFS = os.environ.get("KVF_ROOTFS")
 DEADLINE_S = 120
+
+sys.path.insert(0, os.path.join(ROOT, "tests", "support"))
+from logged import LoggedCase
+
 SMALL = ("arena.bytes=96MiB", "config.staging.total=96MiB", "config.dram.piece_bytes=32MiB",
          "nvme.enabled=true", "nvme.bytes=1GiB", "image.repository=registry.example/kvferry")
 
@@ -82,7 +85,7 @@ class Packages(unittest.TestCase):
 
 
 @unittest.skipUnless(ROOTFS, "skipped: KVF_ROOTFS names no root of packaging/image/rootfs.sh")
-class Image(unittest.TestCase):
+class Image(LoggedCase):
     def setUp(self):
         sys.path.insert(0, os.path.join(ROOT, "tests", "charts"))
         import chart
@@ -133,23 +136,11 @@ class Image(unittest.TestCase):
         for container in pod["initContainers"]:
             done = run(*self.command(pod, container))
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        log_path = os.path.join(self.folder, "log")
-        with open(log_path, "wb") as log:
-            process = subprocess.Popen(self.command(pod, pod["containers"][0]), stdout=log,
-                                       stderr=log, stdin=subprocess.DEVNULL,
-                                       start_new_session=True)
-        self.addCleanup(self.end, process)
-        end = time.monotonic() + DEADLINE_S
-        log_text = ""
-        while "admin socket " not in log_text:
-            time.sleep(0.05)
-            with open(log_path, encoding="utf-8") as file:
-                log_text = file.read()
-            self.assertIsNone(process.poll(), log_text)
-            self.assertLess(time.monotonic(), end, log_text)
+        self.log = os.path.join(self.folder, "log")
+        self.start_logged(self.command(pod, pod["containers"][0]), start_new_session=True)
         test = self.chart.the(self.rendered, "Pod")["spec"]
         done = run(*self.command(test, test["containers"][0]))
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr + log_text)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr + self.log_text())
         self.assertIn("hit: 1 MiB came back as it was stored", done.stdout)
 
     @staticmethod
