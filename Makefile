@@ -6,12 +6,13 @@
 # needs; root gets them installed, others are told the one line to run.
 
 # The one list of what kvferry needs: Debian package, and how to tell that it is there (a program,
-# or a pkg-config module). `make packages` prints the package names.
+# a pkg-config module, or a module of the system's Python). `make packages` prints the package names.
 NEEDS := \
     cmake:program=cmake \
     ninja-build:program=ninja \
     pkg-config:program=pkg-config \
     python3:program=python3 \
+    python3-cffi:python=cffi \
     zstd:program=zstd \
     liburing-dev:module=liburing \
     libucx-dev:module=ucx \
@@ -83,6 +84,7 @@ deps:
 	    case $$probe in \
 	    program=*) command -v $${probe#*=} >/dev/null 2>&1 ;; \
 	    module=*) pkg-config --exists $${probe#*=} 2>/dev/null ;; \
+	    python=*) /usr/bin/python3 -c "import $${probe#*=}" 2>/dev/null ;; \
 	    esac || missing="$$missing $${need%%:*}"; \
 	done; \
 	test -n "$$missing" || exit 0; \
