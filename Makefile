@@ -6,7 +6,7 @@
 # needs; root gets them installed, others are told the one line to run.
 
 # The one list of what kvferry needs: Debian package, and how to tell that it is there (a program,
-# a pkg-config module, or a module of the system's Python). `make packages` prints the package names.
+# a pkg-config module, or a module of the system's Python). `make packages` prints the names.
 NEEDS := \
     cmake:program=cmake \
     ninja-build:program=ninja \

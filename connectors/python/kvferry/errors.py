@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failures as exceptions. Outcomes (OK, MISS, EXISTS, COMING, PARTIAL, TOO_SLOW) are no failures."""
+"""Failures are exceptions; outcomes (OK, MISS, EXISTS, COMING, PARTIAL, TOO_SLOW) are not."""
 from enum import IntEnum
 from typing import Dict, Type
 
