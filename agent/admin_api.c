@@ -16,6 +16,7 @@
 #include "agent/index.h"
 #include "agent/metrics.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/parse.h"
 
 enum http {
@@ -726,6 +727,42 @@ static void answer_drain(struct kvf_admin_api *api, const struct kvf_admin_reque
     question_free(question);
 }
 
+static void reply_log_level(struct kvf_admin_reply *reply)
+{
+    reply_json(reply, HTTP_OK,
+               json_pack("{s:s}", "log_level", kvf_log_level_name(kvf_log_level_get())));
+}
+
+static void answer_log_level(struct kvf_admin_api *api, const struct kvf_admin_request *request,
+                             struct kvf_admin_reply *reply)
+{
+    (void)api;
+    (void)request;
+    reply_log_level(reply);
+}
+
+/* Until the daemon ends or is told otherwise; the configuration stays as it is. Its GPU workers
+ * have the level that they were started with. */
+static void answer_log_level_set(struct kvf_admin_api *api, const struct kvf_admin_request *request,
+                                 struct kvf_admin_reply *reply)
+{
+    const char *name = request->argument(request, "level");
+    int before = kvf_log_level_get();
+    int level;
+
+    (void)api;
+    if (name == NULL || kvf_log_level_parse(name, &level) != KVF_OK) {
+        kvf_admin_reply_status(reply, HTTP_BAD_REQUEST, kvf_status_name(KVF_ERR_INVALID),
+                               "level has to be error, warning, info or debug");
+        return;
+    }
+    kvf_log_level_set(KVF_LOG_INFO); /* that it was changed is said at any level */
+    kvf_log(KVF_LOG_INFO, "log level %s in place of %s, by the admin socket",
+            kvf_log_level_name(level), kvf_log_level_name(before));
+    kvf_log_level_set(level);
+    reply_log_level(reply);
+}
+
 const struct kvf_admin_route kvf_admin_routes[] = {
     {"GET", "/healthz", true, answer_health},
     {"GET", "/readyz", true, answer_ready},
@@ -739,5 +776,7 @@ const struct kvf_admin_route kvf_admin_routes[] = {
     {"POST", "/v1/evict", false, answer_evict},
     {"POST", "/v1/purge", false, answer_purge},
     {"POST", "/v1/drain", false, answer_drain},
+    {"GET", "/v1/log-level", false, answer_log_level},
+    {"POST", "/v1/log-level", false, answer_log_level_set},
     {NULL, NULL, false, NULL},
 };

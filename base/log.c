@@ -47,7 +47,8 @@ static void logger_vlog(const struct kvf_logger *logger, int level, const char *
     int saved_errno = errno;
     int length;
 
-    if (logger == NULL || logger->fn == NULL || level > logger->level) {
+    if (logger == NULL || logger->fn == NULL ||
+        level > __atomic_load_n(&logger->level, __ATOMIC_RELAXED)) {
         return;
     }
     length = vsnprintf(line, sizeof(line), fmt, args);
@@ -78,6 +79,16 @@ void kvf_logger_log(const struct kvf_logger *logger, int level, const char *fmt,
 void kvf_log_init(kvf_log_fn fn, void *arg, int level)
 {
     process_logger = (struct kvf_logger){.fn = fn, .arg = arg, .level = level};
+}
+
+void kvf_log_level_set(int level)
+{
+    __atomic_store_n(&process_logger.level, level, __ATOMIC_RELAXED);
+}
+
+int kvf_log_level_get(void)
+{
+    return __atomic_load_n(&process_logger.level, __ATOMIC_RELAXED);
 }
 
 const struct kvf_logger *kvf_log_process(void)

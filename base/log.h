@@ -46,6 +46,12 @@ void kvf_logger_log(const struct kvf_logger *logger, int level, const char *fmt,
 /* Set the sink (NULL: silent) and level of the process, while no other thread logs. */
 void kvf_log_init(kvf_log_fn fn, void *arg, int level);
 
+/* Another level for the process. Any thread. */
+void kvf_log_level_set(int level);
+
+/* The level of the process. Any thread. */
+int kvf_log_level_get(void);
+
 /* The logger of the process, for code that takes one. Never NULL. */
 const struct kvf_logger *kvf_log_process(void);
 

@@ -41,6 +41,7 @@ add_executable(kvferry
     cli_plan.c
     cli_profiles.c
     cli_svd.c
+    cli_top.c
     kvferry.c)
 target_link_libraries(kvferry PRIVATE kvf_client kvf_calibrate kvf_weights kvf_profile_file kvf_base
                       kvf_flags

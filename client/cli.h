@@ -16,7 +16,8 @@
 #include "kvferry.h"
 
 enum {
-    CLI_FOLDERS_MAX = 64
+    CLI_FOLDERS_MAX = 64,
+    CLI_WHY_BYTES = 512,
 };
 
 enum cli_exit {
@@ -50,6 +51,7 @@ struct cli {
     uint64_t count;
     uint64_t size_bytes;
     uint32_t depth;
+    uint32_t interval_ms; /* top; 0: not said */
     /* inspect, calibrate; 0 and NULL: not said */
     struct cli_folders captures;
     struct cli_folders heldout;
@@ -113,6 +115,9 @@ int cli_clients(const struct cli *cli);
 int cli_verify(const struct cli *cli);
 int cli_evict(const struct cli *cli); /* by key: through the library; by namespace: admin */
 int cli_purge(const struct cli *cli);
+int cli_top(const struct cli *cli);
+int cli_log_level(const struct cli *cli);
+int cli_drain(const struct cli *cli);
 int cli_profiles(const struct cli *cli); /* asks nobody, as do those below */
 int cli_inspect(const struct cli *cli);
 int cli_calibrate(const struct cli *cli);
@@ -141,5 +146,14 @@ uint32_t cli_threads(const struct cli *cli);
 /* One request. *json_out: the answer, owned by the caller. CLI_OK; otherwise an exit code, after
  * saying why. */
 int cli_http(const struct cli *cli, const char *method, const char *path, json_t **json_out);
+
+/* The same, but why it failed goes to why. */
+int cli_http_try(const struct cli *cli, const char *method, const char *path, json_t **json_out,
+                 char why[CLI_WHY_BYTES]);
+
+/* A field of an answer; 0, "" and false if it is not there or of another type. */
+uint64_t cli_number(const json_t *object, const char *name);
+const char *cli_string(const json_t *object, const char *name);
+bool cli_flag(const json_t *object, const char *name);
 
 #endif /* KVF_CLIENT_CLI_H */

@@ -1,36 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * cli_admin.c: subcommands that ask the admin server: stat, ls, clients, verify, evict and purge by
- * namespace. With -o json what the server says is passed on; text is for people and may change.
+ * namespace, log-level and drain. With -o json what the server says is passed on; text is for people and may change.
  */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "base/log.h"
 #include "client/cli.h"
 
 #define VERIFY_STEP 64 /* blocks a request, so that none takes long */
 #define LS_STEP     500
 
-static uint64_t number(const json_t *object, const char *name)
-{
-    json_int_t value = json_integer_value(json_object_get(object, name));
-
-    return value < 0 ? 0 : (uint64_t)value;
-}
-
-static const char *string(const json_t *object, const char *name)
-{
-    const char *text = json_string_value(json_object_get(object, name));
-
-    return text != NULL ? text : "";
-}
-
-static bool flag(const json_t *object, const char *name)
-{
-    return json_is_true(json_object_get(object, name));
-}
+/* Looks at a draining daemon, half a second apart, that may fail one after the other: its last act
+ * is to answer nobody. */
+#define DRAIN_FAILURES 20
 
 /* --- stat ------------------------------------------------------------------------------------- */
 
@@ -38,31 +25,31 @@ static void print_tier(const char *name, const json_t *tier)
 {
     char stored[32];
     char capacity[32];
-    const char *state = flag(tier, "off")          ? ", OFF"
-                        : flag(tier, "writes_off") ? ", WRITES OFF"
-                                                   : "";
+    const char *state = cli_flag(tier, "off")          ? ", OFF"
+                        : cli_flag(tier, "writes_off") ? ", WRITES OFF"
+                                                       : "";
 
     printf("%-14s %s of %s in %" PRIu64 " blocks%s\n", name,
-           cli_bytes_text(number(tier, "stored_bytes"), stored, sizeof(stored)),
-           cli_bytes_text(number(tier, "capacity_bytes"), capacity, sizeof(capacity)),
-           number(tier, "stored_blocks"), state);
+           cli_bytes_text(cli_number(tier, "stored_bytes"), stored, sizeof(stored)),
+           cli_bytes_text(cli_number(tier, "capacity_bytes"), capacity, sizeof(capacity)),
+           cli_number(tier, "stored_blocks"), state);
     printf("%-14s stores %" PRIu64 ", loads %" PRIu64 ", evictions %" PRIu64 ", busy %" PRIu64
            ", errors: i/o %" PRIu64 ", checksum %" PRIu64 ", MAC %" PRIu64 "\n",
-           "", number(tier, "stores"), number(tier, "loads"), number(tier, "evictions"),
-           number(tier, "busy"), number(tier, "errors_io"), number(tier, "errors_corrupt"),
-           number(tier, "errors_mac"));
+           "", cli_number(tier, "stores"), cli_number(tier, "loads"), cli_number(tier, "evictions"),
+           cli_number(tier, "busy"), cli_number(tier, "errors_io"),
+           cli_number(tier, "errors_corrupt"), cli_number(tier, "errors_mac"));
 }
 
 static void print_latency(const char *name, const json_t *metrics, const char *field)
 {
     const json_t *histogram = json_object_get(metrics, field);
 
-    if (number(histogram, "count") == 0) {
+    if (cli_number(histogram, "count") == 0) {
         return;
     }
     printf("%-14s %" PRIu64 ", p50 up to %.0f us, p99 up to %.0f us\n", name,
-           number(histogram, "count"), (double)number(histogram, "p50_ns") / 1e3,
-           (double)number(histogram, "p99_ns") / 1e3);
+           cli_number(histogram, "count"), (double)cli_number(histogram, "p50_ns") / 1e3,
+           (double)cli_number(histogram, "p99_ns") / 1e3);
 }
 
 static void print_stat(const json_t *stat)
@@ -75,23 +62,24 @@ static void print_stat(const json_t *stat)
     char used[32];
     char total[32];
 
-    printf("%-14s %s, up %" PRIu64 " s, %s\n", "kvferryd", string(stat, "version"),
-           number(stat, "uptime_s"),
-           flag(stat, "draining") ? "draining" : (flag(stat, "ready") ? "ready" : "not ready"));
-    printf("%-14s %" PRIu64 " of %" PRIu64 "\n", "clients", number(stat, "clients"),
-           number(stat, "clients_max"));
-    printf("%-14s %" PRIu64 " of %" PRIu64 " entries\n", "index", number(stat, "index_entries"),
-           number(stat, "index_capacity"));
+    printf("%-14s %s, up %" PRIu64 " s, %s\n", "kvferryd", cli_string(stat, "version"),
+           cli_number(stat, "uptime_s"),
+           cli_flag(stat, "draining") ? "draining"
+                                      : (cli_flag(stat, "ready") ? "ready" : "not ready"));
+    printf("%-14s %" PRIu64 " of %" PRIu64 "\n", "clients", cli_number(stat, "clients"),
+           cli_number(stat, "clients_max"));
+    printf("%-14s %" PRIu64 " of %" PRIu64 " entries\n", "index", cli_number(stat, "index_entries"),
+           cli_number(stat, "index_capacity"));
     printf("%-14s %s of %s\n", "staging",
-           cli_bytes_text(number(stat, "staging_used_bytes"), used, sizeof(used)),
-           cli_bytes_text(number(stat, "staging_total_bytes"), total, sizeof(total)));
+           cli_bytes_text(cli_number(stat, "staging_used_bytes"), used, sizeof(used)),
+           cli_bytes_text(cli_number(stat, "staging_total_bytes"), total, sizeof(total)));
     json_array_foreach(gpus, i, gpu)
     {
         char name[32];
 
         snprintf(name, sizeof(name), "hbm %zu", i);
         print_tier(name, gpu);
-        printf("%-14s %s\n", "", string(gpu, "uuid"));
+        printf("%-14s %s\n", "", cli_string(gpu, "uuid"));
     }
     print_tier("dram", json_object_get(stat, "dram"));
     printf("%-14s fill of full areas %.3f\n", "",
@@ -102,18 +90,18 @@ static void print_stat(const json_t *stat)
 
         snprintf(name, sizeof(name), "nvme %zu", i);
         print_tier(name, drive);
-        printf("%-14s %s by %s: %s\n", "", string(drive, "path"), string(drive, "engine"),
-               string(drive, "why"));
+        printf("%-14s %s by %s: %s\n", "", cli_string(drive, "path"), cli_string(drive, "engine"),
+               cli_string(drive, "why"));
     }
     printf("%-14s dram %" PRIu64 ", nvme %" PRIu64 ", misses %" PRIu64 "\n", "gets",
-           number(metrics, "get_hits_dram"), number(metrics, "get_hits_nvme"),
-           number(metrics, "get_misses"));
+           cli_number(metrics, "get_hits_dram"), cli_number(metrics, "get_hits_nvme"),
+           cli_number(metrics, "get_misses"));
     printf("%-14s stored %" PRIu64 ", present %" PRIu64 ", conflicts %" PRIu64 "\n", "puts",
-           number(metrics, "put_blocks"), number(metrics, "put_exists"),
-           number(metrics, "put_conflict"));
+           cli_number(metrics, "put_blocks"), cli_number(metrics, "put_exists"),
+           cli_number(metrics, "put_conflict"));
     if (json_array_size(gpus) > 0) {
         printf("%-14s in place %" PRIu64 ", copied down first %" PRIu64 "\n", "gets from hbm",
-               number(metrics, "get_hits_hbm"), number(metrics, "get_hits_hbm_copied"));
+               cli_number(metrics, "get_hits_hbm"), cli_number(metrics, "get_hits_hbm_copied"));
     }
     print_latency("get from hbm", metrics, "get_hbm_ns");
     print_latency("get from dram", metrics, "get_dram_ns");
@@ -160,8 +148,8 @@ static int find_namespace(const struct cli *cli, char id_out[17])
     }
     json_array_foreach(json_object_get(answer, "namespaces"), i, row)
     {
-        if (strcmp(string(row, "label"), name) == 0) {
-            snprintf(id_out, 17, "%s", string(row, "namespace_id"));
+        if (strcmp(cli_string(row, "label"), name) == 0) {
+            snprintf(id_out, 17, "%s", cli_string(row, "namespace_id"));
             found++;
         }
     }
@@ -199,10 +187,11 @@ static int list_namespaces(const struct cli *cli)
         char nvme[32];
 
         printf("%-16s  %-10s %-10s %8" PRIu64 " %10" PRIu64 " %12s %12s  %s\n",
-               string(row, "namespace_id"), string(row, "tenant"), string(row, "profile"),
-               number(row, "clients"), number(row, "blocks"),
-               cli_bytes_text(number(row, "dram_bytes"), dram, sizeof(dram)),
-               cli_bytes_text(number(row, "nvme_bytes"), nvme, sizeof(nvme)), string(row, "label"));
+               cli_string(row, "namespace_id"), cli_string(row, "tenant"),
+               cli_string(row, "profile"), cli_number(row, "clients"), cli_number(row, "blocks"),
+               cli_bytes_text(cli_number(row, "dram_bytes"), dram, sizeof(dram)),
+               cli_bytes_text(cli_number(row, "nvme_bytes"), nvme, sizeof(nvme)),
+               cli_string(row, "label"));
     }
     json_decref(answer);
     return CLI_OK;
@@ -227,11 +216,11 @@ static void print_blocks(const struct cli *cli, const json_t *blocks)
             continue;
         }
         printf("%-64s %2" PRIu64 "/%-2" PRIu64 " %12s  %-3s %-4s %-6s %s%s\n",
-               string(row, "key_id"), number(row, "shard"), number(row, "shard_count"),
-               cli_bytes_text(number(row, "record_bytes"), bytes, sizeof(bytes)),
-               flag(row, "in_hbm") ? "hbm" : "-", flag(row, "in_dram") ? "dram" : "-",
-               string(row, "nvme"), string(row, "state"),
-               number(row, "pinned") != 0 ? " leased" : "");
+               cli_string(row, "key_id"), cli_number(row, "shard"), cli_number(row, "shard_count"),
+               cli_bytes_text(cli_number(row, "record_bytes"), bytes, sizeof(bytes)),
+               cli_flag(row, "in_hbm") ? "hbm" : "-", cli_flag(row, "in_dram") ? "dram" : "-",
+               cli_string(row, "nvme"), cli_string(row, "state"),
+               cli_number(row, "pinned") != 0 ? " leased" : "");
     }
 }
 
@@ -304,17 +293,17 @@ int cli_clients(const struct cli *cli)
         char shard[48];
         char leased[32];
 
-        snprintf(shard, sizeof(shard), "%" PRIu64 "/%" PRIu64, number(row, "shard"),
-                 number(row, "shard_count"));
+        snprintf(shard, sizeof(shard), "%" PRIu64 "/%" PRIu64, cli_number(row, "shard"),
+                 cli_number(row, "shard_count"));
         printf("%-16s %-16.16s %-15s %-9s %8" PRIu64 " %11s %-6s %10s %10" PRIu64 " %10" PRIu64
                " %10" PRIu64 " %8" PRIu64 "  %s\n",
-               string(row, "connection_id"), string(row, "name"), string(row, "profile"),
-               string(row, "state"), number(row, "pid"),
-               number(row, "shard") == KVF_SHARD_NONE ? "scheduler" : shard,
-               string(row, "gpu_path"),
-               cli_bytes_text(number(row, "leased_bytes"), leased, sizeof(leased)),
-               number(row, "puts"), number(row, "hits"), number(row, "misses"),
-               number(row, "attached_s"), string(row, "profile_text"));
+               cli_string(row, "connection_id"), cli_string(row, "name"),
+               cli_string(row, "profile"), cli_string(row, "state"), cli_number(row, "pid"),
+               cli_number(row, "shard") == KVF_SHARD_NONE ? "scheduler" : shard,
+               cli_string(row, "gpu_path"),
+               cli_bytes_text(cli_number(row, "leased_bytes"), leased, sizeof(leased)),
+               cli_number(row, "puts"), cli_number(row, "hits"), cli_number(row, "misses"),
+               cli_number(row, "attached_s"), cli_string(row, "profile_text"));
     }
     json_decref(answer);
     return CLI_OK;
@@ -339,8 +328,8 @@ int cli_verify(const struct cli *cli)
         if (code != CLI_OK) {
             return code;
         }
-        verified += number(answer, "verified");
-        bad += number(answer, "bad");
+        verified += cli_number(answer, "verified");
+        bad += cli_number(answer, "bad");
         next = json_string_value(json_object_get(answer, "next_cursor"));
         snprintf(cursor, sizeof(cursor), "%s", next != NULL ? next : "");
         json_decref(answer);
@@ -374,7 +363,7 @@ static int drop_namespace(const struct cli *cli, const char *verb, const char *d
     if (cli->is_json) {
         cli_print_json(answer);
     } else {
-        printf("%" PRIu64 " blocks of namespace %s %s\n", number(answer, "evicted"), id, done);
+        printf("%" PRIu64 " blocks of namespace %s %s\n", cli_number(answer, "evicted"), id, done);
         json_decref(answer);
     }
     return CLI_OK;
@@ -400,4 +389,100 @@ int cli_purge(const struct cli *cli)
         return cli_fail(CLI_USAGE, "purge: --namespace is missing");
     }
     return drop_namespace(cli, "purge", "purged for good");
+}
+
+/* --- log-level, drain ------------------------------------------------------------------------- */
+
+int cli_log_level(const struct cli *cli)
+{
+    char path[64];
+    json_t *answer;
+    int level;
+    int code;
+
+    if (cli->file == NULL) {
+        code = cli_http(cli, "GET", "/v1/log-level", &answer);
+    } else {
+        if (kvf_log_level_parse(cli->file, &level) != KVF_OK) {
+            return cli_fail(CLI_USAGE, "log-level: '%s' is not error, warning, info or debug",
+                            cli->file);
+        }
+        snprintf(path, sizeof(path), "/v1/log-level?level=%s", cli->file);
+        code = cli_http(cli, "POST", path, &answer);
+    }
+    if (code != CLI_OK) {
+        return code;
+    }
+    if (cli->is_json) {
+        cli_print_json(answer);
+    } else {
+        printf("%s\n", cli_string(answer, "log_level"));
+        json_decref(answer);
+    }
+    return CLI_OK;
+}
+
+/* One look at a daemon that drains. CLI_OK: it goes on; *incarnation is filled by the first look,
+ * and emptied when the daemon has ended: nobody listens, or its successor does. */
+static int drain_look(const struct cli *cli, char incarnation[17], char why[CLI_WHY_BYTES])
+{
+    json_t *stat;
+    char bytes[32];
+    int code = cli_http_try(cli, "GET", "/v1/stat", &stat, why);
+
+    if (code != CLI_OK) {
+        if (code == CLI_NO_DAEMON) {
+            incarnation[0] = '\0';
+            return CLI_OK;
+        }
+        return code;
+    }
+    if (strcmp(incarnation, cli_string(stat, "incarnation")) != 0) {
+        incarnation[0] = '\0';
+    } else if (!cli->is_json) {
+        const json_t *metrics = json_object_get(stat, "metrics");
+
+        printf("draining: %" PRIu64 " clients, %s to write\n", cli_number(stat, "clients"),
+               cli_bytes_text(cli_number(metrics, "writeback_bytes"), bytes, sizeof(bytes)));
+        fflush(stdout);
+    }
+    json_decref(stat);
+    return CLI_OK;
+}
+
+int cli_drain(const struct cli *cli)
+{
+    const struct timespec pause = {.tv_nsec = 500000000};
+    char incarnation[17];
+    char why[CLI_WHY_BYTES];
+    unsigned failures = 0;
+    json_t *answer;
+    int code = cli_http(cli, "GET", "/v1/stat", &answer);
+
+    if (code != CLI_OK) {
+        return code;
+    }
+    snprintf(incarnation, sizeof(incarnation), "%s", cli_string(answer, "incarnation"));
+    json_decref(answer);
+    code = cli_http(cli, "POST", "/v1/drain", &answer);
+    if (code != CLI_OK) {
+        return code;
+    }
+    json_decref(answer);
+    while (incarnation[0] != '\0') {
+        code = drain_look(cli, incarnation, why);
+        failures = code == CLI_OK ? 0 : failures + 1;
+        if (failures == DRAIN_FAILURES) {
+            return cli_fail((enum cli_exit)code, "%s; the daemon drains, but does not answer", why);
+        }
+        if (incarnation[0] != '\0') {
+            nanosleep(&pause, NULL);
+        }
+    }
+    if (cli->is_json) {
+        cli_print_json(json_pack("{s:s}", "status", "ended"));
+    } else {
+        printf("the daemon has ended\n");
+    }
+    return CLI_OK;
 }

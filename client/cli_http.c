@@ -4,6 +4,7 @@
  */
 #include <curl/curl.h>
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,34 +42,40 @@ static size_t on_data(char *data, size_t one, size_t bytes, void *ctx)
     return bytes;
 }
 
-static int fail_transfer(const struct cli *cli, CURL *curl, CURLcode code)
+/* Write why and return code. */
+__attribute__((format(printf, 3, 4))) static int failed(char why[CLI_WHY_BYTES], enum cli_exit code,
+                                                        const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(why, CLI_WHY_BYTES, fmt, args);
+    va_end(args);
+    return code;
+}
+
+static int transfer_failed(const struct cli *cli, CURL *curl, CURLcode code,
+                           char why[CLI_WHY_BYTES])
 {
     long error_number = 0;
 
     curl_easy_getinfo(curl, CURLINFO_OS_ERRNO, &error_number);
     if (code == CURLE_COULDNT_CONNECT && error_number == EACCES) {
-        return cli_fail(CLI_FAILED, "admin socket %s: no permission; run as the daemon's user",
-                        cli->admin_socket);
+        return failed(why, CLI_FAILED, "admin socket %s: no permission; run as the daemon's user",
+                      cli->admin_socket);
     }
     if (code == CURLE_COULDNT_CONNECT) {
-        return cli_fail(CLI_NO_DAEMON,
-                        "no daemon listens at the admin socket %s; start kvferryd, or give "
-                        "--socket or --admin-socket",
-                        cli->admin_socket);
+        return failed(why, CLI_NO_DAEMON,
+                      "no daemon listens at the admin socket %s; start kvferryd, or give "
+                      "--socket or --admin-socket",
+                      cli->admin_socket);
     }
-    return cli_fail(CLI_FAILED, "admin socket %s: %s", cli->admin_socket, curl_easy_strerror(code));
+    return failed(why, CLI_FAILED, "admin socket %s: %s", cli->admin_socket,
+                  curl_easy_strerror(code));
 }
 
-/* A refusal carries {"status": ..., "text": ...}. */
-static int fail_answer(const char *path, long http_status, const json_t *json)
-{
-    const char *text = json_string_value(json_object_get(json, "text"));
-
-    return cli_fail(CLI_FAILED, "%s: %s (HTTP %ld)", path, text != NULL ? text : "no reason given",
-                    http_status);
-}
-
-int cli_http(const struct cli *cli, const char *method, const char *path, json_t **json_out)
+int cli_http_try(const struct cli *cli, const char *method, const char *path, json_t **json_out,
+                 char why[CLI_WHY_BYTES])
 {
     struct answer answer = {0};
     CURL *curl = curl_easy_init();
@@ -79,7 +86,7 @@ int cli_http(const struct cli *cli, const char *method, const char *path, json_t
     int result;
 
     if (curl == NULL) {
-        return cli_fail(CLI_FAILED, "libcurl does not start");
+        return failed(why, CLI_FAILED, "libcurl does not start");
     }
     snprintf(url, sizeof(url), "http://kvferryd%s", path);
     curl_easy_setopt(curl, CURLOPT_URL, url);
@@ -94,15 +101,18 @@ int cli_http(const struct cli *cli, const char *method, const char *path, json_t
     }
     code = curl_easy_perform(curl);
     if (code != CURLE_OK) {
-        result = fail_transfer(cli, curl, code);
+        result = transfer_failed(cli, curl, code, why);
         goto out;
     }
     curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &http_status);
     json = json_loads(answer.text != NULL ? answer.text : "", 0, NULL);
     if (json == NULL) {
-        result = cli_fail(CLI_FAILED, "%s: the answer is no JSON (HTTP %ld)", path, http_status);
-    } else if (http_status != 200) {
-        result = fail_answer(path, http_status, json);
+        result = failed(why, CLI_FAILED, "%s: the answer is no JSON (HTTP %ld)", path, http_status);
+    } else if (http_status != 200) { /* {"status": ..., "text": ...} */
+        const char *text = cli_string(json, "text");
+
+        result = failed(why, CLI_FAILED, "%s: %s (HTTP %ld)", path,
+                        text[0] != '\0' ? text : "no reason given", http_status);
         json_decref(json);
     } else {
         *json_out = json;
@@ -112,4 +122,31 @@ out:
     free(answer.text);
     curl_easy_cleanup(curl);
     return result;
+}
+
+int cli_http(const struct cli *cli, const char *method, const char *path, json_t **json_out)
+{
+    char why[CLI_WHY_BYTES];
+    int code = cli_http_try(cli, method, path, json_out, why);
+
+    return code == CLI_OK ? CLI_OK : cli_fail((enum cli_exit)code, "%s", why);
+}
+
+uint64_t cli_number(const json_t *object, const char *name)
+{
+    json_int_t value = json_integer_value(json_object_get(object, name));
+
+    return value < 0 ? 0 : (uint64_t)value;
+}
+
+const char *cli_string(const json_t *object, const char *name)
+{
+    const char *text = json_string_value(json_object_get(object, name));
+
+    return text != NULL ? text : "";
+}
+
+bool cli_flag(const json_t *object, const char *name)
+{
+    return json_is_true(json_object_get(object, name));
 }

@@ -50,6 +50,7 @@ static const struct option_row option_rows[] = {
     {'c', "count", "N", "how many"},
     {'z', "size", "SIZE", "bytes of a block (1MiB)"},
     {'d', "depth", "N", "requests in flight (8)"},
+    {'I', "interval", "TIME", "between two looks (2s)"},
     {'K', "keep", NULL, "leave the blocks in the daemon"},
     {'P', "profile", "NAME", "a profile of this release (see kvferry profiles)"},
     {'S', "svg", "FILE", "draw the figures, by layer and head"},
@@ -119,6 +120,17 @@ static const struct command commands[] = {
     {"purge", "", "n", 0, false, cli_purge, "forget a namespace for good",
      "Returns when the purge itself is on stable storage: no block stored before comes back."},
     {"clients", "", "", 0, false, cli_clients, "list attached clients", "One a line."},
+    {"top", "", "cI", 0, false, cli_top, "show what the daemon does now, again and again",
+     "On a terminal until q is typed, or --count looks; else one look, or --count of them one "
+     "after "
+     "the other.\nRates and means are of the time between two looks. With -o json one object a "
+     "look."},
+    {"log-level", "[LEVEL]", "", 1, false, cli_log_level, "show or set what the daemon logs",
+     "error, warning, info or debug, until the daemon ends. GPU workers keep the level that they "
+     "were\nstarted with."},
+    {"drain", "", "", 0, false, cli_drain, "end the daemon, without losing what it has to write",
+     "As SIGTERM does: no new clients or puts, then what is queued for drives is written, for "
+     "drain.timeout\nat most. Shows progress, and returns when the daemon has ended."},
     {"profiles", "", "", 0, false, cli_profiles,
      "list the profiles of this release and their sizes",
      "Bits a value of K and V and the ratio to bf16, in a model of 32 layers of 8 heads of 128 and "
@@ -307,6 +319,8 @@ static int take_number(struct cli *cli, char letter, const char *text)
         return parse_time("ttl", text, KVF_NS_PER_S, &cli->ttl_s);
     case 'b':
         return parse_time("budget", text, KVF_NS_PER_MS, &cli->budget_ms);
+    case 'I':
+        return parse_time("interval", text, KVF_NS_PER_MS, &cli->interval_ms);
     case 'c':
         return parse_count("count", text, 100000000, &cli->count);
     case 'd':

@@ -579,6 +579,54 @@ class Command(Case):
         wait_for(lambda: self.ok_json("clients")["clients"] == [], "the last client to go")
         self.assertIn("connection", self.ok("clients").decode())
 
+    def test_top(self):
+        top = subprocess.Popen([KVFERRY, "top", "-o", "json", "--count", "100000", "--interval",
+                                "20ms", "--socket", self.daemon.socket], stdout=subprocess.PIPE)
+        self.addCleanup(top.stdout.close)
+        self.addCleanup(top.wait)
+        self.addCleanup(top.kill)
+        top.stdout.readline()
+        self.ok("put", "--key-text", "a", data=b"x" * 5000)
+        for key in ("a", "none"):
+            self.kvferry("get", "--key-text", key)
+        sums = dict.fromkeys(("put_blocks", "put_bytes", "get_hits_dram", "get_misses"), 0.0)
+        means = {"put_ns": [], "get_dram_ns": []}
+        while round(sums["get_misses"]) < 1:
+            look = json.loads(top.stdout.readline())
+            for name in sums:
+                sums[name] += look["per_second"][name] * look["seconds"]
+            for name, values in means.items():
+                values += [look["mean"][name]] if look["mean"][name] is not None else []
+        self.assertEqual([round(one) for one in sums.values()], [1, 5000 + 4096, 1, 1])
+        self.assertEqual([len(values) for values in means.values()], [1, 1])
+        # another daemon's counters begin anew
+        self.daemon.signal_and_wait(signal.SIGKILL)
+        self.assertEqual(self.kvferry("top")[0], 3)
+        self.daemon = self.start()
+        text = self.ok("top", "--interval", "1ms").decode()
+        for words in ("ready, 0 of 16 clients", "dram    [.", "nvme 0  [", "connection "):
+            self.assertIn(words, text)
+
+    def test_log_level(self):
+        self.assertEqual(self.ok("log-level"), b"info\n")
+        self.assertEqual(self.ok_json("log-level", "warning"), {"log_level": "warning"})
+        self.ok("ping", "--count", "1")
+        self.assertEqual(self.ok("log-level", "debug"), b"debug\n")
+        log = self.daemon.log_text()
+        for words in ("warning in place of info", "debug in place of warning"):
+            self.assertIn(f"log level {words}, by the admin socket", log)
+        self.assertNotIn("attached", log)
+        self.assertEqual(self.daemon.post("/v1/log-level?level=loud")[0], 400)
+        self.assertEqual(self.daemon.post("/v1/log-level")[0], 400)
+        self.one_line(self.kvferry("log-level", "loud"), 2, "'loud' is not error, warning")
+
+    def test_drain(self):
+        self.ok("put", "--key-text", "a", data=b"x" * 5000)
+        self.assertRegex(self.ok("drain").decode(),
+                         r"^(draining: \d+ clients, .* to write\n)*the daemon has ended\n$")
+        self.assertEqual(self.daemon.process.wait(timeout=DEADLINE_S), 0)
+        self.assertEqual(self.kvferry("drain")[0], 3)
+
     def test_bench(self):
         figures = self.ok_json("bench", "--count", "32", "--size", "64KiB", "--depth", "4")
         self.assertEqual(figures["wrong"], 0)
@@ -623,7 +671,8 @@ class Command(Case):
         self.assertRegex(text, r"(?m)^balanced +lossy +4.281 +3.74 ")
 
     def test_no_daemon(self):
-        for command in (["ping"], ["stat"], ["ls"], ["clients"], ["verify"], ["bench"],
+        for command in (["ping"], ["stat"], ["ls"], ["clients"], ["verify"], ["bench"], ["top"],
+                        ["drain"], ["log-level"], ["log-level", "debug"],
                         ["purge", "--namespace", "x"], ["get", "--key-text", "k"],
                         ["put", "--key-text", "k"], ["evict", "--key-text", "k"]):
             result = run(KVFERRY, *command, "--socket", self.path("none.sock"), data=b"x")
@@ -631,8 +680,8 @@ class Command(Case):
 
     def test_help_and_man_page_agree(self):
         text = self.ok("--help").decode()
-        commands = re.findall(r"^    ([a-z]+) +\S", text.split("Options of all")[0], re.MULTILINE)
-        self.assertEqual(len(commands), 15)
+        commands = re.findall(r"^    ([a-z-]+) +\S", text.split("Options of all")[0], re.MULTILINE)
+        self.assertGreaterEqual(len(commands), 18)
         with open(os.path.join(ROOT, "docs", "man", "kvferry.1"), encoding="utf-8") as file:
             page = file.read().replace("\\-", "-")
         for command in commands:

@@ -111,6 +111,9 @@ static void process_sink(void **state)
     kvf_log(KVF_LOG_INFO, "one");
     kvf_log(KVF_LOG_DEBUG, "two");
     kvf_logger_log(kvf_log_process(), KVF_LOG_ERROR, "three");
+    kvf_log_level_set(KVF_LOG_ERROR);
+    assert_int_equal(kvf_log_level_get(), KVF_LOG_ERROR);
+    kvf_log(KVF_LOG_WARNING, "no longer");
     kvf_log_init(NULL, NULL, 0);
     kvf_log(KVF_LOG_ERROR, "four");
     assert_int_equal(seen.count, 2);
