@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "agent/calibration.h"
+#include "agent/notify.h"
 #include "base/failpoint.h"
 #include "base/fd.h"
 #include "base/hash.h"
@@ -313,6 +314,8 @@ static bool drain_step(struct kvf_agent *agent, int *status_out)
         *status_out = KVF_OK;
         return true;
     }
+    kvf_notify_progress("draining: %u clients, %llu MiB to write", agent->sessions_count,
+                        (unsigned long long)(agent->writeback_bytes >> 20));
     *status_out = KVF_ERR_TIMEOUT;
     return agent->now_ns >= agent->drain_deadline_ns;
 }

@@ -348,7 +348,7 @@ static int serve(const struct kvf_config *config)
         goto out;
     }
     log_start(config);
-    kvf_notify("READY=1");
+    kvf_notify("READY=1\nSTATUS=serving");
     status = kvf_agent_run(agent);
     code = status == KVF_OK ? EXIT_DONE : EXIT_FAILED;
     kvf_log(status == KVF_OK ? KVF_LOG_INFO : KVF_LOG_WARNING, "kvferryd ends: %s",

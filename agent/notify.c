@@ -5,12 +5,16 @@
 #include "agent/notify.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 
 /* Written by init only, before there are threads and handlers. */
@@ -54,4 +58,22 @@ void kvf_notify(const char *state)
                      (const struct sockaddr *)&notify_address, notify_address_bytes);
     }
     errno = saved_errno;
+}
+
+void kvf_notify_progress(const char *fmt, ...)
+{
+    static uint64_t next_ns; /* of whichever thread is in the daemon's only long phase */
+    char state[256];
+    va_list args;
+    int head;
+
+    if (notify_fd < 0 || kvf_now_ns() < next_ns) {
+        return;
+    }
+    next_ns = kvf_now_ns() + KVF_NS_PER_S;
+    head = snprintf(state, sizeof(state), "EXTEND_TIMEOUT_USEC=30000000\nSTATUS=");
+    va_start(args, fmt);
+    vsnprintf(state + head, sizeof(state) - (size_t)head, fmt, args);
+    va_end(args);
+    kvf_notify(state);
 }

@@ -13,4 +13,8 @@ void kvf_notify_init(void);
  * sent is lost. Keeps errno. */
 void kvf_notify(const char *state);
 
+/* Say what the daemon is at, where that takes long: for `systemctl status`, and so that the service
+ * manager waits 30 s more. At most once a second, the first call at once. One thread at a time. */
+void kvf_notify_progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
 #endif /* KVF_AGENT_NOTIFY_H */

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "agent/notify.h"
 #include "base/mutant.h"
 /* ----------------------------------------------------------------------------------------------
  * Memory
@@ -188,6 +189,8 @@ static kvf_cookie recovered(void *ctx, const struct kvf_block_name *name, kvf_lo
     }
     agent->namespaces[ns].nvme_bytes += record_bytes;
     agent->metrics.nvme_recovered_blocks++;
+    kvf_notify_progress("recovering %s: %llu blocks so far", drive->config->path,
+                        (unsigned long long)agent->metrics.nvme_recovered_blocks);
     return kvf_index_cookie(&agent->index, entry);
 }
 

@@ -310,9 +310,35 @@ class DaemonLife(Case):
                 manager.bind(name)
                 manager.settimeout(START_S)
                 daemon = self.start(env={"NOTIFY_SOCKET": name.replace("\0", "@")})
-                self.assertEqual(manager.recv(100), b"READY=1")
+                self.assertEqual(manager.recv(300), b"READY=1\nSTATUS=serving")
                 self.assertEqual(daemon.signal_and_wait(signal.SIGTERM), 0)
-                self.assertEqual(manager.recv(100), b"STOPPING=1")
+                self.assertEqual(manager.recv(300), b"STOPPING=1")
+
+    def test_notify_of_what_takes_long(self):
+        name = self.path("notify")
+        more = b"EXTEND_TIMEOUT_USEC=30000000\nSTATUS="
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(name)
+            manager.settimeout(START_S)
+            daemon = self.start(env={"NOTIFY_SOCKET": name})
+            self.assertEqual(run(KVFERRY, "put", "--key-text", "a", "--durable", "--socket",
+                                 daemon.socket, data=b"a")[0], 0)
+            client = subprocess.Popen([KVFERRY, "ping", "--count", "100000000", "--socket",
+                                       daemon.socket], stderr=subprocess.DEVNULL)
+            self.addCleanup(client.wait)
+            self.addCleanup(client.kill)
+            wait_for(lambda: json.loads(daemon.get("/v1/stat")[1])["clients"] == 1, "the client")
+            client.send_signal(signal.SIGSTOP)  # so that it does not leave when it is told to
+            self.assertEqual(daemon.signal_and_wait(signal.SIGTERM), 0)
+            client.kill()
+            self.assertEqual(manager.recv(300), b"READY=1\nSTATUS=serving")
+            self.assertEqual(manager.recv(300), b"STOPPING=1")
+            self.assertEqual(manager.recv(300), more + b"draining: 1 clients, 0 MiB to write")
+            self.start(env={"NOTIFY_SOCKET": name})
+            said = manager.recv(300)
+            self.assertTrue(said.startswith(more + b"recovering " + self.folder.encode()), said)
+            self.assertTrue(said.endswith(b": 1 blocks so far"), said)
+            self.assertEqual(manager.recv(300), b"READY=1\nSTATUS=serving")
 
     def test_memory_is_what_check_says(self):
         with open(KVFERRYD, "rb") as file:
