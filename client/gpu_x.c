@@ -6,12 +6,23 @@
  * layers, side by side. When a window is whole its layers go through a product and a kernel each,
  * on the caller's stream, while the other window is filled:
  *
- *   in, get streams   window 0 | window 1 | window 2 (behind the layers of window 0) | ...
+ *   copies in         window 0 | window 1 | window 2 | ...
+ *   decodes                  0 |        1 |        2 (behind the layers of window 0) | ...
  *   caller's stream            | layers of window 0 | layers of window 1 | ...
  *
- * Who waits for whom: kvf_gpu_get says that a window's blocks have been written before their
- * layers are queued; a window is fetched again behind `rebuilt`, which is recorded behind its
- * layers; lists of a window, in pinned memory, are written again when that event has come.
+ * Each window is decoded on a stream of its own: what waits for one window's layers does not hold
+ * up the other. The first window is smaller, so that the first product is there early.
+ *
+ * Who waits for whom (each arrow is named in the code where it is made, and can be taken out by a
+ * mutant of that name: tests/gpu/test_x_order.c sees all of them):
+ *
+ *   window's blocks are there -> its layers                 x_blocks_wait
+ *   a window's layers -> it is written again                x_window_wait
+ *   product of a layer -> of the same layer K and V         one stream
+ *   K and V of a layer -> product of the next one           one stream; x_product_wait, of another
+ *                                                           call on another stream
+ *   last reader of the pages -> K and V                     x_reader_wait
+ *   K and V -> return, where the stream is the library's    x_return_wait
  */
 #include "client/gpu_internal.h"
 
@@ -26,20 +37,28 @@
 enum {
     WINDOWS = 2,
     WINDOW_TOKENS = 1024, /* by default: products of that many rows reach their rate */
+    FIRST_SHARE = 4,      /* the first window has that part of one */
     EVENTS = 64,
     POLL_MS = 1000,
 };
 
 /* X of some blocks on their way. */
 struct window {
-    struct kvf_gpu_region *region;      /* a page a block */
-    uint64_t address;                   /* [layers][blocks][chunk_tokens][d_model] */
-    struct kvf_gpu_rebuild_item *items; /* pinned; page ids follow */
-    uint64_t items_address;
-    void *rebuilt;  /* event */
-    uint32_t first; /* of its blocks among the call's */
+    struct kvf_gpu_region *region; /* a page a block */
+    uint64_t address;              /* [layers][blocks][chunk_tokens][d_model] */
+    void *stream;                  /* of decodes into it */
+    void *rebuilt;                 /* event */
+    uint32_t first;                /* of its blocks among the call's */
     uint32_t n;
     bool is_pending; /* a request is in flight */
+};
+
+/* Tokens of one block that a product has, and where they go. */
+struct rows {
+    uint32_t first; /* row */
+    uint32_t n;
+    uint32_t position;
+    const uint32_t *pages; /* ids, the caller's */
 };
 
 struct kvf_gpu_x {
@@ -50,14 +69,16 @@ struct kvf_gpu_x {
     void *stream; /* for callers without one */
     uint32_t chunk_tokens;
     uint32_t blocks_a_window;
-    uint32_t pages_a_block; /* ids that an item can have */
+    uint32_t piece_tokens; /* that a kernel is told of at once */
     uint32_t k_width;
     uint32_t width;
     uint64_t product;   /* fp32 [window tokens][width] */
     uint64_t memory;    /* of both windows */
     uint64_t *lists[5]; /* copies: w_k, w_v, b_k, b_v, k_norm; NULL: none */
     struct window windows[WINDOWS];
-    struct window single; /* kvf_gpu_x_rebuild: a list of its own */
+    void *single;      /* event, behind the last kvf_gpu_x_rebuild */
+    struct rows *rows; /* of the window that is being queued */
+    uint32_t n_rows;
 };
 
 /* --- open and close --------------------------------------------------------------------------- */
@@ -143,22 +164,6 @@ static int pages_take(struct kvf_gpu_x *x, const struct kvf_gpu_region_options *
     return KVF_OK;
 }
 
-/* Items and page ids of a window in pinned memory, and the event that says when they were read. */
-static int window_lists(struct kvf_gpu_x *x, struct window *window, uint32_t n_blocks)
-{
-    struct kvf_gpu_device *device = x->gpu->device;
-    size_t bytes = n_blocks * sizeof(*window->items) +
-                   (size_t)n_blocks * x->pages_a_block * sizeof(uint32_t);
-    void *memory = NULL;
-    int status = kvf_gpu_event_create(device, &window->rebuilt);
-
-    if (status == KVF_OK) {
-        status = kvf_gpu_host_alloc(device, bytes, &memory, &window->items_address);
-        window->items = memory;
-    }
-    return status;
-}
-
 static int window_region(struct kvf_gpu_x *x, struct window *window)
 {
     const struct kvf_geometry *geometry = &x->gpu->plan.geometry;
@@ -206,12 +211,15 @@ static int memory_take(struct kvf_gpu_x *x)
     }
     for (uint32_t i = 0; i < WINDOWS && status == KVF_OK; i++) {
         x->windows[i].address = x->memory + i * window_bytes;
-        status = window_lists(x, &x->windows[i], x->blocks_a_window);
+        status = kvf_gpu_event_create(device, &x->windows[i].rebuilt);
+        if (status == KVF_OK) {
+            status = kvf_gpu_stream_create(device, KVF_GPU_PRIORITY_HIGH, &x->windows[i].stream);
+        }
         if (status == KVF_OK) {
             status = window_region(x, &x->windows[i]);
         }
     }
-    return status == KVF_OK ? window_lists(x, &x->single, x->blocks_a_window) : status;
+    return status == KVF_OK ? kvf_gpu_event_create(device, &x->single) : status;
 }
 
 static int x_start(struct kvf_gpu_x *x, char *text, size_t text_bytes)
@@ -264,8 +272,11 @@ int kvf_gpu_x_open(struct kvf_gpu *gpu, const struct kvf_x_weights *weights,
     x->width = x->k_width + (uint32_t)weights->n_heads * weights->dim_v;
     status = pages_take(x, &options->pages);
     if (status == KVF_OK) {
-        x->pages_a_block = (x->chunk_tokens + x->pages.tokens_a_page - 1) / x->pages.tokens_a_page;
-        status = lists_copy(x);
+        uint64_t tokens_max = (uint64_t)KVF_GPU_REBUILD_PAGES_MAX * x->pages.tokens_a_page;
+
+        x->piece_tokens = x->chunk_tokens < tokens_max ? x->chunk_tokens : (uint32_t)tokens_max;
+        x->rows = calloc(x->blocks_a_window, sizeof(*x->rows));
+        status = x->rows != NULL ? lists_copy(x) : KVF_ERR_NO_MEMORY;
     }
     if (status == KVF_OK && kvf_gpu_device_enter(gpu->device) == KVF_OK) {
         status = x_start(x, text, sizeof(text));
@@ -280,10 +291,17 @@ int kvf_gpu_x_open(struct kvf_gpu *gpu, const struct kvf_x_weights *weights,
     return status;
 }
 
+static void stream_drop(struct kvf_gpu_x *x, void *stream)
+{
+    if (stream != NULL) {
+        (void)x->gpu->device->driver.cuStreamDestroy(stream);
+    }
+}
+
 static void window_drop(struct kvf_gpu_x *x, struct window *window)
 {
     kvf_gpu_event_drop(x->gpu, window->rebuilt);
-    kvf_gpu_host_free(x->gpu->device, window->items);
+    stream_drop(x, window->stream);
     if (window->region != NULL) {
         (void)kvf_gpu_unregister(x->gpu, window->region);
     }
@@ -301,13 +319,11 @@ struct kvf_gpu_x *kvf_gpu_x_close(struct kvf_gpu_x *x)
         for (uint32_t i = 0; i < WINDOWS; i++) {
             window_drop(x, &x->windows[i]);
         }
-        window_drop(x, &x->single);
+        kvf_gpu_event_drop(x->gpu, x->single);
         (void)kvf_gpu_blas_close(x->blas);
         (void)driver->cuMemFree(x->memory);
         (void)driver->cuMemFree(x->product);
-        if (x->stream != NULL) {
-            (void)driver->cuStreamDestroy(x->stream);
-        }
+        stream_drop(x, x->stream);
         kvf_gpu_device_leave(x->gpu->device);
     }
     for (size_t i = 0; i < sizeof(x->lists) / sizeof(x->lists[0]); i++) {
@@ -315,6 +331,7 @@ struct kvf_gpu_x *kvf_gpu_x_close(struct kvf_gpu_x *x)
     }
     free(x->pages.layers[0]);
     free(x->pages.layers[1]);
+    free(x->rows);
     free(x);
     return NULL;
 }
@@ -348,58 +365,98 @@ static int multiply(struct kvf_gpu_x *x, uint32_t layer, uint64_t from, uint32_t
     return status;
 }
 
-/* K and V of a layer of `rows` rows from an address on, of the items of a window's lists. */
-static int layer_queue(struct kvf_gpu_x *x, uint32_t layer, const struct window *window,
-                       uint32_t n_lists, uint64_t from, uint32_t rows, void *stream)
+/* All that a kernel is told of a layer but for rows and pages. */
+static void layer_fill(const struct kvf_gpu_x *x, uint32_t layer, struct kvf_gpu_rebuild *work)
 {
     const struct kvf_x_weights *w = &x->weights;
-    struct kvf_gpu_rebuild work = {
-        .product = x->product,
-        .bias_k = list_at(x->lists[2], layer),
-        .bias_v = list_at(x->lists[3], layer),
-        .gain = list_at(x->lists[4], layer),
-        .cosines = (uint64_t)(uintptr_t)w->rope_cos,
-        .sines = (uint64_t)(uintptr_t)w->rope_sin,
-        .bases = {x->pages.layers[0][layer], list_at(x->pages.layers[1], layer)},
-        .pages = {x->pages.strides[0], x->pages.strides[1]},
-        .items = window->items_address,
-        .page_ids = window->items_address + n_lists * sizeof(*window->items),
-        .item_tokens = x->chunk_tokens,
-        .n_heads = w->n_heads,
-        .dim_k = w->dim_k,
-        .dim_v = w->dim_v,
-        .width = x->width,
-        .rope_dims = w->rope_style == KVF_ROPE_STYLE_NONE ? 0
-                     : w->rope_dims != 0                  ? w->rope_dims
-                                                          : w->dim_k,
-        .tokens_a_page = x->pages.tokens_a_page,
-        .eps = w->k_norm_eps,
-        .dtype = w->dtype,
-        .kv_dtype = w->kv_dtype,
-        .rope_style = w->rope_style,
-    };
-    const struct kvf_gpu_shape shape = {
-        .kernel = "kvf_rebuild", .n_blocks = rows, .n_threads = KVF_GPU_REBUILD_THREADS};
-    void *parameters[] = {&work};
-    int status = multiply(x, layer, from, rows, stream);
 
-    return status == KVF_OK ? kvf_gpu_device_launch(x->gpu->device, &shape, parameters, stream)
-                            : status;
+    work->product = x->product;
+    work->bias_k = list_at(x->lists[2], layer);
+    work->bias_v = list_at(x->lists[3], layer);
+    work->gain = list_at(x->lists[4], layer);
+    work->cosines = (uint64_t)(uintptr_t)w->rope_cos;
+    work->sines = (uint64_t)(uintptr_t)w->rope_sin;
+    for (uint32_t i = 0; i < 2; i++) {
+        work->bases[i] = list_at(x->pages.layers[i], layer);
+        work->pages[i] = x->pages.strides[i];
+    }
+    work->n_heads = w->n_heads;
+    work->dim_k = w->dim_k;
+    work->dim_v = w->dim_v;
+    work->width = x->width;
+    work->rope_dims = w->rope_style == KVF_ROPE_STYLE_NONE ? 0
+                      : w->rope_dims != 0                  ? w->rope_dims
+                                                           : w->dim_k;
+    work->tokens_a_page = x->pages.tokens_a_page;
+    work->eps = w->k_norm_eps;
+    work->dtype = w->dtype;
+    work->kv_dtype = w->kv_dtype;
+    work->rope_style = w->rope_style;
+    work->piece_tokens = x->piece_tokens;
+    work->n_pieces = 0;
 }
 
-/* The buffer of products and the lists are one for all streams. */
-static int behind_all(struct kvf_gpu_x *x, void *wait_event, void *stream)
+static int launch(struct kvf_gpu_x *x, struct kvf_gpu_rebuild *work, void *stream)
 {
-    void *const events[] = {x->windows[0].rebuilt, x->windows[1].rebuilt, x->single.rebuilt,
-                            wait_event};
+    const struct kvf_gpu_shape shape = {.kernel = kvf_gpu_rebuild_kernel(work),
+                                        .n_blocks = work->n_pieces * work->piece_tokens,
+                                        .n_threads = KVF_GPU_REBUILD_THREADS};
+    void *parameters[] = {work};
+
+    return work->n_pieces != 0 ? kvf_gpu_device_launch(x->gpu->device, &shape, parameters, stream)
+                               : KVF_OK;
+}
+
+/* K and V of a layer from its product: all rows, by as few kernels as can be told of them. */
+static int layer_scatter(struct kvf_gpu_x *x, uint32_t layer, void *stream)
+{
+    struct kvf_gpu_rebuild work = {0};
+    uint32_t a_page = x->pages.tokens_a_page;
+    uint32_t n_ids = 0;
     int status = KVF_OK;
 
-    for (size_t i = 0; i < sizeof(events) / sizeof(events[0]) && status == KVF_OK; i++) {
-        if (events[i] != NULL) {
-            status = kvf_gpu_device_result(
-                x->gpu->device, x->gpu->device->driver.cuStreamWaitEvent(stream, events[i], 0),
-                "cuStreamWaitEvent");
+    layer_fill(x, layer, &work);
+    for (uint32_t i = 0; i < x->n_rows; i++) {
+        const struct rows *rows = &x->rows[i];
+
+        for (uint32_t at = 0; at < rows->n && status == KVF_OK; at += x->piece_tokens) {
+            uint32_t n = rows->n - at < x->piece_tokens ? rows->n - at : x->piece_tokens;
+            uint32_t n_pages = (n + a_page - 1) / a_page;
+
+            if (work.n_pieces == KVF_GPU_REBUILD_PIECES_MAX ||
+                n_ids + n_pages > KVF_GPU_REBUILD_PAGES_MAX) {
+                status = launch(x, &work, stream);
+                work.n_pieces = n_ids = 0;
+            }
+            work.pieces[work.n_pieces++] = (struct kvf_gpu_rebuild_piece){
+                rows->first + at, n, rows->position + at, n_ids};
+            memcpy(work.page_ids + n_ids, rows->pages + at / a_page, n_pages * sizeof(uint32_t));
+            n_ids += n_pages;
         }
+    }
+    return status == KVF_OK ? launch(x, &work, stream) : status;
+}
+
+/* K and V of a layer from X of n tokens at an address. */
+static int layer_queue(struct kvf_gpu_x *x, uint32_t layer, uint64_t from, uint32_t n, void *stream)
+{
+    int status = multiply(x, layer, from, n, stream);
+
+    return status == KVF_OK ? layer_scatter(x, layer, stream) : status;
+}
+
+static int wait_for(struct kvf_gpu_x *x, void *stream, void *event)
+{
+    return event != NULL ? kvf_gpu_wait(x->gpu, stream, event) : KVF_OK;
+}
+
+/* The buffer of products is one for all streams. */
+static int behind_others(struct kvf_gpu_x *x, void *stream)
+{
+    int status = wait_for(x, stream, x->single);
+
+    for (uint32_t i = 0; i < WINDOWS && status == KVF_OK; i++) {
+        status = wait_for(x, stream, x->windows[i].rebuilt);
     }
     return status;
 }
@@ -433,31 +490,13 @@ static bool has_pages(const struct kvf_gpu_x *x, const uint32_t *pages, uint32_t
     return true;
 }
 
-/* Wait until the device has read a window's lists. */
-static int lists_wait(struct kvf_gpu_x *x, const struct window *window)
-{
-    return kvf_gpu_device_result(x->gpu->device,
-                                 x->gpu->device->driver.cuEventSynchronize(window->rebuilt),
-                                 "cuEventSynchronize");
-}
-
-static void list_set(struct kvf_gpu_x *x, struct window *window, uint32_t n_lists, uint32_t i,
-                     const struct kvf_gpu_rebuild_item *item, const uint32_t *pages,
-                     uint32_t n_pages)
-{
-    uint32_t *ids = (uint32_t *)(window->items + n_lists);
-
-    window->items[i] = *item;
-    window->items[i].first_page = i * x->pages_a_block;
-    memcpy(ids + (size_t)i * x->pages_a_block, pages, n_pages * sizeof(*pages));
-}
-
 int kvf_gpu_x_rebuild(struct kvf_gpu_x *x, uint32_t layer, const void *data, uint32_t n_tokens,
                       uint32_t position_first, const uint32_t *pages, uint32_t n_pages,
                       void *stream)
 {
     uint32_t tokens_max;
     uint32_t done = 0;
+    int recorded;
     int status;
 
     if (x == NULL || layer >= x->weights.n_layers || data == NULL || n_tokens == 0 ||
@@ -471,33 +510,24 @@ int kvf_gpu_x_rebuild(struct kvf_gpu_x *x, uint32_t layer, const void *data, uin
     if (status != KVF_OK) {
         return status;
     }
-    status = behind_all(x, NULL, stream);
+    status = KVF_MUTANT(x_product_wait) ? KVF_OK : behind_others(x, stream);
     tokens_max = x->blocks_a_window * x->chunk_tokens;
     while (done < n_tokens && status == KVF_OK) {
-        uint32_t rows = n_tokens - done < tokens_max ? n_tokens - done : tokens_max;
+        uint32_t n = n_tokens - done < tokens_max ? n_tokens - done : tokens_max;
         uint64_t row_bytes = (uint64_t)x->weights.d_model * kvf_dtype_bytes(x->weights.dtype);
 
-        status = lists_wait(x, &x->single);
-        for (uint32_t at = 0, i = 0; at < rows; at += x->chunk_tokens, i++) {
-            uint32_t first = (done + at) / x->pages.tokens_a_page;
-            struct kvf_gpu_rebuild_item item = {
-                .n_tokens = rows - at < x->chunk_tokens ? rows - at : x->chunk_tokens,
-                .position_first = position_first + done + at};
-            uint32_t n_ids = (item.n_tokens + x->pages.tokens_a_page - 1) / x->pages.tokens_a_page;
-
-            list_set(x, &x->single, x->blocks_a_window, i, &item, pages + first, n_ids);
+        x->n_rows = 0;
+        for (uint32_t at = 0; at < n; at += x->chunk_tokens) {
+            x->rows[x->n_rows++] = (struct rows){
+                at, n - at < x->chunk_tokens ? n - at : x->chunk_tokens, position_first + done + at,
+                pages + (done + at) / x->pages.tokens_a_page};
         }
-        if (status == KVF_OK) {
-            status = layer_queue(x, layer, &x->single, x->blocks_a_window,
-                                 (uint64_t)(uintptr_t)data + done * row_bytes, rows, stream);
-        }
-        if (status == KVF_OK) {
-            status = kvf_gpu_record(x->gpu, x->single.rebuilt, stream);
-        }
-        done += rows;
+        status = layer_queue(x, layer, (uint64_t)(uintptr_t)data + done * row_bytes, n, stream);
+        done += n;
     }
+    recorded = kvf_gpu_record(x->gpu, x->single, stream);
     kvf_gpu_device_leave(x->gpu->device);
-    return status;
+    return status == KVF_OK ? recorded : status;
 }
 
 /* --- requests --------------------------------------------------------------------------------- */
@@ -542,8 +572,9 @@ static int window_fetch(struct kvf_gpu_x *x, uint32_t w, const struct kvf_gpu_x_
                                               .pages = &slots[i]};
     }
     if (status == KVF_OK) {
-        status = kvf_gpu_get(x->gpu, window->region, wanted, window->n, options, window->rebuilt,
-                             NULL, w, &request);
+        status = kvf_gpu_get(x->gpu, window->region, wanted, window->n, options,
+                             KVF_MUTANT(x_window_wait) ? NULL : window->rebuilt, window->stream, w,
+                             &request);
     }
     window->is_pending = status == KVF_OK;
     free(wanted);
@@ -580,52 +611,52 @@ static int window_rebuild(struct kvf_gpu_x *x, struct window *window,
 {
     uint64_t layer_bytes = (uint64_t)x->blocks_a_window * x->chunk_tokens * x->weights.d_model *
                            kvf_dtype_bytes(x->weights.dtype);
-    uint32_t rows = 0;
-    int status = lists_wait(x, window);
+    uint32_t n = 0; /* whole chunks: products of few numbers of rows */
+    int recorded;
+    int status = KVF_OK;
 
+    x->n_rows = 0;
     for (uint32_t i = 0; i < window->n; i++) {
         const struct kvf_gpu_x_item *item = &items[window->first + i];
-        struct kvf_gpu_rebuild_item listed = {.position_first = item->token_start};
 
         if (statuses[window->first + i] == KVF_OK) {
-            listed.n_tokens = item_tokens(x, item);
-            rows = i * x->chunk_tokens + listed.n_tokens;
+            x->rows[x->n_rows++] = (struct rows){i * x->chunk_tokens, item_tokens(x, item),
+                                                 item->token_start, item->pages};
+            n = (i + 1) * x->chunk_tokens;
         }
-        list_set(x, window, x->blocks_a_window, i, &listed, item->pages, item->n_pages);
     }
-    for (uint32_t layer = 0; rows != 0 && layer < x->weights.n_layers && status == KVF_OK;
-         layer++) {
-        status = layer_queue(x, layer, window, x->blocks_a_window,
-                             window->address + layer * layer_bytes, rows, stream);
+    for (uint32_t layer = 0; n != 0 && layer < x->weights.n_layers && status == KVF_OK; layer++) {
+        status = layer_queue(x, layer, window->address + layer * layer_bytes, n, stream);
     }
-    return status == KVF_OK ? kvf_gpu_record(x->gpu, window->rebuilt, stream) : status;
+    recorded = kvf_gpu_record(x->gpu, window->rebuilt, stream);
+    return status == KVF_OK ? recorded : status;
 }
 
 static int run_windows(struct kvf_gpu_x *x, const struct kvf_gpu_x_item *items, uint32_t n,
                        const struct kvf_get_options *options, void *stream, int32_t *statuses)
 {
-    uint32_t asked = 0;
+    uint32_t n_first = x->blocks_a_window / FIRST_SHARE;
+    uint32_t n_fetched = 0; /* windows */
+    uint32_t n_rebuilt = 0;
+    uint32_t asked = 0; /* blocks */
     int status = KVF_OK;
 
-    for (uint32_t first = 0, w = 0; first < n && status == KVF_OK;
-         first += x->windows[w].n, w = (w + 1) % WINDOWS) {
-        /* one window ahead of the one that is rebuilt */
-        for (uint32_t ahead = 0; ahead < WINDOWS && asked < n && status == KVF_OK; ahead++) {
-            struct window *next = &x->windows[asked / x->blocks_a_window % WINDOWS];
+    while ((asked < n || n_rebuilt < n_fetched) && status == KVF_OK) {
+        if (asked < n && n_fetched < n_rebuilt + WINDOWS) {
+            struct window *next = &x->windows[n_fetched % WINDOWS];
+            uint32_t most = asked == 0 && n_first != 0 ? n_first : x->blocks_a_window;
 
-            if (asked > first + x->blocks_a_window) {
-                break;
-            }
             next->first = asked;
-            next->n = n - asked < x->blocks_a_window ? n - asked : x->blocks_a_window;
-            status = window_fetch(x, asked / x->blocks_a_window % WINDOWS, items, options);
+            next->n = n - asked < most ? n - asked : most;
+            status = window_fetch(x, n_fetched++ % WINDOWS, items, options);
             asked += next->n;
+            continue;
+        }
+        if (!KVF_MUTANT(x_blocks_wait)) {
+            status = window_wait(x, n_rebuilt % WINDOWS, statuses);
         }
         if (status == KVF_OK) {
-            status = window_wait(x, w, statuses);
-        }
-        if (status == KVF_OK) {
-            status = window_rebuild(x, &x->windows[w], items, statuses, stream);
+            status = window_rebuild(x, &x->windows[n_rebuilt++ % WINDOWS], items, statuses, stream);
         }
     }
     return status;
@@ -656,7 +687,10 @@ int kvf_gpu_x_get(struct kvf_gpu_x *x, const struct kvf_gpu_x_item *items, uint3
     if (on == NULL) {
         on = x->stream;
     }
-    status = behind_all(x, wait_event, on);
+    status = KVF_MUTANT(x_product_wait) ? KVF_OK : behind_others(x, on);
+    if (status == KVF_OK && !KVF_MUTANT(x_reader_wait)) {
+        status = wait_for(x, on, wait_event);
+    }
     for (uint32_t i = 0; i < n; i++) {
         statuses_out[i] = KVF_MISS;
     }
@@ -666,7 +700,7 @@ int kvf_gpu_x_get(struct kvf_gpu_x *x, const struct kvf_gpu_x_item *items, uint3
     for (uint32_t w = 0; w < WINDOWS; w++) { /* what was asked for before a failure */
         (void)window_wait(x, w, statuses_out);
     }
-    if (status == KVF_OK && stream == NULL) {
+    if (status == KVF_OK && stream == NULL && !KVF_MUTANT(x_return_wait)) {
         status = kvf_gpu_device_result(
             x->gpu->device, x->gpu->device->driver.cuStreamSynchronize(on), "cuStreamSynchronize");
     }

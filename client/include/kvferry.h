@@ -903,8 +903,7 @@ KVF_API int kvf_gpu_x_get(struct kvf_gpu_x *x, const struct kvf_gpu_x_item *item
 
 /* Queue K and V of one layer from an X that is in device memory: [n_tokens][d_model], tokens of one
  * sequence from position_first on, to pages[t / tokens_a_page]. data stays as it is until the
- * stream has come there. Blocks until the device has read what the call before, or the window of
- * tokens before in this one, told it. Statuses as of kvf_x_rebuild; KVF_ERR_IO. */
+ * stream has come there. Does not wait for the device. Statuses as of kvf_x_rebuild; KVF_ERR_IO. */
 KVF_API int kvf_gpu_x_rebuild(struct kvf_gpu_x *x, uint32_t layer, const void *data,
                               uint32_t n_tokens, uint32_t position_first, const uint32_t *pages,
                               uint32_t n_pages, void *stream);

@@ -145,6 +145,18 @@ void codec_device_launch(const struct kvf_gpu_work *work, const struct kvf_gpu_l
     }
 }
 
+void codec_device_rebuild(const struct kvf_gpu_rebuild *work, const char *kernel)
+{
+    struct kvf_gpu_rebuild copy = *work;
+    const struct kvf_gpu_shape shape = {.kernel = kernel,
+                                        .n_blocks = work->n_pieces * work->piece_tokens,
+                                        .n_threads = KVF_GPU_REBUILD_THREADS};
+    void *parameters[] = {&copy};
+    if (kvf_gpu_device_launch(device, &shape, parameters, stream) != KVF_OK) {
+        fail_msg("%s: %s", kernel, device->text);
+    }
+}
+
 void codec_device_wait(void)
 {
     check(device->driver.cuStreamSynchronize(stream), "cuStreamSynchronize");

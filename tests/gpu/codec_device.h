@@ -7,6 +7,7 @@
 #define KVF_TESTS_GPU_CODEC_DEVICE_H
 
 #include "codec/codec_gpu_host.h"
+#include "codec/codec_rebuild.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -39,6 +40,9 @@ void codec_device_copy(uint64_t to, uint64_t from, size_t bytes); /* returns bef
 void codec_device_launch(const struct kvf_gpu_work *work, const struct kvf_gpu_launch *launches,
                          uint32_t n_launches);
 void codec_device_wait(void);
+
+/* Queue one of the kernels that make K and V of a product. */
+void codec_device_rebuild(const struct kvf_gpu_rebuild *work, const char *kernel);
 
 /* Between two marks, in ms, of what was queued between them. */
 void codec_device_mark(int which); /* 0 or 1 */

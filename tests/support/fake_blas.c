@@ -117,9 +117,10 @@ static void finish_k(const struct kvf_gpu_rebuild *work, uint32_t position, floa
 }
 
 static void rebuild_token(const struct kvf_gpu_rebuild *work,
-                          const struct kvf_gpu_rebuild_item *item, uint32_t row, uint32_t token)
+                          const struct kvf_gpu_rebuild_piece *piece, uint32_t token)
 {
-    const uint32_t *ids = (const uint32_t *)(uintptr_t)work->page_ids + item->first_page;
+    const uint32_t *ids = work->page_ids + piece->first_page;
+    uint32_t row = piece->row + token;
     const float *product = (const float *)(uintptr_t)work->product + (size_t)row * work->width;
 
     for (uint32_t v = 0; v < work->n_heads * (work->dim_v != 0 ? 2 : 1); v++) {
@@ -139,7 +140,7 @@ static void rebuild_token(const struct kvf_gpu_rebuild *work,
             x[i] += bias != 0 ? load(work->dtype, bias, (size_t)head * dim + i) : 0;
         }
         if (!is_v) {
-            finish_k(work, item->position_first + token, x);
+            finish_k(work, piece->position_first + token, x);
         }
         for (uint32_t i = 0; i < dim; i++) {
             store(work->kv_dtype, to, i, x[i]);
@@ -147,14 +148,12 @@ static void rebuild_token(const struct kvf_gpu_rebuild *work,
     }
 }
 
-void fake_rebuild_run(const struct kvf_gpu_rebuild *work, uint32_t n_rows)
+void fake_rebuild_run(const struct kvf_gpu_rebuild *work)
 {
-    for (uint32_t row = 0; row < n_rows; row++) {
-        const struct kvf_gpu_rebuild_item *item =
-            (const struct kvf_gpu_rebuild_item *)(uintptr_t)work->items + row / work->item_tokens;
-
-        if (row % work->item_tokens < item->n_tokens) {
-            rebuild_token(work, item, row, row % work->item_tokens);
+    for (uint32_t i = 0; i < work->n_pieces; i++) {
+        assert(work->pieces[i].n_tokens <= work->piece_tokens);
+        for (uint32_t token = 0; token < work->pieces[i].n_tokens; token++) {
+            rebuild_token(work, &work->pieces[i], token);
         }
     }
 }

@@ -108,7 +108,7 @@ static bool has_failed(void)
  */
 static bool is_rebuild(const char *kernel)
 {
-    return strcmp(kernel, "kvf_rebuild") == 0;
+    return strncmp(kernel, "kvf_rebuild", sizeof("kvf_rebuild") - 1) == 0;
 }
 
 static void op_run(struct op *op)
@@ -125,7 +125,7 @@ static void op_run(struct op *op)
     case OP_KERNEL:
         fake_counts.kernels++;
         if (is_rebuild(op->kernel)) {
-            fake_rebuild_run(&op->rebuild, op->n_blocks);
+            fake_rebuild_run(&op->rebuild);
         } else {
             fake_kernel_run(op->kernel, &op->work, op->tensors);
         }

@@ -74,8 +74,8 @@ struct fake_product {
 int fake_product_queue(const struct fake_product *product, void *stream);
 void fake_product_run(const struct fake_product *product);
 
-/* K and V of so many rows of a product. */
-void fake_rebuild_run(const struct kvf_gpu_rebuild *work, uint32_t n_rows);
+/* K and V of a product. */
+void fake_rebuild_run(const struct kvf_gpu_rebuild *work);
 
 /* Is there a kernel of this name? */
 bool fake_kernel_exists(const char *name);

@@ -160,3 +160,13 @@ void codec_device_launch(const struct kvf_gpu_work *work, const struct kvf_gpu_l
 void codec_device_wait(void)
 {
 }
+
+/* Where its work lies is what the kernel is given as its parts. */
+void codec_device_rebuild(const struct kvf_gpu_rebuild *work, const char *kernel)
+{
+    const struct kvf_gpu_work there = {.parts = (uint64_t)(uintptr_t)work};
+    const struct kvf_gpu_launch shape = {.kernel = kernel,
+                                         .n_blocks = work->n_pieces * work->piece_tokens,
+                                         .n_threads = KVF_GPU_REBUILD_THREADS};
+    codec_device_launch(&there, &shape, 1);
+}

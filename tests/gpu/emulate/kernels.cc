@@ -10,6 +10,7 @@
 #include "codec/codec_kivi_fast.cuh"
 #include "codec/codec_kivi_generic.cuh"
 #include "codec/codec_raw.cu"
+#include "codec/codec_rebuild.cu"
 #include "codec/codec_saw_decode.cuh"
 #include "codec/codec_saw_encode.cuh"
 #include "codec/codec_saw_generic.cuh"
@@ -41,6 +42,14 @@ template <void (*kernel)(const struct kvf_gpu_work, uint32_t)>
 static void by_value(const struct kvf_gpu_work &work, uint32_t tensors)
 {
     kernel(work, tensors);
+}
+
+/* One that makes K and V of a product: see codec_device_rebuild. */
+template <void (*kernel)(const struct kvf_gpu_rebuild)>
+static void by_address(const struct kvf_gpu_work &work, uint32_t tensors)
+{
+    (void)tensors;
+    kernel(*kvf::at_address<const struct kvf_gpu_rebuild>(work.parts));
 }
 
 static const struct {
@@ -96,6 +105,8 @@ static const struct {
     {"kvf_escapes_count", by_value<kvf_escapes_count>},
     {"kvf_escapes_write_fixed", by_value<kvf_escapes_write_fixed>},
     {"kvf_escapes_patch", by_value<kvf_escapes_patch>},
+    {"kvf_rebuild", by_address<kvf_rebuild>},
+    {"kvf_rebuild_fast", by_address<kvf_rebuild_fast>},
     {"kvf_test_saw_search_last", kvf::encode_rows_fast<128, 3, kvf::encode_variant::search_last>},
     {"kvf_test_saw_encode_swapped", kvf::encode_rows_fast<128, 8, kvf::encode_variant::swapped>},
     {"kvf_test_saw_encode_one_barrier",
