@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <sodium.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,21 +22,6 @@ enum {
     PIECE_BYTES = 1 << 20, /* of a tensor or file, read at once */
     NAME_MAX_BYTES = 255,
 };
-
-int kvf_weights_fault(char why[KVF_WEIGHTS_WHY_BYTES], int status, const char *format, ...)
-{
-    va_list args;
-
-    va_start(args, format);
-    vsnprintf(why, KVF_WEIGHTS_WHY_BYTES, format, args);
-    va_end(args);
-    for (char *c = why; *c != '\0'; c++) {
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) {
-            *c = '?'; /* names of files may hold anything */
-        }
-    }
-    return status;
-}
 
 /* --- what the parsers share ------------------------------------------------------------------- */
 

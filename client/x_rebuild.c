@@ -2,9 +2,10 @@
  *
  * x_rebuild.c: K and V of a layer from its input X (part 9 of kvferry.h).
  *
- * Per layer: [W_K | W_V] is widened to fp32 once, then pieces of PIECE_TOKENS tokens go through one
- * product each, and from its result, which is still in the cache, through bias, norm and rotation
- * into the pages.
+ * Per layer: [W_K | W_V] is widened to fp32 once, then pieces of KVF_X_PIECE_TOKENS tokens go
+ * through one product each, and from its result, which is still in the cache, through bias, norm
+ * and rotation into the pages. Latents become sums of X first (x_internal.h), or, where a profile
+ * stores no differences, go through the other factor, U M = [W_K | W_V].
  */
 #include <stdarg.h>
 #include <stdbool.h>
@@ -13,34 +14,16 @@
 #include <string.h>
 
 #include "client/client_internal.h"
-#include "client/x_blas.h"
+#include "client/x_internal.h"
 #include "client/x_weights.h"
 #include "codec/codec_fp.h"
 
 enum {
-    PIECE_TOKENS = 512,    /* of one product: enough for its full rate */
     D_MODEL_MAX = 1 << 16, /* elements of X */
     NO_LAYER = KVF_LAYERS_MAX,
 };
 
-struct kvf_x {
-    struct kvf_x_weights weights;
-    struct kvf_blas blas;
-    kvf_log_fn log;
-    void *log_arg;
-    uint32_t k_width; /* n_heads * dim_k */
-    uint32_t v_width;
-    uint32_t layer; /* whose matrix is in w; NO_LAYER: none */
-    float *w;       /* [k_width + v_width][d_model] */
-    float *in;      /* [PIECE_TOKENS][d_model] */
-    float *out;     /* [PIECE_TOKENS][k_width + v_width] */
-    float *bias_k;  /* [k_width], zeroes if there is none */
-    float *bias_v;  /* [v_width] */
-    float *gain;    /* [dim_k] */
-};
-
-static __attribute__((format(printf, 3, 4))) void say(kvf_log_fn log, void *arg, const char *format,
-                                                      ...)
+void kvf_x_say(kvf_log_fn log, void *arg, const char *format, ...)
 {
     char text[320];
     va_list args;
@@ -202,22 +185,37 @@ int kvf_x_weights_check(const struct kvf_client *client, const struct kvf_x_weig
         fault = rope_fault(w);
     }
     if (fault != NULL) {
-        say(log, arg, "weights for X: %s", fault);
+        kvf_x_say(log, arg, "weights for X: %s", fault);
         return KVF_ERR_INVALID;
     }
     if (is_zero(w->weights_digest, sizeof(w->weights_digest))) {
-        say(log, arg, "weights for X: no digest: K and V of another model could come of them");
+        kvf_x_say(log, arg,
+                  "weights for X: no digest: K and V of another model could come of them");
         return KVF_ERR_REFUSED;
     }
     if (stored > kv_width) {
-        say(log, arg,
+        kvf_x_say(
+            log, arg,
             "weights for X: %u elements a token and layer would be stored in place of K and V, "
             "which are %u (%u heads of %u + %u): store K and V, or latents (kvferry svd)",
             stored, kv_width, heads, w->dim_k, w->dim_v);
         return KVF_ERR_REFUSED;
     }
+    if (w->svd_file == NULL && client != NULL && client->geometry.kind == KVF_KIND_XG) {
+        kvf_x_say(log, arg,
+                  "weights for X: latents mean nothing without the factors they were made by: name "
+                  "the file of kvferry svd in svd_file");
+        return KVF_ERR_REFUSED;
+    }
+    if (w->svd_file != NULL && (client == NULL || client->geometry.kind != KVF_KIND_XG)) {
+        kvf_x_say(
+            log, arg,
+            "weights for X: svd_file is for a client of latents (kind XG), and none is given");
+        return KVF_ERR_INVALID;
+    }
     if (client != NULL && !client_fits(client, w)) {
-        say(log, arg,
+        kvf_x_say(
+            log, arg,
             "weights for X: %u layers of %u elements would be read, and the client stores %u of "
             "%u, kind %u",
             w->n_layers, stored, client->geometry.n_layers,
@@ -227,9 +225,39 @@ int kvf_x_weights_check(const struct kvf_client *client, const struct kvf_x_weig
     if (client != NULL &&
         (memcmp(w->weights_digest, client->hello.weights_digest, KVF_DIGEST_BYTES) != 0 ||
          memcmp(w->adapter_digest, client->hello.adapter_digest, KVF_DIGEST_BYTES) != 0)) {
-        say(log, arg, "weights for X: their digests are not those that the client attached with");
+        kvf_x_say(log, arg,
+                  "weights for X: their digests are not those that the client attached with");
         return KVF_ERR_MISMATCH;
     }
+    return KVF_OK;
+}
+
+/* What of the client decides how latents are read. */
+static void client_take(struct kvf_x *x, const struct kvf_client *client)
+{
+    const struct kvf_codec_plan *plan = &client->plan;
+
+    x->kind = plan->geometry.kind;
+    x->has_differences = x->kind == KVF_KIND_XG && plan->profile->first_layers != 0;
+    x->base_layer = plan->base_layer;
+    x->model_fp = plan->model_fp;
+    x->profile_fp = plan->profile_fp;
+}
+
+static int arrays_init(struct kvf_x *x)
+{
+    const struct kvf_x_weights *w = &x->weights;
+    size_t width = x->k_width + x->v_width;
+
+    x->w = calloc(width * w->d_model, sizeof(*x->w));
+    x->in = calloc((size_t)KVF_X_PIECE_TOKENS * w->d_model, sizeof(*x->in));
+    x->out = calloc(KVF_X_PIECE_TOKENS * width, sizeof(*x->out));
+    x->bias_k = calloc(width, sizeof(*x->bias_k));
+    x->gain = calloc(w->dim_k, sizeof(*x->gain));
+    if (x->w == NULL || x->in == NULL || x->out == NULL || x->bias_k == NULL || x->gain == NULL) {
+        return KVF_ERR_NO_MEMORY;
+    }
+    x->bias_v = x->bias_k + x->k_width;
     return KVF_OK;
 }
 
@@ -239,7 +267,6 @@ int kvf_x_open(struct kvf_client *client, const struct kvf_x_weights *weights, s
     struct kvf_x *x;
     kvf_log_fn log;
     void *arg;
-    size_t width;
     int status;
 
     if (weights == NULL || weights->struct_bytes != sizeof(*weights) || x_out == NULL) {
@@ -255,39 +282,39 @@ int kvf_x_open(struct kvf_client *client, const struct kvf_x_weights *weights, s
     if (x == NULL) {
         return KVF_ERR_NO_MEMORY;
     }
-    status = kvf_blas_open(&x->blas, text);
-    if (status != KVF_OK) {
-        say(log, arg, "K and V cannot be rebuilt from X: %s", text);
-        goto fail;
-    }
     x->weights = *weights;
     x->log = log;
     x->log_arg = arg;
     x->layer = NO_LAYER;
     x->k_width = (uint32_t)weights->n_heads * weights->dim_k;
     x->v_width = (uint32_t)weights->n_heads * weights->dim_v;
-    width = x->k_width + x->v_width;
-    x->w = calloc(width * weights->d_model, sizeof(*x->w));
-    x->in = calloc((size_t)PIECE_TOKENS * weights->d_model, sizeof(*x->in));
-    x->out = calloc(PIECE_TOKENS * width, sizeof(*x->out));
-    x->bias_k = calloc(width, sizeof(*x->bias_k));
-    x->gain = calloc(weights->dim_k, sizeof(*x->gain));
-    if (x->w == NULL || x->in == NULL || x->out == NULL || x->bias_k == NULL || x->gain == NULL) {
-        status = KVF_ERR_NO_MEMORY;
-        goto fail;
+    if (client != NULL) {
+        client_take(x, client);
     }
-    x->bias_v = x->bias_k + x->k_width;
+    if (weights->svd_file != NULL) {
+        status = kvf_latent_open(x);
+    }
+    if (status == KVF_OK) {
+        status = kvf_blas_open(&x->blas, text);
+        if (status != KVF_OK) {
+            kvf_x_say(log, arg, "K and V cannot be rebuilt from X: %s", text);
+        }
+    }
+    if (status == KVF_OK) {
+        status = arrays_init(x);
+    }
+    if (status != KVF_OK) {
+        kvf_x_close(x);
+        return status;
+    }
     *x_out = x;
     return KVF_OK;
-
-fail:
-    kvf_x_close(x);
-    return status;
 }
 
 struct kvf_x *kvf_x_close(struct kvf_x *x)
 {
     if (x != NULL) {
+        kvf_latent_close(&x->latent);
         free(x->w);
         free(x->in);
         free(x->out);
@@ -325,8 +352,8 @@ static void layer_load(struct kvf_x *x, uint32_t layer)
     x->layer = layer;
 }
 
-/* out = in [W_K | W_V]^T, all by rows; BLAS counts by columns, so it sees each transposed. */
-static void product(struct kvf_x *x, uint32_t n_tokens)
+/* out = from [W_K | W_V]^T, all by rows; BLAS counts by columns, so it sees each transposed. */
+static void product(struct kvf_x *x, const float *from, uint32_t n_tokens)
 {
     const int width = (int)(x->k_width + x->v_width);
     const int d_model = (int)x->weights.d_model;
@@ -334,7 +361,20 @@ static void product(struct kvf_x *x, uint32_t n_tokens)
     const float one = 1.0f;
     const float zero = 0.0f;
 
-    x->blas.sgemm("T", "N", &width, &n, &d_model, &one, x->w, &d_model, x->in, &d_model, &zero,
+    x->blas.sgemm("T", "N", &width, &n, &d_model, &one, x->w, &d_model, from, &d_model, &zero,
+                  x->out, &width, 1, 1);
+}
+
+/* out = latents M, likewise. */
+static void latent_product(struct kvf_x *x, const float *latents, uint32_t n_tokens)
+{
+    const int width = (int)(x->k_width + x->v_width);
+    const int rank = (int)x->latent.file.header.rank;
+    const int n = (int)n_tokens;
+    const float one = 1.0f;
+    const float zero = 0.0f;
+
+    x->blas.sgemm("N", "N", &width, &n, &rank, &one, x->latent.m, &width, latents, &rank, &zero,
                   x->out, &width, 1, 1);
 }
 
@@ -433,6 +473,14 @@ static int check_rebuild(const struct kvf_x *x, uint32_t layer, const struct kvf
         (x->v_width != 0 && (kv->v.layers == NULL || kv->v.layers[layer] == NULL))) {
         return KVF_ERR_INVALID;
     }
+    if (x->latent.is_open && input->sums == NULL && (x->has_differences || !x->latent.is_whole)) {
+        kvf_x_say(x->log, x->log_arg,
+                  "K and V cannot be rebuilt from X: its latents are added up, or rebuilt by some "
+                  "heads alone, and there is no memory for that: give %u fp32 numbers a token in "
+                  "sums",
+                  x->weights.d_model);
+        return KVF_ERR_INVALID;
+    }
     if (x->weights.rope_style == KVF_ROPE_STYLE_NONE) {
         return KVF_OK;
     }
@@ -441,7 +489,8 @@ static int check_rebuild(const struct kvf_x *x, uint32_t layer, const struct kvf
 
         if (position >= x->weights.rope_positions ||
             (input->positions == NULL && position < input->position_first)) {
-            say(x->log, x->log_arg,
+            kvf_x_say(
+                x->log, x->log_arg,
                 "K and V cannot be rebuilt from X: token %u is at position %u of its sequence, and "
                 "the rotary tables have %u",
                 token, position, x->weights.rope_positions);
@@ -451,34 +500,55 @@ static int check_rebuild(const struct kvf_x *x, uint32_t layer, const struct kvf
     return KVF_OK;
 }
 
+/* Tokens of the input from first on, through the product, to out. */
+static void piece_multiply(struct kvf_x *x, uint32_t layer, const struct kvf_x_input *input,
+                           uint32_t first, uint32_t n)
+{
+    bool is_latent = x->latent.is_open;
+    uint32_t d_model = x->weights.d_model;
+    uint32_t width = is_latent ? x->latent.file.header.rank : d_model;
+    size_t stride_bytes = input->token_stride_bytes != 0 ? input->token_stride_bytes
+                                                         : width * kvf_dtype_bytes(input->dtype);
+
+    for (uint32_t i = 0; i < n; i++) {
+        widen((const uint8_t *)input->data + (first + i) * stride_bytes, input->dtype, width,
+              x->in + (size_t)i * width);
+    }
+    if (!is_latent) {
+        product(x, x->in, n);
+    } else if (input->sums == NULL) {
+        latent_product(x, x->in, n);
+    } else {
+        float *sums = input->sums + (size_t)first * d_model;
+
+        kvf_latent_add(x, x->in, n, kvf_latent_is_difference(x, layer), sums);
+        product(x, sums, n);
+    }
+}
+
 int kvf_x_rebuild(struct kvf_x *x, uint32_t layer, const struct kvf_x_input *input,
                   const struct kvf_kv_view *kv)
 {
     size_t width;
-    size_t stride_bytes;
     int status;
 
     if (x == NULL) {
         return KVF_ERR_INVALID;
     }
     status = check_rebuild(x, layer, input, kv);
+    if (status == KVF_OK && x->latent.is_open) {
+        status = kvf_latent_load(x, layer);
+    }
     if (status != KVF_OK) {
         return status;
     }
     width = x->k_width + x->v_width;
-    stride_bytes = input->token_stride_bytes != 0
-                       ? input->token_stride_bytes
-                       : x->weights.d_model * kvf_dtype_bytes(input->dtype);
     layer_load(x, layer);
-    for (uint32_t first = 0; first < input->n_tokens; first += PIECE_TOKENS) {
-        uint32_t n = input->n_tokens - first < PIECE_TOKENS ? input->n_tokens - first
-                                                            : PIECE_TOKENS;
+    for (uint32_t first = 0; first < input->n_tokens; first += KVF_X_PIECE_TOKENS) {
+        uint32_t left = input->n_tokens - first;
+        uint32_t n = left < KVF_X_PIECE_TOKENS ? left : KVF_X_PIECE_TOKENS;
 
-        for (uint32_t i = 0; i < n; i++) {
-            widen((const uint8_t *)input->data + (first + i) * stride_bytes, input->dtype,
-                  x->weights.d_model, x->in + (size_t)i * x->weights.d_model);
-        }
-        product(x, n);
+        piece_multiply(x, layer, input, first, n);
         for (uint32_t i = 0; i < n; i++) {
             finish_token(x, layer, input, first + i, x->out + i * width, kv);
         }

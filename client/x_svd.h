@@ -11,11 +11,7 @@
 
 #include "client/weights_file.h"
 #include "client/x_blas.h"
-#include "client/x_svd_format.h"
-
-enum {
-    KVF_SVD_WHY_BYTES = KVF_WEIGHTS_WHY_BYTES
-};
+#include "client/x_svd_read.h"
 
 /* One layer's matrix w, [kv_width][d_model], as checkpoints have it, into
  * u [d_model][rank] and m [rank][kv_width], rank at most the lesser of both widths. KVF_OK;
@@ -54,23 +50,5 @@ int kvf_svd_writer_commit(struct kvf_svd_writer *writer, char why[KVF_SVD_WHY_BY
 
 /* Give up; nothing is left. Accepts NULL. */
 void kvf_svd_writer_destroy(struct kvf_svd_writer *writer);
-
-struct kvf_svd_file {
-    struct kvf_svd_header header;
-    uint32_t *crcs;       /* [n_layers] */
-    uint64_t first_bytes; /* where layer 0 begins */
-    int fd;
-};
-
-/* Open and check all but the layers. KVF_OK; KVF_ERR_IO, _NO_MEMORY; KVF_ERR_FOREIGN: not such a
- * file, or of another version; KVF_ERR_CORRUPT. */
-int kvf_svd_file_open(const char *path, struct kvf_svd_file *file, char why[KVF_SVD_WHY_BYTES]);
-
-/* Once after each open that has succeeded. */
-void kvf_svd_file_close(struct kvf_svd_file *file);
-
-/* Read one layer. KVF_OK; KVF_ERR_IO, _NO_MEMORY, _CORRUPT. */
-int kvf_svd_file_layer(const struct kvf_svd_file *file, uint32_t layer, float *u_out, float *m_out,
-                       char why[KVF_SVD_WHY_BYTES]);
 
 #endif /* KVF_CLIENT_X_SVD_H */

@@ -8,9 +8,9 @@ the text continued from it, beside the model's own continuation.
 MODEL is a folder with config.json and safetensors, of the family Llama, Qwen2 or Qwen3, that has a
 tokenizer or is given one by --tokenizer. A daemon is running ($KVFERRY_SOCKET, or --socket). Where
 X is larger than K and V (few K/V heads), --svd names what `kvferry svd MODEL --write FILE` wrote,
-and latents of X are stored: of differences from layer to layer with the profiles xgcl*, else each
-layer by itself. Needs torch, transformers, libkvferry and OpenBLAS. Exits with 1 if the profile is
-without loss and the continuations differ.
+and the library stores latents of X: of differences from layer to layer with the profiles xgcl*,
+else each layer by itself. Needs torch, transformers, libkvferry and OpenBLAS. Exits with 1 if the
+profile is without loss and the continuations differ.
 """
 import argparse
 import ctypes as c
@@ -83,18 +83,18 @@ class XWeights(c.Structure):
                 ("w_k", c.POINTER(ptr)), ("w_v", c.POINTER(ptr)), ("b_k", c.POINTER(ptr)),
                 ("b_v", c.POINTER(ptr)), ("k_norm", c.POINTER(ptr)), ("rope_cos", ptr),
                 ("rope_sin", ptr), ("weights_digest", u8 * 32), ("adapter_digest", u8 * 32),
-                ("log", LogFn), ("log_arg", ptr)]
+                ("log", LogFn), ("log_arg", ptr), ("svd_file", c.c_char_p)]
 
 
 class XInput(c.Structure):
     _fields_ = [("struct_bytes", u32), ("n_tokens", u32), ("position_first", u32), ("dtype", u8),
                 ("reserved", u8 * 3), ("positions", ptr), ("data", ptr),
-                ("token_stride_bytes", c.c_size_t)]
+                ("token_stride_bytes", c.c_size_t), ("sums", ptr)]
 
 
 class XPutOptions(c.Structure):
     _fields_ = [("struct_bytes", u32), ("token_start", u32), ("n_tokens", u32), ("reserved", u32),
-                ("memory_bytes", u64)]
+                ("memory_bytes", u64), ("x", ptr)]
 
 
 def new(kind, **fields):
@@ -141,25 +141,17 @@ def digest_of(folder):
     return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 
 
-class Factors:
-    """U of each layer, out of the file of kvferry svd (docs/x-cache.md)."""
-
-    def __init__(self, path, digest):
-        with open(path, "rb") as file:
-            blob = file.read()
-        (magic, version, header_bytes, _, total, layer_bytes, n_layers, d_model, self.rank, _, _, _,
-         _, _, weights, _) = SVD_HEADER.unpack_from(blob)
-        if magic != b"KVFSV\0\0\0" or version != 1 or total != len(blob):
-            sys.exit(f"{path}: no file of kvferry svd")
-        if weights != digest:
-            sys.exit(f"{path}: made of other weights")
-        # latents mean nothing by the factors of another run, which may differ in signs already
-        self.label = "svd-" + hashlib.sha256(blob).hexdigest()[:40]
-        first = (header_bytes + 4 * n_layers + 63) // 64 * 64
-        self.u = [torch.frombuffer(bytearray(blob[first + i * layer_bytes:][:4 * d_model
-                                                                           * self.rank]),
-                                   dtype=torch.float32).view(d_model, self.rank)
-                  for i in range(n_layers)]
+def factors_of(path, digest):
+    """Rank, and a name, of the file of kvferry svd (docs/x-cache.md)."""
+    with open(path, "rb") as file:
+        blob = file.read()
+    magic, version, _, _, _, _, _, _, rank, _, _, _, _, _, weights, _ = SVD_HEADER.unpack_from(blob)
+    if magic != b"KVFSV\0\0\0" or version != 1:
+        sys.exit(f"{path}: no file of kvferry svd")
+    if weights != digest:
+        sys.exit(f"{path}: made of other weights")
+    # latents mean nothing by the factors of another run, which may differ in signs already
+    return rank, "svd-" + hashlib.sha256(blob).hexdigest()[:40]
 
 
 class Model:
@@ -176,9 +168,10 @@ class Model:
             self.config.hidden_size // self.config.num_attention_heads)
         self.digest = digest_of(folder)
 
-    def weights(self, n_positions, stored_width):
+    def weights(self, n_positions, stored_width, svd_file):
         first = self.attentions[0]
         weights = new(XWeights, d_model=self.config.hidden_size, stored_width=stored_width,
+                      svd_file=os.fsencode(svd_file) if svd_file else None,
                       n_layers=self.n_layers, n_heads=self.heads, dim_k=self.dim, dim_v=self.dim,
                       dtype=DTYPE_F32, kv_dtype=DTYPE_F32, rope_style=ROPE_HALF,
                       rope_positions=n_positions,
@@ -226,55 +219,43 @@ class Model:
 class Cache:
     """A client whose blocks are X, or latents of X."""
 
-    def __init__(self, options, model, factors):
+    def __init__(self, options, model, n_tokens):
         self.library = Library(options.library)
-        self.model, self.factors = model, factors
-        self.width = factors.rank if factors else model.config.hidden_size
-        # the last layer that is no difference, as docs/block-format.md says of these profiles
-        self.base = (None if not options.profile.startswith("xgcl") else
-                     0 if options.profile.endswith("-d1") else 2)
+        self.model = model
+        rank, label = factors_of(options.svd, model.digest) if options.svd else (0, None)
+        self.width = rank or model.config.hidden_size
         self.geometry = new(Geometry, dtype=DTYPE_F32, n_layers=model.n_layers,
                             chunk_tokens=CHUNK_TOKENS)
-        self.library.x_geometry(KIND_XG if factors else KIND_X, self.width, c.byref(self.geometry))
+        self.library.x_geometry(KIND_XG if rank else KIND_X, self.width, c.byref(self.geometry))
         opts = Options()
         self.library.lib.kvf_options_init(c.byref(opts))
         opts.flags, opts.profile = ALLOW_UNCALIBRATED, options.profile.encode()
         opts.socket_path = options.socket.encode() if options.socket else None
         opts.geometry, opts.log = c.pointer(self.geometry), log
         opts.weights_digest = (u8 * 32).from_buffer_copy(model.digest)
-        opts.namespace_label = factors.label.encode() if factors else None
-        self.client = ptr()
+        opts.namespace_label = label.encode() if label else None
+        self.client, self.x = ptr(), ptr()
         self.library.open(c.byref(opts), c.byref(self.client))
         self.info = new(Info)
         self.library.client_info(self.client, c.byref(self.info))
-        in_force = self.info.profile.decode()
-        if in_force != options.profile:
-            print(f"the daemon gives {in_force}, not {options.profile}")
-            self.base = None if in_force in ("raw", "exact") else self.base
+        if self.info.profile.decode() != options.profile:
+            print(f"the daemon gives {self.info.profile.decode()}, not {options.profile}")
+        self.weights = model.weights(n_tokens, rank, options.svd)
+        self.library.x_open(self.client, c.byref(self.weights), c.byref(self.x))
+        # latents of differences are added up here, as they were when they were put
+        self.sums = torch.empty(n_tokens, model.config.hidden_size) if rank else None
 
-    def is_sum(self, layer):
-        """Is this layer stored as a difference from the one before?"""
-        return self.base is not None and layer > self.base
+    def close(self):
+        self.library.lib.kvf_x_close(self.x)
+        self.library.lib.kvf_close(self.client)
 
     def put(self, tokens, names):
         """Prefill, and put each layer as the model computes it. Returns the model's own cache."""
-        put, n, total = ptr(), len(tokens), None
-        self.library.x_put_begin(self.client, c.byref(new(XPutOptions, n_tokens=n)), c.byref(put))
-
-        def take(layer, x):
-            nonlocal total
-            stored, decoded = x, None
-            if self.factors:
-                u = self.factors.u[layer]
-                stored = ((x - total if self.is_sum(layer) else x) @ u).contiguous()
-                decoded = torch.empty_like(stored)
-            self.library.x_put_layer(put, layer, ptr(stored.data_ptr()), c.c_size_t(0),
-                                     ptr(decoded.data_ptr()) if self.factors else None)
-            if self.factors:
-                sum_of = decoded @ u.T
-                total = total + sum_of if self.is_sum(layer) else sum_of
-
-        own = self.model.prefill(tokens, take)
+        put = ptr()
+        self.library.x_put_begin(self.client, c.byref(new(XPutOptions, n_tokens=len(tokens),
+                                                          x=self.x)), c.byref(put))
+        own = self.model.prefill(tokens, lambda layer, x: self.library.x_put_layer(
+            put, layer, ptr(x.data_ptr()), c.c_size_t(0), None))
         keys = (Key * len(names))(*(Key(c.cast(c.c_char_p(k), ptr), len(k)) for k in names))
         self.library.x_put_end(put, keys, len(names), None, None)
         return own
@@ -298,26 +279,16 @@ class Cache:
     def rebuild(self, stored):
         """K and V of each layer, as transformers keeps them."""
         n, heads, dim = stored.shape[1], self.model.heads, self.model.dim
-        weights = self.model.weights(n, self.factors.rank if self.factors else 0)
-        x, total = ptr(), None
-        self.library.x_open(self.client, c.byref(weights), c.byref(x))
         shape = (self.model.n_layers, 1, heads, n, dim)
         k, v = torch.empty(shape), torch.empty(shape)
         view = new(KvView, tokens_a_page=n)
         view.k = TensorView(pointers(list(k)), 0, 4 * dim, 4 * n * dim)
         view.v = TensorView(pointers(list(v)), 0, 4 * dim, 4 * n * dim)
-        for layer in range(self.model.n_layers):
-            values = stored[layer]
-            if self.factors:
-                sum_of = values @ self.factors.u[layer].T
-                total = total + sum_of if self.is_sum(layer) else sum_of
-                values = total
-            values = values.contiguous()
-            self.library.x_rebuild(x, layer, c.byref(new(XInput, n_tokens=n, dtype=DTYPE_F32,
-                                                         data=values.data_ptr())), c.byref(view))
-        self.library.lib.kvf_x_close(x)
         cache = transformers.DynamicCache()
         for layer in range(self.model.n_layers):
+            x_input = new(XInput, n_tokens=n, dtype=DTYPE_F32, data=stored[layer].data_ptr(),
+                          sums=None if self.sums is None else self.sums.data_ptr())
+            self.library.x_rebuild(self.x, layer, c.byref(x_input), c.byref(view))
             cache.update(k[layer], v[layer], layer)
         return cache
 
@@ -356,13 +327,12 @@ def main():
     options = parser.parse_args()
 
     model = Model(options.model)
-    factors = Factors(options.svd, model.digest) if options.svd else None
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.tokenizer or options.model)
     tokens = tokenizer(options.prompt * options.repeat, return_tensors="pt").input_ids[0]
     prompt, last = tokens[:-1], tokens[-1]
     names = names_of(model.digest, prompt)
 
-    cache = Cache(options, model, factors)
+    cache = Cache(options, model, len(prompt))
     own = cache.put(prompt, names)
     stored, n_bytes = cache.get(len(prompt), names)
     begun = time.monotonic()
@@ -378,7 +348,7 @@ def main():
     from_kv = model.continue_from(own, last, options.new)
     same = next((i for i in range(options.new) if from_x[i] != from_kv[i]), options.new)
     print(f"{same} of {options.new} tokens are the model's own: {tokenizer.decode(from_x)!r}")
-    cache.library.lib.kvf_close(cache.client)
+    cache.close()
     return 1 if cache.info.lossless and same < options.new else 0
 
 

@@ -780,16 +780,20 @@ struct kvf_x_weights {
     uint8_t adapter_digest[KVF_DIGEST_BYTES]; /* of the adapter that is in W_K and W_V */
     kvf_log_fn log;                           /* NULL: that of the client, if one is given */
     void *log_arg;
+    const char *svd_file; /* kind XG: what `kvferry svd` wrote of these weights; else NULL */
 };
 
 /* Register weights. client: whose blocks will be rebuilt: it has to have attached with the same
- * digests and a geometry of X, or latents, of these layers; NULL: no such check. What is refused is
- * said in one line of the log. *x_out is the caller's, see kvf_x_close, and independent of client
- * afterwards. Blocks while the BLAS starts.
+ * digests and a geometry of X, or latents, of these layers; NULL: no such check, and no latents.
+ * What is refused is said in one line of the log. *x_out is the caller's, see kvf_x_close, and
+ * independent of client afterwards; of latents it is for the profile that the client has now. One
+ * thread at a time. Blocks while the BLAS starts. The file stays open, and is read a layer at a
+ * time.
  * KVF_OK; KVF_ERR_INVALID: a field is out of its range, or a table or matrix is missing;
- * KVF_ERR_REFUSED: no digest, or stored_width is more than the model's K and V have: storing those
- * is less; KVF_ERR_MISMATCH: other digests, layers, kind or width than the client's;
- * KVF_ERR_UNSUPPORTED: no BLAS here; KVF_ERR_NO_MEMORY. */
+ * KVF_ERR_REFUSED: no digest, no svd_file for latents, or stored_width is more than the model's K
+ * and V have: storing those is less; KVF_ERR_MISMATCH: other digests, layers, kind or width than
+ * the client's, or the file is of other weights; KVF_ERR_UNSUPPORTED: no BLAS here;
+ * KVF_ERR_IO, _FOREIGN, _CORRUPT: of the file; KVF_ERR_NO_MEMORY. */
 KVF_API int kvf_x_open(struct kvf_client *client, const struct kvf_x_weights *weights,
                        struct kvf_x **x_out);
 
@@ -804,14 +808,21 @@ struct kvf_x_input {
     uint8_t dtype;             /* BF16, F16 or F32 */
     uint8_t reserved[3];       /* 0 */
     const uint32_t *positions; /* of each token; NULL: they follow each other */
-    const void *data;          /* [n_tokens][d_model] */
+    const void *data;          /* [n_tokens][d_model]; of latents [n_tokens][stored_width] */
     size_t token_stride_bytes; /* 0: tokens lie side by side */
+    /* Of latents: [n_tokens][d_model], the caller's from the first layer of a request to the last:
+     * X of the layer comes to stand in it, and is added to in the next one where the profile stores
+     * differences (xgcl*); what is in it before the first layer does not matter. NULL otherwise, or
+     * where each layer is stored by itself and all heads of the model are rebuilt. */
+    float *sums;
 };
 
 /* Write K and V of one layer into pages: kv->k.layers[layer] and kv->v.layers[layer], tokens of the
- * view as those of the input. Blocks: it computes, on the threads of the BLAS. KVF_OK;
- * KVF_ERR_INVALID; KVF_ERR_MISMATCH: the tables have no row for a position. Nothing is written
- * then. */
+ * view as those of the input. Layers of latents that are differences go in order, from 0 on. The
+ * sums of who has put and of who reads differ by roundings only: docs/x-cache.md has the bound.
+ * Blocks: it computes, on the threads of the BLAS. KVF_OK; KVF_ERR_INVALID: also where sums are
+ * missing; KVF_ERR_MISMATCH: the tables have no row for a position; KVF_ERR_IO, _CORRUPT: of the
+ * factors. Nothing is written then. */
 KVF_API int kvf_x_rebuild(struct kvf_x *x, uint32_t layer, const struct kvf_x_input *input,
                           const struct kvf_kv_view *kv);
 
@@ -820,9 +831,9 @@ KVF_API int kvf_x_rebuild(struct kvf_x *x, uint32_t layer, const struct kvf_x_in
  * stored is what kvf_put of the whole would store; it is read by kvf_get and kvf_decode, as any
  * block, and kvf_x_rebuild for each layer.
  *
- * Of KVF_KIND_XG the caller makes the differences: layer i is (X - S) U of that layer, where S,
- * zero up to the base layer, is the sum that a reader has of the layer before, and grows by decoded
- * U^T. */
+ * Of KVF_KIND_XG the latents are made here: X U of a layer, or, where the profile stores
+ * differences, (X - S) U, where S is the sum that a reader has of the layer before and grows by
+ * decoded U^T. They are rounded to the geometry's dtype before they are coded. */
 struct kvf_x_put;
 
 struct kvf_x_put_options {
@@ -831,17 +842,21 @@ struct kvf_x_put_options {
     uint32_t n_tokens;     /* the last chunk may be shorter */
     uint32_t reserved;     /* 0 */
     uint64_t memory_bytes; /* that this may take until the end, at most; 0: no bound */
+    struct kvf_x *x; /* of this client; stays open, and is used by this alone, until the end. Kind
+                        XG: required. Kind X: NULL, or for its check of the weights' shape */
 };
 
 /* client is of KVF_KIND_X or KVF_KIND_XG and stays open until the end. KVF_OK; KVF_ERR_INVALID;
+ * KVF_ERR_REFUSED: latents, and no x; KVF_ERR_MISMATCH: x is of another client, or profile;
  * KVF_ERR_TOO_LARGE: memory_bytes is not enough, the log says what is; KVF_ERR_NO_MEMORY. */
 KVF_API int kvf_x_put_begin(struct kvf_client *client, const struct kvf_x_put_options *options,
                             struct kvf_x_put **put_out);
 
-/* The next layer, [n_tokens][width] in the geometry's dtype, tokens token_stride_bytes apart (0:
- * side by side); only read. decoded_out NULL, or fp32[n_tokens][width]: what a reader will have of
- * it. Encodes on the calling thread. KVF_OK, also where a chunk has failed: the end says that;
- * KVF_ERR_INVALID: another layer is next. */
+/* X of the next layer, [n_tokens][d_model] in the geometry's dtype, tokens token_stride_bytes apart
+ * (0: side by side); only read. decoded_out NULL, or fp32[n_tokens][d_model]: what a reader will
+ * have of it. Encodes on the calling thread. KVF_OK, also where a chunk has failed: the end says
+ * that; KVF_ERR_INVALID: another layer is next; KVF_ERR_IO, _CORRUPT: of the factors, nothing has
+ * been taken. */
 KVF_API int kvf_x_put_layer(struct kvf_x_put *put, uint32_t layer, const void *data,
                             size_t token_stride_bytes, float *decoded_out);
 

@@ -37,9 +37,9 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_gpu_put_item), 56);
     assert_int_equal(sizeof(struct kvf_gpu_get_item), 40);
     assert_int_equal(sizeof(struct kvf_gpu_event), 32);
-    assert_int_equal(sizeof(struct kvf_x_weights), 176);
-    assert_int_equal(sizeof(struct kvf_x_input), 40);
-    assert_int_equal(sizeof(struct kvf_x_put_options), 24);
+    assert_int_equal(sizeof(struct kvf_x_weights), 184);
+    assert_int_equal(sizeof(struct kvf_x_input), 48);
+    assert_int_equal(sizeof(struct kvf_x_put_options), 32);
 }
 
 static void sizes_come_first(void **state)
