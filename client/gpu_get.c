@@ -131,6 +131,7 @@ static int device_memory_take(struct kvf_gpu *gpu)
 int kvf_gpu_get_wake(struct kvf_gpu *gpu)
 {
     bool is_ok;
+    int status;
 
     groups_size(gpu);
     gpu->groups = calloc(gpu->n_groups, sizeof(*gpu->groups));
@@ -140,7 +141,11 @@ int kvf_gpu_get_wake(struct kvf_gpu *gpu)
     gpu->cut_lists = calloc(KVF_GPU_GROUP_PARTS, sizeof(*gpu->cut_lists));
     is_ok = gpu->groups != NULL && gpu->cut_page_ids != NULL && gpu->cut_parts != NULL &&
             gpu->cut_lists != NULL;
-    return is_ok ? device_memory_take(gpu) : KVF_ERR_NO_MEMORY;
+    if (!is_ok) {
+        return KVF_ERR_NO_MEMORY;
+    }
+    status = device_memory_take(gpu);
+    return status == KVF_OK ? kvf_gpu_loop_wake(gpu) : status;
 }
 
 void kvf_gpu_get_sleep(struct kvf_gpu *gpu)
@@ -156,6 +161,7 @@ void kvf_gpu_get_sleep(struct kvf_gpu *gpu)
     gpu->groups = NULL;
     gpu->groups_in_flight = gpu->group_first = 0;
     kvf_gpu_peeks_sleep(gpu);
+    kvf_gpu_loop_sleep(gpu);
     free(gpu->cut_parts);
     free(gpu->cut_lists);
     free(gpu->cut_page_ids);
@@ -192,6 +198,7 @@ static void item_end(struct kvf_gpu *gpu, struct kvf_gpu_item *item)
 {
     lease_end(gpu, item);
     kvf_gpu_peek_give(gpu, item);
+    kvf_gpu_loop_give(gpu, item);
     if (item->pin != NULL) {
         item->pin->n_uses--;
         item->pin = NULL;
@@ -323,6 +330,9 @@ static struct kvf_gpu_list list_of(const struct kvf_gpu *gpu)
     uint8_t codec = cut->is_section ? (uint8_t)KVF_CODEC_NONE : cut->part.tensor->ops->id;
     uint8_t kind = codec != KVF_CODEC_RAW ? gpu->kinds.layer_kinds[layer] : 0;
 
+    if (!cut->is_section && kvf_gpu_is_looped(gpu)) {
+        return (struct kvf_gpu_list){KVF_CODEC_SAW, 0}; /* layers of a block stay together */
+    }
     return (struct kvf_gpu_list){codec, kind};
 }
 
@@ -331,6 +341,7 @@ static uint32_t group_page_ids(struct kvf_gpu *gpu, struct kvf_gpu_group *group,
                                struct kvf_gpu_item *item)
 {
     if (group->last_item != item) {
+        group->first_item = group->first_item != NULL ? group->first_item : item;
         group->last_item = item;
         group->last_first_page = group->n_page_ids;
         memcpy(gpu->cut_page_ids + group->n_page_ids, item->pages,
@@ -409,6 +420,7 @@ static void group_add(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
         part->n_vectors = cut->section.count;
     } else {
         part->part_bytes = (uint32_t)cut->part.bytes;
+        part->loop = kvf_gpu_part_loop(&gpu->plan, layer, cut->part.tensor);
     }
     if (part->n_wanted > group->tokens_max) {
         group->tokens_max = part->n_wanted;
@@ -590,6 +602,10 @@ static int group_decode(struct kvf_gpu *gpu, struct kvf_gpu_group *group, void *
             continue;
         }
         work.parts = group->lists_address + first[i] * sizeof(struct kvf_gpu_part);
+        if (list.codec == KVF_CODEC_SAW && kvf_gpu_is_looped(gpu)) {
+            status = kvf_gpu_loop_decode(gpu, group, &work, first[i], stream);
+            continue;
+        }
         memcpy(work.tensors, kinds->tensors[list.kind], sizeof(work.tensors));
         n = list.codec == KVF_CODEC_NONE ? kvf_gpu_patch(&work, launches)
                                          : kvf_gpu_decode(&work, list.codec, launches);
@@ -630,7 +646,7 @@ static void group_clear(struct kvf_gpu_group *group)
     group->used_bytes = 0;
     group->n_spans = group->n_items = group->n_page_ids = group->n_ends = group->tokens_max = 0;
     group->n_parts = 0;
-    group->last_item = NULL;
+    group->first_item = group->last_item = NULL;
 }
 
 static struct kvf_gpu_group *group_at(struct kvf_gpu *gpu, uint32_t i)

@@ -104,7 +104,8 @@ struct kvf_gpu_item {
     struct kvf_gpu_pin *pin; /* get: of the hit's piece, NULL in mode WINDOW */
     bool is_device;          /* get: lies in the GPU's memory, at device_offset of the piece */
     uint64_t device_offset;
-    uint32_t peek; /* 1 + index; 0: none */
+    uint32_t peek;       /* 1 + index; 0: none */
+    uint32_t loop_place; /* get: 1 + index of the place of its sums; 0: none */
 };
 
 /* What the host sees of a hit in the GPU's memory. */
@@ -218,7 +219,8 @@ struct kvf_gpu_group {
     uint32_t n_page_ids;
     uint32_t n_ends;
     uint32_t tokens_max;
-    struct kvf_gpu_item *last_item; /* the one that page ids were added for last */
+    struct kvf_gpu_item *first_item; /* the one that page ids were added for first */
+    struct kvf_gpu_item *last_item;  /* the same, last */
     uint32_t last_first_page;
     struct kvf_gpu_span spans[KVF_GPU_GROUP_SPANS];
     struct kvf_gpu_item *ends[KVF_GPU_GROUP_ITEMS]; /* blocks of which nothing follows */
@@ -297,6 +299,8 @@ struct kvf_gpu {
     struct kvf_gpu_part *cut_parts;
     struct kvf_gpu_list *cut_lists; /* of each of these parts */
     uint32_t *cut_page_ids;
+    uint64_t loop_memory; /* sums of blocks that are cut; 0: no layers are differences */
+    bool loop_used[KVF_GPU_GROUPS_MAX + 1];
 
     /* requests and events */
     struct kvf_gpu_request *requests;
@@ -452,6 +456,22 @@ void kvf_gpu_put_fail(struct kvf_gpu *gpu, int status);
 
 /* End the request's bursts as early as what is queued for them allows. */
 void kvf_gpu_put_cancel(struct kvf_gpu *gpu, struct kvf_gpu_request *request);
+
+/* --- gpu_loop.c ------------------------------------------------------------------------------- */
+
+/* Are layers stored as differences? */
+bool kvf_gpu_is_looped(const struct kvf_gpu *gpu);
+
+/* Take and give back memory for sums; n_groups is known. */
+int kvf_gpu_loop_wake(struct kvf_gpu *gpu);
+void kvf_gpu_loop_sleep(struct kvf_gpu *gpu);
+
+/* A block has ended: nothing more of it is decoded. */
+void kvf_gpu_loop_give(struct kvf_gpu *gpu, struct kvf_gpu_item *item);
+
+/* Queue the decode of the parts that work is of, which begin at `first` in the group's list. */
+int kvf_gpu_loop_decode(struct kvf_gpu *gpu, const struct kvf_gpu_group *group,
+                        const struct kvf_gpu_work *work, uint32_t first, void *stream);
 
 /* --- gpu_get.c -------------------------------------------------------------------------------- */
 int kvf_gpu_get_wake(struct kvf_gpu *gpu);

@@ -369,6 +369,7 @@ static void lists_fill(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
 
         for (uint32_t p = 0; p < kvf_gpu_parts_a_block(gpu); p++) {
             uint32_t is_v = n_tensors == 2 ? p % 2 : 0;
+            const struct kvf_codec_tensor *tensor;
 
             *part = (struct kvf_gpu_part){
                 .base = region->layers[is_v][p / n_tensors],
@@ -381,7 +382,9 @@ static void lists_fill(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
                 .layer = (uint16_t)(p / n_tensors),
                 .is_v = (uint8_t)is_v,
             };
-            kvf_gpu_part_fill(kvf_plan_tensor(&gpu->plan, part->layer, is_v != 0), part);
+            tensor = kvf_plan_tensor(&gpu->plan, part->layer, is_v != 0);
+            part->loop = kvf_gpu_part_loop(&gpu->plan, part->layer, tensor);
+            kvf_gpu_part_fill(tensor, part);
             kvf_gpu_part_given(gpu, part);
             stored += part->fixed_bytes;
             part++;

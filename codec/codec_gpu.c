@@ -5,9 +5,10 @@
  */
 #include "codec/codec_gpu_host.h"
 
+#include "codec/codec_closed_loop_gpu.h"
 #include "codec/codec_gpu_scratch.h"
 #include "codec/codec_kivi_gpu.h"
-#include "codec/codec_pages.h"
+#include "codec/codec_layout.h"
 #include "codec/codec_saw_gpu.h"
 #include "codec/codec_tq_gpu.h"
 
@@ -177,7 +178,7 @@ void kvf_gpu_kinds_fill(const struct kvf_codec_plan *plan, struct kvf_gpu_kinds 
             kvf_gpu_tensor_fill(&kind->v, &out->tensors[out->n][1]);
             *number = (uint8_t)++out->n;
         }
-        out->tensors[*number - 1][0].is_delta = (plan->block_flags & KVF_BLOCK_DELTAS) != 0;
+        out->tensors[*number - 1][0].is_looped = (plan->block_flags & KVF_BLOCK_DELTAS) != 0;
         out->layer_kinds[layer] = (uint8_t)(*number - 1);
         out->n_layers[out->layer_kinds[layer]]++;
     }
@@ -201,6 +202,25 @@ void kvf_gpu_part_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_par
         tensor->ops->sizes(tensor, part->n_tokens, &sizes);
         part->fixed_bytes = (uint32_t)kvf_sizes_total(&sizes);
     }
+}
+
+static bool is_looped(const struct kvf_gpu_kinds *kinds)
+{
+    return kinds->tensors[0][0].is_looped != 0;
+}
+
+void kvf_gpu_loop_tensors(const struct kvf_gpu_kinds *kinds, struct kvf_gpu_tensor tensors_out[2])
+{
+    /* layer 0 is no delta; if both are coded alike there is one kind */
+    tensors_out[0] = kinds->tensors[0][0];
+    tensors_out[1] = kinds->tensors[kinds->n - 1][0];
+}
+
+uint8_t kvf_gpu_part_loop(const struct kvf_codec_plan *plan, uint32_t layer,
+                          const struct kvf_codec_tensor *stored)
+{
+    return (uint8_t)((kvf_plan_is_delta(plan, layer) ? KVF_GPU_LOOP_DELTA : 0) |
+                     (stored->ops->id == KVF_CODEC_RAW ? KVF_GPU_LOOP_RAW : 0));
 }
 
 /* Words of the bits that mark escapes of a part, where strips do not show them. */
@@ -255,6 +275,9 @@ struct kvf_gpu_work kvf_gpu_launch_work(const struct kvf_gpu_work *work,
         one.n_parts = kind_parts(work, kinds, kind);
     }
     memcpy(one.tensors, kinds->tensors[kind == KVF_GPU_WHOLE ? 0 : kind], sizeof(one.tensors));
+    if (kind == KVF_GPU_WHOLE && is_looped(kinds)) {
+        kvf_gpu_loop_tensors(kinds, one.tensors);
+    }
     return one;
 }
 
@@ -378,15 +401,33 @@ static bool look_at_kinds(struct encode *encode)
         uint32_t exact = tensors_of(&work, KVF_CODEC_EXACT);
         uint32_t coded = coded_tensors(&work);
         uint32_t n_chunks = kvf_exact_gpu_chunks(&work, exact);
-        if (!work_is_valid(&work) || work.tensors[0].is_delta ||
-            (exact != 0 && !exact_is_valid(&work, exact)) ||
+        if (!work_is_valid(&work) || (exact != 0 && !exact_is_valid(&work, exact)) ||
             (exact | coded | tensors_of(&work, KVF_CODEC_RAW)) != tensors_there(&work)) {
             return false;
         }
         encode->n_chunks = n_chunks > encode->n_chunks ? n_chunks : encode->n_chunks;
         encode->has_codes = encode->has_codes || coded != 0;
     }
-    return work_is_valid(encode->work);
+    return work_is_valid(encode->work) &&
+           (!is_looped(encode->kinds) || kvf_loop_gpu_takes(encode->kinds));
+}
+
+/* Parts of fixed rate: of a plan with deltas all layers at once. */
+static bool encode_fixed(struct encode *encode)
+{
+    if (is_looped(encode->kinds)) {
+        struct kvf_gpu_work work = kind_work(encode, KVF_GPU_WHOLE);
+        uint32_t n = kvf_loop_gpu_encode(&work, encode->launches.list);
+        encode->launches.n += n;
+        return n != 0;
+    }
+    for (uint32_t kind = 0; kind < encode->kinds->n; kind++) {
+        struct kvf_gpu_work one = kind_work(encode, kind);
+        if (!add_fixed(&encode->launches, &one)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Parts of exact, and where all parts are then stored. */
@@ -444,11 +485,8 @@ uint32_t kvf_gpu_encode(const struct kvf_gpu_work *work, const struct kvf_gpu_ki
     if (encode.n_chunks != 0) {
         encode_exact(&encode);
     }
-    for (uint32_t kind = 0; kind < kinds->n; kind++) {
-        struct kvf_gpu_work one = kind_work(&encode, kind);
-        if (!add_fixed(&encode.launches, &one)) {
-            return 0;
-        }
+    if (!encode_fixed(&encode)) {
+        return 0;
     }
     encode_escapes(&encode);
     return encode.launches.n;
@@ -493,8 +531,11 @@ uint32_t kvf_gpu_decode(const struct kvf_gpu_work *work, uint8_t codec,
 {
     static const struct exact_kernels decode = {"kvf_exact_decode_bf16", "kvf_exact_decode_f32"};
     struct launches launches = {.list = launches_out};
-    if (!work_is_valid(work) || work->tensors[0].is_delta) {
+    if (!work_is_valid(work)) {
         return 0;
+    }
+    if (work->tensors[0].is_looped != 0) {
+        return kvf_loop_gpu_decode(work, launches_out);
     }
     switch (codec) {
     case KVF_CODEC_RAW:

@@ -57,7 +57,7 @@ struct kvf_gpu_tensor {
     uint8_t n_rotations;                  /* of tq */
     uint8_t n_scales;                     /* of tq */
     uint8_t zero_kind;                    /* of saw: enum kvf_block_zero */
-    uint8_t is_delta;                     /* layers are deltas: no kernel makes or adds them */
+    uint8_t is_looped; /* of a plan with deltas: the kernels are those of codec_closed_loop.cu */
     struct kvf_gpu_rotation rotations[2];
     uint8_t sign_bits[128];
     uint8_t order[256];
@@ -90,7 +90,13 @@ struct kvf_gpu_part {
     uint16_t layer;
     uint8_t is_v;
     uint8_t bits; /* encode: in the layer table, unless it falls back to raw */
-    uint8_t reserved[6];
+    uint8_t loop; /* of plans with deltas: enum kvf_gpu_loop */
+    uint8_t reserved[5];
+};
+
+enum kvf_gpu_loop {
+    KVF_GPU_LOOP_DELTA = 1 << 0, /* the layer is a delta */
+    KVF_GPU_LOOP_RAW = 1 << 1,   /* decode: the strip is stored raw */
 };
 
 /* What the encoders find out about a block. Written by the last kernel of an encode, zeroed by the
@@ -122,7 +128,8 @@ struct kvf_gpu_work {
     uint64_t numbers;     /* const uint32_t *: encode: which parts a launch is of; 0: all of them */
     uint64_t page_ids;    /* const uint32_t * */
     uint64_t results;     /* struct kvf_gpu_result *, encode */
-    uint64_t scratch;     /* device memory of kvf_gpu_encode_scratch_bytes */
+    uint64_t scratch;     /* device memory of kvf_gpu_encode_scratch_bytes; decode of deltas: see
+                             codec_closed_loop_gpu.h */
     uint32_t n_parts;     /* that a launch is of */
     uint32_t n_parts_all; /* encode: of the list */
     uint32_t escape_words; /* encode: in scratch for each part, see codec_gpu_scratch.h; 0: none */

@@ -44,6 +44,14 @@ void kvf_gpu_tensor_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_t
 
 void kvf_gpu_kinds_fill(const struct kvf_codec_plan *plan, struct kvf_gpu_kinds *out);
 
+/* Of kinds with deltas: what work.tensors are to be where parts of layers of all kinds are decoded,
+ * those of layers by themselves and of deltas. */
+void kvf_gpu_loop_tensors(const struct kvf_gpu_kinds *kinds, struct kvf_gpu_tensor tensors_out[2]);
+
+/* A part's `loop`; stored: by what its strip is stored. */
+uint8_t kvf_gpu_part_loop(const struct kvf_codec_plan *plan, uint32_t layer,
+                          const struct kvf_codec_tensor *stored);
+
 /* The same pages as they are: the kinds of raw blocks. */
 void kvf_gpu_kinds_fill_raw(const struct kvf_codec_plan *plan, struct kvf_gpu_kinds *out);
 
@@ -75,7 +83,8 @@ struct kvf_gpu_work kvf_gpu_launch_work(const struct kvf_gpu_work *work,
 void kvf_gpu_part_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_part *part);
 
 /* codec: enum kvf_block_codec of the parts, which are of layers of one kind: that of work.tensors.
- * Parts that are stored raw may be of any layers. */
+ * Parts that are stored raw may be of any layers. Where there are deltas, work.tensors are those of
+ * kvf_gpu_loop_tensors, codec is that of theirs, and codec_closed_loop_gpu.h says the rest. */
 uint32_t kvf_gpu_decode(const struct kvf_gpu_work *work, uint8_t codec,
                         struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
 

@@ -203,22 +203,22 @@ struct generic_scale {
 };
 
 /* (5, 6) */
-static __device__ generic_scale scale_of(const generic_row &at, const generic_range &range,
-                                         float ratio)
+static __device__ generic_scale scale_of(const struct kvf_gpu_tensor &tensor,
+                                         const generic_range &range, float ratio)
 {
-    generic_scale chosen = {choose_scale(ratio, at.tensor.sqrt_order, at.tensor.rsqrt_order,
-                                         range.min, range.max, range.levels, range.levels_inverse,
+    generic_scale chosen = {choose_scale(ratio, tensor.sqrt_order, tensor.rsqrt_order, range.min,
+                                         range.max, range.levels, range.levels_inverse,
                                          range.is_escape),
                             0.0f};
     uint32_t meta = chosen.scale.meta;
-    if (has_zeros(at.tensor) && meta != (uint32_t)KVF_SAW_ESCAPE_SCALE << 16) {
+    if (has_zeros(tensor) && meta != (uint32_t)KVF_SAW_ESCAPE_SCALE << 16) {
         float value = f32_of_half_bits(meta >> 16);
-        float shift = saw_zero_shift(at.tensor);
+        float shift = saw_zero_shift(tensor);
         float zero = __fdiv_rn(-f32_of_half_bits(meta & 0xffff), value) - shift;
         zero = fminf(fmaxf(zero, 0.0f), range.levels); /* 0 for 0 / 0 */
         zero = zero + round_magic - round_magic;
         chosen.w = zero + shift;
-        chosen.scale.offset = lo_of_zero(value, chosen.w) * at.tensor.sqrt_order;
+        chosen.scale.offset = lo_of_zero(value, chosen.w) * tensor.sqrt_order;
         chosen.scale.meta = (meta & 0xffff0000) | (uint32_t)zero;
     }
     return chosen;
@@ -269,10 +269,10 @@ static __device__ saw_scale search_scale(const generic_row &at, const generic_ra
     constexpr uint32_t escape_meta = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
     const float *ratios = at.tensor.clip_ratios;
     saw_scale best = {escape_meta, 0.0f, 0.0f};
-    float factor = scale_of(at, range, ratios[0]).scale.factor;
+    float factor = scale_of(at.tensor, range, ratios[0]).scale.factor;
     uint32_t least = 0xffffffff;
     for (uint32_t k = 0; k < at.tensor.n_clips; k++) {
-        const generic_scale tried = scale_of(at, range, ratios[k]);
+        const generic_scale tried = scale_of(at.tensor, range, ratios[k]);
         uint32_t cost = has_zeros(at.tensor) ? zero_cost_of(at, range, factor, ratios[k], tried.w)
                                              : cost_of(at, range, factor, ratios[k]);
         if (tried.scale.meta != escape_meta && cost < least) {
@@ -396,7 +396,7 @@ static __device__ void encode_row_generic(const struct kvf_gpu_work &work, uint3
     for (uint32_t token = warp_id(); token < part.n_tokens; token += generic_warps) {
         range.is_escape = load_rotated(at, token, &range.min, &range.max);
         saw_scale scale = tensor.n_clips != 0 ? search_scale(at, range)
-                                              : scale_of(at, range, tensor.clip_ratio).scale;
+                                              : scale_of(tensor, range, tensor.clip_ratio).scale;
         uint32_t vector = row * part.n_tokens + token;
         store_codes_of(at, scale, at.parts.codes + vector * (uint32_t)tensor.code_bytes);
         if (lane_id() == 0) {

@@ -36,6 +36,8 @@ if(TARGET kvf_test_daemon)
         target_link_libraries(${target} PRIVATE kvf_profile_file)
     endforeach()
 
+    kvf_add_calls_test(NAME x_loop CLIENT kvf_client_gpu SOURCES test_x_loop.c)
+
     kvf_add_calls_test(NAME x_get CLIENT kvf_client_gpu SOURCES test_x_get.c)
     set_property(TEST fake_gpu_x_get APPEND PROPERTY
                  ENVIRONMENT KVFERRY_CUBLASLT=$<TARGET_FILE:kvf_fake_cuda>)

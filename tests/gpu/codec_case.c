@@ -523,7 +523,7 @@ static void run_init(struct run *run, const struct codec_case *c, struct kvf_ran
                                                     c->dim_v, c->n_tokens);
     geometry.sink_tokens = (uint16_t)c->sink_tokens;
     geometry.kind = c->is_mla ? KVF_KIND_MLA : c->kind != 0 ? c->kind : KVF_KIND_KV;
-    if (geometry.kind == KVF_KIND_X) {
+    if (geometry.kind >= KVF_KIND_X) {
         geometry.rope_state = KVF_ROPE_NONE;
     }
     if (c->table != NULL) {
@@ -641,6 +641,7 @@ static void list_encode(struct run *run, bool is_fixed)
             part->n_sinks = kvf_plan_sinks(&run->codec.plan, block_start(run->c, block),
                                            part->n_tokens);
             part->stored = is_fixed || i == 0 ? at : 1; /* misaligned: whoever uses it, faults */
+            part->loop = kvf_gpu_part_loop(&run->codec.plan, i / 2, tensor);
             kvf_gpu_part_fill(tensor, part);
             at += part->fixed_bytes;
         }
@@ -789,16 +790,78 @@ static void list_decode(struct run *run, const struct kvf_block_ranges *ranges, 
     }
 }
 
+/* Parts of one block of a plan with deltas, by whatever they are stored. */
+static void list_looped(struct run *run, const struct kvf_block_ranges *ranges, uint32_t block)
+{
+    uint64_t payload = run->payloads + block * run->slot_bytes;
+    struct kvf_block_reader reader;
+    struct kvf_block_part stored;
+    assert_int_equal(kvf_block_open(&run->codec.plan, run->records[block], run->record_bytes[block],
+                                    ranges, &reader),
+                     KVF_OK);
+    while (kvf_block_next_part(&reader, &stored) == KVF_OK) {
+        struct kvf_gpu_part *part = add_part(run, block, stored.layer, false);
+        part->stored = payload + stored.offset;
+        part->token_first = (uint16_t)ranges->token_first;
+        part->n_wanted = (uint16_t)ranges->n_tokens;
+        part->loop = kvf_gpu_part_loop(&run->codec.plan, stored.layer, stored.tensor);
+    }
+}
+
+/* A launch of layers of n_blocks blocks. */
+static void launch_looped(struct run *run, uint64_t parts, uint32_t n_parts, uint32_t n_blocks)
+{
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    run->work.parts = parts;
+    run->work.n_parts = n_parts;
+    run->work.n_blocks = n_blocks;
+    run_launches(run, launches, kvf_gpu_decode(&run->work, KVF_CODEC_SAW, launches));
+}
+
+/* All blocks at once, or one after the other, cut into launches anywhere. */
+static void decode_looped(struct run *run, const struct kvf_block_ranges *ranges, bool is_cut)
+{
+    const struct codec_case *c = run->c;
+    kvf_gpu_loop_tensors(&run->kinds, run->work.tensors);
+    run->n_parts = 0;
+    for (uint32_t block = 0; block < c->n_blocks; block++) {
+        list_looped(run, ranges, block);
+    }
+    upload_parts(run);
+    uint64_t parts = run->work.parts;
+    if (!is_cut) {
+        run->work.scratch = 0;
+        launch_looped(run, parts, run->n_parts, c->n_blocks);
+    } else {
+        run->work.scratch = codec_device_alloc((size_t)c->n_tokens * c->n_heads * c->dim_k *
+                                               sizeof(float));
+        for (uint32_t first = 0, n; first < run->n_parts; first += n) {
+            n = 1 + below(run->random, c->n_layers - first % c->n_layers);
+            launch_looped(run, parts + first * sizeof(*run->parts), n, 1);
+        }
+        codec_device_free(run->work.scratch);
+    }
+    run->work.n_blocks = c->n_blocks;
+    codec_device_free(parts);
+}
+
 /* All blocks from their payloads on the device. */
 static void decode_device(struct run *run, uint32_t token_first, uint32_t n_tokens)
 {
     static const uint8_t codecs[] = {KVF_CODEC_RAW, KVF_CODEC_EXACT, KVF_CODEC_SAW,
                                      KVF_CODEC_TQ,  KVF_CODEC_KIVI,  KVF_CODEC_NONE};
     struct kvf_block_ranges ranges = {.token_first = token_first, .n_tokens = n_tokens};
+    bool is_looped = run->kinds.tensors[0][0].is_looped != 0;
     run->work.tokens_max = n_tokens;
+    if (is_looped) {
+        decode_looped(run, &ranges, token_first != 0);
+    }
     for (size_t i = 0; i < sizeof(codecs) * run->kinds.n; i++) {
         uint8_t codec = codecs[i / run->kinds.n];
         uint32_t kind = (uint32_t)(i % run->kinds.n);
+        if (is_looped && codec != KVF_CODEC_NONE) {
+            continue;
+        }
         list_decode(run, &ranges, codec, kind);
         memcpy(run->work.tensors, run->kinds.tensors[kind], sizeof(run->work.tensors));
         if (run->n_parts != 0) {

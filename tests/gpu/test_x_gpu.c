@@ -85,13 +85,102 @@ static void every_type(void **state)
     }
 }
 
+/* Layers that are deltas, by every profile that has such: states in registers and not, blocks at
+ * once and cut anywhere. */
+static void every_loop(void **state)
+{
+    (void)state;
+    static const char *const profiles[] = {
+        "xcl4",    "xcl3",    "xcl2",    "xcl2-lo", "xcl4-paper", "xcl3-paper", "xcl2-paper",
+        "xcl3-g8", "xcl3-g4", "xcl3-g2", "xcl2-g8", "xcl2-g4",    "xcl2-g2"};
+    static const uint32_t lengths[] = {11, 1, 8, 23, 16};
+    for (size_t i = 0; i < sizeof(profiles) / sizeof(profiles[0]); i++) {
+        struct codec_case c = x_case(profiles[i], 128, lengths[i % 5]);
+        c.n_layers = i % 6 == 0 ? 1 : 4 + (uint32_t)i % 9;
+        c.n_heads = 2;
+        c.n_blocks = 1 + i % 2;
+        c.n_tokens_odd = i % 5 == 3 ? 5 : 0;
+        c.sink_tokens = i % 3 == 2 && c.n_tokens > 3 ? 3 : 0;
+        c.fill = i % 4 == 3 ? CASE_HARD : CASE_NORMAL;
+        run_case(&c);
+    }
+}
+
+/* The same in other groups and types, and where vectors lie anywhere. */
+static void every_loop_type(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *profile;
+        int dtype;
+        uint32_t group;
+        enum case_layout layout;
+        enum case_fill fill;
+    } rows[] = {{"xcl3", KVF_DTYPE_F16, 128, CASE_NHD, CASE_HARD},
+                {"xcl2", KVF_DTYPE_F32, 128, CASE_PADDED, CASE_HARD},
+                {"xcl3-g4", KVF_DTYPE_BF16, 128, CASE_ELEMENT, CASE_NORMAL},
+                {"xcl2", KVF_DTYPE_BF16, 128, CASE_SLOTS, CASE_HARD},
+                {"xcl4", KVF_DTYPE_BF16, 64, CASE_SLOTS, CASE_HARD},
+                {"xcl3", KVF_DTYPE_BF16, 96, CASE_PADDED, CASE_HARD},
+                {"xcl2-lo", KVF_DTYPE_F16, 112, CASE_ELEMENT, CASE_NORMAL},
+                {"xcl3-g2", KVF_DTYPE_F32, 256, CASE_NHD, CASE_HARD},
+                {"xcl3-paper", KVF_DTYPE_BF16, 80, CASE_NHD, CASE_HARD}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        struct codec_case c = x_case(rows[i].profile, rows[i].group, 13);
+        c.dtype = rows[i].dtype;
+        c.layout = rows[i].layout;
+        c.fill = rows[i].fill;
+        c.n_layers = 6;
+        c.n_heads = 2;
+        c.tokens_a_page = i % 3 == 0 ? 3 : 0;
+        run_case(&c);
+    }
+}
+
+/* Sums that are not numbers, and strips that are stored raw. */
+static void broken_loops(void **state)
+{
+    (void)state;
+    struct codec_case c = x_case("xcl3", 128, 32);
+    c.n_layers = 5;
+    c.fill = CASE_BROKEN;
+    assert_false(codec_case_run(&c, &random_bits)); /* left to the processor */
+    c.dim_k = 96;
+    c.profile = "xcl2-g2";
+    assert_false(codec_case_run(&c, &random_bits));
+    c.fill = CASE_BITS;
+    (void)codec_case_run(&c, &random_bits);
+}
+
+/* Latents of differences that a caller has made: layers are no deltas for kernels. */
+static void every_latent(void **state)
+{
+    (void)state;
+    static const char *const profiles[] = {"xgcl4", "xgcl3", "xgcl2", "xgcl3-d1", "xgcl2-d1"};
+    for (size_t i = 0; i < sizeof(profiles) / sizeof(profiles[0]); i++) {
+        struct codec_case c = x_case(profiles[i], i % 2 ? 64 : 128, 19);
+        c.kind = KVF_KIND_XG;
+        c.n_layers = 5;
+        c.n_blocks = 2;
+        c.fill = i % 2 ? CASE_HARD : CASE_NORMAL;
+        run_case(&c);
+    }
+}
+
 /* Changed bytes of a record do not lead the decoders out of the pages. */
 static void hostile_records(void **state)
 {
     (void)state;
     static const char *const profiles[] = {"x4", "x3", "x2", "x8", "x4-paper"};
+    static const char *const looped[] = {"xcl3", "xcl2-lo", "xcl4", "xcl3-paper"};
     for (size_t i = 0; i < sizeof(profiles) / sizeof(profiles[0]); i++) {
         struct codec_case c = x_case(profiles[i], 128, 130);
+        c.sink_tokens = 2;
+        codec_case_run_hostile(&c, &random_bits);
+    }
+    for (size_t i = 0; i < sizeof(looped) / sizeof(looped[0]); i++) {
+        struct codec_case c = x_case(looped[i], i % 2 ? 96 : 128, 19);
+        c.n_layers = 5;
         c.sink_tokens = 2;
         codec_case_run_hostile(&c, &random_bits);
     }
@@ -100,10 +189,10 @@ static void hostile_records(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_width),
-        cmocka_unit_test(every_length),
-        cmocka_unit_test(every_type),
-        cmocka_unit_test(hostile_records),
+        cmocka_unit_test(every_width),     cmocka_unit_test(every_length),
+        cmocka_unit_test(every_type),      cmocka_unit_test(every_loop),
+        cmocka_unit_test(every_loop_type), cmocka_unit_test(broken_loops),
+        cmocka_unit_test(every_latent),    cmocka_unit_test(hostile_records),
     };
     if (!codec_case_begin(&random_bits)) {
         return CASE_SKIPPED;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codec/closed_loop.h"
 #include "codec/codec.h"
 #include "codec/codec_fp.h"
 #include "codec/codec_layout.h"
@@ -132,6 +133,48 @@ static void *workspace_of(const struct kvf_codec_tensor *tensor)
                          kvf_align_up(bytes + 1, KVF_CODEC_WORKSPACE_ALIGN));
 }
 
+/* What is carried from layer to layer of a block whose layers are deltas. */
+struct looped {
+    struct kvf_codec_plan plan; /* what closed_loop.c reads of one */
+    struct kvf_loop loop;
+    void *arrays;
+};
+
+static struct looped *looped_new(const struct kvf_gpu_tensor *facts, uint32_t n_tokens)
+{
+    struct looped *looped = calloc(1, sizeof(*looped));
+
+    looped->plan.block_flags = KVF_BLOCK_DELTAS;
+    looped->plan.geometry.n_heads = facts->n_heads;
+    looped->plan.geometry.dim_k = facts->dim;
+    looped->plan.geometry.chunk_tokens = (uint16_t)n_tokens;
+    looped->arrays = aligned_alloc(KVF_CODEC_WORKSPACE_ALIGN, kvf_loop_bytes(&looped->plan));
+    kvf_loop_init(&looped->loop, &looped->plan, looped->arrays);
+    return looped;
+}
+
+static void looped_drop(struct looped *looped)
+{
+    if (looped != NULL) {
+        free(looped->arrays);
+        free(looped);
+    }
+}
+
+/* The state after a strip. */
+static void looped_take(struct looped *looped, const struct kvf_codec_tensor *tensor,
+                        const struct kvf_codec_job *job, const uint8_t *stored, bool is_delta,
+                        void *workspace)
+{
+    struct kvf_codec_tensor wide = kvf_loop_tensor(tensor);
+    struct kvf_codec_job to_delta = kvf_loop_job(&looped->loop, job);
+    struct kvf_codec_sizes sizes;
+
+    wide.ops->sizes(&wide, job->n_tokens, &sizes);
+    (void)wide.ops->decode(&wide, &to_delta, stored, &sizes, workspace);
+    kvf_loop_take(&looped->loop, job->n_wanted, is_delta);
+}
+
 /* What is known of a list of parts: a launch knows the tensors of its kind of layers, and a block
  * may have parts of several. */
 struct known {
@@ -192,9 +235,10 @@ struct escapes {
 
 /* One part at stored. Returns its bytes; 0: the block is to be done by the processor. */
 static size_t encode_part(const struct kvf_gpu_work *work, const struct kvf_gpu_part *part,
-                          const struct kvf_gpu_tensor *facts, uint8_t *stored,
-                          struct escapes *escapes_out, uint8_t *bits_out)
+                          const struct kvf_gpu_tensor *facts, struct looped *looped,
+                          uint8_t *stored, struct escapes *escapes_out, uint8_t *bits_out)
 {
+    bool is_delta = looped != NULL && (part->loop & KVF_GPU_LOOP_DELTA) != 0;
     struct kvf_codec_tensor tensor = tensor_of(facts);
     uint32_t n_vectors = (uint32_t)tensor.n_rows * part->n_tokens;
     struct kvf_codec_escapes escapes = {
@@ -209,7 +253,18 @@ static size_t encode_part(const struct kvf_gpu_work *work, const struct kvf_gpu_
 
     pages_of(work, part, &pages);
     pages.job.n_sinks = part->n_sinks;
-    status = tensor.ops->encode(&tensor, &pages.job, stored, &escapes, workspace, &sizes);
+    if (is_delta) {
+        struct kvf_codec_tensor wide = kvf_loop_tensor(&tensor);
+        struct kvf_codec_job job = kvf_loop_job(&looped->loop, &pages.job);
+
+        kvf_loop_load(&looped->loop, &tensor, &pages.job, part->n_tokens, true);
+        status = wide.ops->encode(&wide, &job, stored, &escapes, workspace, &sizes);
+    } else {
+        status = tensor.ops->encode(&tensor, &pages.job, stored, &escapes, workspace, &sizes);
+    }
+    if (looped != NULL && status == KVF_OK) {
+        looped_take(looped, &tensor, &pages.job, stored, is_delta, workspace);
+    }
     *bits_out = tensor.descriptor.bits;
     if (status == KVF_ERR_NO_SPACE && tensor.ops->id == KVF_CODEC_EXACT) {
         struct kvf_codec_tensor raw = raw_of(&tensor);
@@ -277,6 +332,7 @@ static void encode_block(const struct kvf_gpu_work *work, struct kvf_gpu_part *p
     uint8_t *payload = (uint8_t *)(uintptr_t)parts[0].stored;
     uint8_t *at = payload;
     bool is_raw = facts[0].codec == KVF_CODEC_RAW;
+    struct looped *looped = facts[0].is_looped ? looped_new(facts, parts[0].n_tokens) : NULL;
 
     result->flags = KVF_GPU_DONE;
     n_encoded += !is_raw;
@@ -297,7 +353,7 @@ static void encode_block(const struct kvf_gpu_work *work, struct kvf_gpu_part *p
             result->layer_bits[parts[i].layer] = 0;
         }
         parts[i].stored = (uint64_t)(uintptr_t)at;
-        bytes = encode_part(work, &parts[i], &facts[i], at, &escapes[i], &bits);
+        bytes = encode_part(work, &parts[i], &facts[i], looped, at, &escapes[i], &bits);
         result->flags |= bytes == 0 ? KVF_GPU_REDO : 0;
         result->layer_bits[parts[i].layer] |= (uint8_t)(parts[i].is_v ? bits << 4 : bits);
         result->n_escapes += escapes[i].n;
@@ -312,6 +368,7 @@ static void encode_block(const struct kvf_gpu_work *work, struct kvf_gpu_part *p
         free(escapes[i].index);
     }
     free(escapes);
+    looped_drop(looped);
 }
 
 static void encode(const struct kvf_gpu_work *work, bool is_fixed)
@@ -366,6 +423,56 @@ static void decode(const struct kvf_gpu_work *work, uint8_t codec, uint32_t tens
     }
 }
 
+/* One layer of those that are deltas, or not, of one block. */
+static void decode_looped_part(const struct kvf_gpu_work *work, const struct kvf_gpu_part *part,
+                               struct looped *looped)
+{
+    bool is_delta = (part->loop & KVF_GPU_LOOP_DELTA) != 0;
+    struct kvf_codec_tensor tensor = tensor_of(&work->tensors[is_delta]);
+    const uint8_t *stored = (const uint8_t *)(uintptr_t)part->stored;
+    void *workspace = workspace_of(&tensor);
+    struct pages pages;
+
+    pages_of(work, part, &pages);
+    if ((part->loop & KVF_GPU_LOOP_RAW) != 0) {
+        struct kvf_codec_tensor raw = raw_of(&tensor);
+        struct kvf_codec_sizes sizes;
+
+        raw.ops->sizes(&raw, part->n_tokens, &sizes);
+        (void)raw.ops->decode(&raw, &pages.job, stored, &sizes, NULL);
+        kvf_loop_load(&looped->loop, &tensor, &pages.job, part->n_wanted, false);
+        kvf_loop_take(&looped->loop, part->n_wanted, false);
+    } else {
+        looped_take(looped, &tensor, &pages.job, stored, is_delta, workspace);
+        kvf_loop_store(&looped->loop, &tensor, &pages.job, part->n_wanted);
+    }
+    free(workspace);
+}
+
+static void decode_looped(const struct kvf_gpu_work *work)
+{
+    const struct kvf_gpu_part *parts = (const struct kvf_gpu_part *)(uintptr_t)work->parts;
+    const struct kvf_gpu_tensor *facts = &work->tensors[0];
+    void *kept = (void *)(uintptr_t)work->scratch;
+    uint32_t n_layers = work->n_parts / work->n_blocks;
+
+    for (uint32_t block = 0; block < work->n_blocks; block++, parts += n_layers) {
+        struct looped *looped = looped_new(facts, parts[0].n_tokens);
+        size_t bytes = (size_t)parts[0].n_wanted * facts->n_heads * facts->dim * sizeof(float);
+
+        if ((parts[0].loop & KVF_GPU_LOOP_DELTA) != 0) {
+            memcpy(looped->loop.state, kept, bytes);
+        }
+        for (uint32_t i = 0; i < n_layers; i++) {
+            decode_looped_part(work, &parts[i], looped);
+        }
+        if (kept != NULL && parts[0].layer + n_layers < work->n_layers) {
+            memcpy(kept, looped->loop.state, bytes);
+        }
+        looped_drop(looped);
+    }
+}
+
 static void patch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
     const struct kvf_gpu_part *parts = (const struct kvf_gpu_part *)(uintptr_t)work->parts;
@@ -405,7 +512,7 @@ bool fake_kernel_exists(const char *name)
 {
     return begins(name, "kvf_raw_") || begins(name, "kvf_exact_") || begins(name, "kvf_saw_") ||
            begins(name, "kvf_tq_") || begins(name, "kvf_kivi_") || begins(name, "kvf_escapes_") ||
-           begins(name, "kvf_rebuild");
+           begins(name, "kvf_rebuild") || begins(name, "kvf_loop_");
 }
 
 void fake_kernel_run(const char *name, const struct kvf_gpu_work *work, uint32_t tensors)
@@ -426,6 +533,8 @@ void fake_kernel_run(const char *name, const struct kvf_gpu_work *work, uint32_t
         decode(work, KVF_CODEC_TQ, tensors);
     } else if (begins(name, "kvf_kivi_decode")) {
         decode(work, KVF_CODEC_KIVI, tensors);
+    } else if (begins(name, "kvf_loop_decode")) {
+        decode_looped(work);
     }
     kvf_fp_leave(state);
 }

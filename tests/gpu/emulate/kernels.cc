@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kernels.cc: see kernels.h. The kernels are those of codec_exact.cu, codec_kivi.cu, codec_raw.cu,
- * codec_tq.cu and, in some of their widths, codec_saw.cu; beside them encoders that are wrong on
- * purpose.
+ * kernels.cc: see kernels.h. The kernels are those of codec_closed_loop.cu, codec_exact.cu,
+ * codec_kivi.cu, codec_raw.cu, codec_tq.cu and, in some of their widths, codec_saw.cu; beside them
+ * encoders that are wrong on purpose.
  */
 #include "tests/gpu/emulate/cuda_builtins.cuh"
 
+#include "codec/codec_closed_loop_decode.cuh"
 #include "codec/codec_exact.cu"
 #include "codec/codec_kivi_fast.cuh"
 #include "codec/codec_kivi_generic.cuh"
@@ -44,6 +45,13 @@ static void by_value(const struct kvf_gpu_work &work, uint32_t tensors)
     kernel(work, tensors);
 }
 
+/* One for which all tensors are one. */
+template <void (*kernel)(const struct kvf_gpu_work &)>
+static void of_work(const struct kvf_gpu_work &work, uint32_t)
+{
+    kernel(work);
+}
+
 /* One that makes K and V of a product: see codec_device_rebuild. */
 template <void (*kernel)(const struct kvf_gpu_rebuild)>
 static void by_address(const struct kvf_gpu_work &work, uint32_t tensors)
@@ -75,6 +83,10 @@ static const struct {
     {"kvf_saw_decode_zeros_128_4", kvf::decode_row_zeros<128, 4>},
     {"kvf_saw_encode", kvf::encode_row_generic},
     {"kvf_saw_decode", kvf::decode_row_generic},
+    {"kvf_loop_encode_128", of_work<kvf::loop_encode<true>>},
+    {"kvf_loop_encode", of_work<kvf::loop_encode<false>>},
+    {"kvf_loop_decode_128", of_work<kvf::loop_decode<true>>},
+    {"kvf_loop_decode", of_work<kvf::loop_decode<false>>},
     {"kvf_kivi_encode_128_2", kvf::kivi::encode_fast<128, 2>},
     {"kvf_kivi_encode_128_4", kvf::kivi::encode_fast<128, 4>},
     {"kvf_kivi_encode", kvf::kivi::encode_generic},

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_closed_loop_decode.cuh: codes of differences to layers of X.
+ */
+#ifndef KVF_CODEC_CODEC_CLOSED_LOOP_DECODE_CUH
+#define KVF_CODEC_CODEC_CLOSED_LOOP_DECODE_CUH
+
+#include "codec/codec_closed_loop_encode.cuh"
+
+namespace kvf
+{
+
+/* What is read of a block's parts before anything else is. */
+template <bool fast> struct loop_decode_shared {
+    loop_room<fast> rooms[loop_warps];
+    uint64_t stored[KVF_BLOCK_LAYERS];
+    uint64_t base[KVF_BLOCK_LAYERS];
+    uint8_t loop[KVF_BLOCK_LAYERS];
+};
+
+/* Where a vector lies in the strips of a kind of layers, from their beginning on. */
+struct loop_strip {
+    uint32_t scale; /* or of the word with lo */
+    uint32_t zeros; /* of the row */
+    uint32_t codes;
+
+    __device__ __forceinline__ loop_strip(const struct kvf_gpu_tensor &tensor, uint32_t row,
+                                          uint32_t token, uint32_t n_tokens)
+    {
+        const saw_parts parts(tensor, 0, n_tokens);
+        uint32_t vector = row * n_tokens + token;
+        scale = vector * saw_meta_bytes(tensor);
+        zeros = (uint32_t) reinterpret_cast<uint64_t>(parts.zeros(tensor, row, n_tokens));
+        codes = (uint32_t) reinterpret_cast<uint64_t>(parts.codes) + vector * tensor.code_bytes;
+    }
+};
+
+/* A warp's vector of a block. */
+struct loop_vector_place {
+    uint32_t row;
+    uint32_t token;    /* of the block */
+    uint32_t n_tokens; /* of the block */
+    uint64_t offset;   /* in a layer's pages */
+    loop_strip own;    /* in strips of layers by themselves */
+    loop_strip delta;
+
+    __device__ __forceinline__ loop_strip strip(bool is_delta) const
+    {
+        return is_delta ? delta : own;
+    }
+};
+
+/* Of a vector of a layer, what is read of its strip; the layer's number says how it is stored. */
+struct loop_stored_vector {
+    uint32_t scale_bits;
+    uint32_t zero;
+    loop_words words; /* fast */
+};
+
+template <bool fast>
+static __device__ __forceinline__ loop_stored_vector loop_read(const struct kvf_gpu_work &work,
+                                                               const loop_vector_place &at,
+                                                               uint64_t stored, bool is_delta)
+{
+    const struct kvf_gpu_tensor &tensor = work.tensors[is_delta];
+    const loop_strip strip = at.strip(is_delta);
+    const uint8_t *from = at_address<const uint8_t>(stored);
+    loop_stored_vector read = {0, 0, {0, 0}};
+    if (has_zeros(tensor)) {
+        read.scale_bits = *reinterpret_cast<const uint16_t *>(from + strip.scale);
+        read.zero = zero_at(from + strip.zeros, at.n_tokens, tensor.bits, at.token);
+    } else {
+        uint32_t meta = *reinterpret_cast<const uint32_t *>(from + strip.scale);
+        read.scale_bits = meta >> 16;
+        read.zero = meta & 0xffff;
+    }
+    if constexpr (fast) {
+        read.words = loop_load_words(tensor.bits, from + strip.codes);
+    }
+    return read;
+}
+
+template <bool fast>
+static __device__ __forceinline__ void
+loop_codes(const struct kvf_gpu_tensor &tensor, const loop_stored_vector &read,
+           const uint8_t *codes_at, loop_room<fast> &room, int32_t codes[loop_lanes<fast>::n])
+{
+    if constexpr (fast) {
+        loop_codes_of(tensor.bits, read.words, room, codes);
+    } else {
+        unpack_codes(codes_at, tensor.order, tensor.group, tensor.bits, room.integers.now);
+        for (uint32_t j = 0; j < loop_lanes<fast>::n; j++) {
+            bool is_there = loop_lanes<fast>::has(tensor, j);
+            codes[j] = is_there ? room.integers.now[loop_lanes<fast>::index(j)] : 0;
+        }
+        __syncwarp();
+    }
+}
+
+/* A strip that is stored raw: the vector as it is, and the state after it. */
+template <bool fast>
+static __device__ void loop_take_raw(const struct kvf_gpu_tensor &tensor, const uint8_t *from,
+                                     uint8_t *to, float state[loop_lanes<fast>::n])
+{
+    loop_load<fast>(tensor, from, state);
+    for (uint32_t j = 0; j < loop_lanes<fast>::n; j++) {
+        bool counts = (__float_as_uint(state[j]) & 0x7fffffff) < loop_limit_bits;
+        state[j] = 0.0f + (counts ? state[j] : 0.0f);
+        for (uint32_t i = 0; i < tensor.element_bytes && loop_lanes<fast>::has(tensor, j); i++) {
+            uint32_t at = loop_lanes<fast>::index(j) * tensor.element_bytes + i;
+            to[at] = from[at];
+        }
+    }
+}
+
+/* Where a vector lies in strips that are stored raw. */
+static __device__ uint64_t loop_raw_offset(const struct kvf_gpu_tensor &tensor,
+                                           const loop_vector_place &at)
+{
+    uint32_t rows_a_head = tensor.dim / tensor.group;
+    uint32_t head = at.row / rows_a_head;
+    uint64_t vector = (uint64_t)head * at.n_tokens + at.token;
+    return (vector * tensor.dim + (at.row - head * rows_a_head) * tensor.group) *
+           tensor.element_bytes;
+}
+
+/* What is carried from launch to launch: the lane's elements of a vector. */
+template <bool fast>
+static __device__ float *loop_kept(const struct kvf_gpu_work &work, uint32_t row, uint32_t token)
+{
+    const struct kvf_gpu_tensor &tensor = work.tensors[0];
+    return at_address<float>(work.scratch) +
+           ((uint64_t)token * tensor.n_rows + row) * tensor.group + loop_lanes<fast>::index(0);
+}
+
+template <bool fast>
+static __device__ __forceinline__ void
+loop_decode_layers(const struct kvf_gpu_work &work, const loop_decode_shared<fast> &shared,
+                   loop_room<fast> &room, const loop_vector_place &at, uint32_t n_layers,
+                   float state[loop_lanes<fast>::n])
+{
+    uint32_t flips_own = loop_flips<fast>(work.tensors[0], at.row);
+    uint32_t flips_delta = loop_flips<fast>(work.tensors[1], at.row);
+    uint32_t loop = shared.loop[0];
+    loop_stored_vector next = {0, 0, {0, 0}};
+    if ((loop & KVF_GPU_LOOP_RAW) == 0) {
+        next = loop_read<fast>(work, at, shared.stored[0], (loop & KVF_GPU_LOOP_DELTA) != 0);
+    }
+    for (uint32_t layer = 0; layer < n_layers; layer++) {
+        const loop_stored_vector read = next;
+        bool is_delta = (loop & KVF_GPU_LOOP_DELTA) != 0;
+        bool is_raw = (loop & KVF_GPU_LOOP_RAW) != 0;
+        const struct kvf_gpu_tensor &tensor = work.tensors[is_delta];
+        uint64_t stored = shared.stored[layer];
+        uint8_t *to = at_address<uint8_t>(shared.base[layer] + at.offset);
+        if (layer + 1 < n_layers) {
+            loop = shared.loop[layer + 1];
+            if ((loop & KVF_GPU_LOOP_RAW) == 0) { /* on its way while this one is decoded */
+                next = loop_read<fast>(work, at, shared.stored[layer + 1],
+                                       (loop & KVF_GPU_LOOP_DELTA) != 0);
+            }
+        }
+        if (is_raw) {
+            loop_take_raw<fast>(
+                tensor, at_address<const uint8_t>(stored + loop_raw_offset(tensor, at)), to, state);
+            continue;
+        }
+        int32_t codes[loop_lanes<fast>::n];
+        loop_codes<fast>(tensor, read, at_address<const uint8_t>(stored + at.strip(is_delta).codes),
+                         room, codes);
+        loop_inverse<fast>(tensor, room, codes);
+        loop_take<fast>(tensor, loop_stored(tensor, read.scale_bits, read.zero),
+                        is_delta ? flips_delta : flips_own, is_delta, codes, state);
+        loop_store<fast>(tensor, to, state);
+    }
+}
+
+template <bool fast> static __device__ void loop_decode(const struct kvf_gpu_work &work)
+{
+    __shared__ loop_decode_shared<fast> shared;
+    const loop_place place(work);
+    const struct kvf_gpu_part *parts = parts_of(work) + place.block * place.n_layers;
+    const struct kvf_gpu_part first = parts[0];
+    uint32_t token = place.tile * LOOP_TILE_TOKENS + warp_id();
+    for (uint32_t i = threadIdx.x; i < place.n_layers; i += LOOP_THREADS) {
+        shared.stored[i] = parts[i].stored;
+        shared.base[i] = parts[i].base;
+        shared.loop[i] = parts[i].loop;
+    }
+    __syncthreads();
+    if (token >= first.n_wanted) {
+        return;
+    }
+    uint32_t stored_token = first.token_first + token;
+    const loop_vector_place at = {
+        place.row,
+        stored_token,
+        first.n_tokens,
+        loop_offset(work, first, place.row, token),
+        loop_strip(work.tensors[0], place.row, stored_token, first.n_tokens),
+        loop_strip(work.tensors[1], place.row, stored_token, first.n_tokens),
+    };
+    float state[loop_lanes<fast>::n] = {0.0f};
+    float *kept = loop_kept<fast>(work, place.row, token);
+    constexpr uint32_t stride = fast ? 1 : warp_lanes;
+    if ((shared.loop[0] & KVF_GPU_LOOP_DELTA) != 0) {
+        for (uint32_t j = 0; j < loop_lanes<fast>::n; j++) {
+            state[j] = loop_lanes<fast>::has(work.tensors[0], j) ? kept[j * stride] : 0.0f;
+        }
+    }
+    loop_decode_layers<fast>(work, shared, shared.rooms[warp_id()], at, place.n_layers, state);
+    if (work.scratch != 0 && first.layer + place.n_layers < work.n_layers) {
+        for (uint32_t j = 0; j < loop_lanes<fast>::n; j++) {
+            if (loop_lanes<fast>::has(work.tensors[0], j)) {
+                kept[j * stride] = state[j];
+            }
+        }
+    }
+}
+
+} /* namespace kvf */
+
+#endif /* KVF_CODEC_CODEC_CLOSED_LOOP_DECODE_CUH */

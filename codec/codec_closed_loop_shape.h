@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * codec_closed_loop_shape.h: what the host side and the kernels of layers that are deltas must
+ * agree on. Read by C and by CUDA.
+ *
+ * A launch is of the same number of consecutive layers of each of its blocks: parts are in the
+ * order of blocks, and of their layers. A warp has one vector of a row, all layers of it one after
+ * the other; a thread block has eight tokens, whose zeros share bytes.
+ */
+#ifndef KVF_CODEC_CODEC_CLOSED_LOOP_SHAPE_H
+#define KVF_CODEC_CODEC_CLOSED_LOOP_SHAPE_H
+
+#include <stdint.h>
+
+enum kvf_loop_shape {
+    LOOP_TILE_TOKENS = 8,
+    LOOP_THREADS = 32 * LOOP_TILE_TOKENS,
+    LOOP_FAST_GROUP = 128, /* elements of a vector that stays in registers */
+};
+
+#endif /* KVF_CODEC_CODEC_CLOSED_LOOP_SHAPE_H */
