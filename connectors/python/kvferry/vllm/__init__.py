@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector for vLLM: KV of prefixes goes to kvferryd and comes back from there.
+
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvferryConnector",
+        "kv_connector_module_path": "kvferry.vllm", "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute"}'
+
+vLLM makes one object in the scheduler's process and one in each worker's. This file is the shell
+that vLLM sees; scheduler.py and worker.py do the work and know nothing of vLLM's classes.
+"""
+import logging
+from pathlib import Path
+from typing import Any, Dict, Optional, Set, Tuple
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1,
+                                                               KVConnectorMetadata,
+                                                               KVConnectorRole,
+                                                               KVConnectorWorkerMetadata,
+                                                               SupportsHMA)
+
+from kvferry import SHARD_NONE, Client, KvferryError, Put, Status
+from kvferry.vllm import facts as engine_facts, identity
+from kvferry.vllm.jobs import Report, Step
+from kvferry.vllm.scheduler import Scheduler
+from kvferry.vllm.session import Session
+from kvferry.vllm.settings import Settings
+from kvferry.vllm.worker import Worker, make_session
+
+logger = logging.getLogger("vllm.kvferry")
+NONE_HASH_KEY = b"vllm first parent hash, of 1"
+HASH_NAMESPACE_LABEL = "vllm-hash"
+
+
+class KvferryMetadata(Step, KVConnectorMetadata):
+    """A step, as vLLM carries it from the scheduler to the workers."""
+
+
+class KvferryWorkerMetadata(KVConnectorWorkerMetadata):
+    """A report, as vLLM carries it back."""
+
+    def __init__(self, report: Report):
+        self.report = report
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "KvferryWorkerMetadata":
+        assert isinstance(other, KvferryWorkerMetadata)
+        self.report.merge(other.report)
+        return self
+
+
+class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
+    """KVConnectorBase_V1 over kvferryd. With an engine that is not served (hybrid layers, pipeline
+    parallelism, ...: one warning says which) it answers 0 to everything, and the engine runs on."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any):
+        super().__init__(vllm_config, role, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        self._settings = Settings.read(transfer.kv_connector_extra_config or {})
+        self._said: Set[str] = set()
+        warning = identity.check_version("vllm", vllm.__version__, self._settings.allow_untested)
+        if warning is not None:
+            self._warn_once(warning)
+        if transfer.kv_load_failure_policy != "recompute":
+            raise ValueError("kv_load_failure_policy is "
+                             f"{transfer.kv_load_failure_policy!r}: a block may be gone when it is "
+                             'to be loaded, and its request would fail; set it to "recompute"')
+        self._scheduler: Optional[Scheduler] = None
+        self._worker: Optional[Worker] = None
+        self._bad_pages: Set[int] = set()
+        self._report = Report()
+        self._none_hash_checked = False
+        self._facts: Optional[engine_facts.Facts] = None
+        try:
+            self._facts = self._read_facts(role == KVConnectorRole.WORKER)
+            self._digest = self._weights_digest()
+        except engine_facts.Unsupported as why:
+            self._disable(why)
+        if self._facts is not None and role == KVConnectorRole.SCHEDULER:
+            self._scheduler = Scheduler(self._facts, self._settings, self._session(SHARD_NONE)(),
+                                        self._adapter_digest, self._warn_once)
+
+    # --- set-up -----------------------------------------------------------------------------------
+
+    def _warn_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            logger.warning("kvferry: %s", line)
+
+    def _disable(self, why: engine_facts.Unsupported) -> None:
+        self._facts = None
+        self._warn_once(f"this engine's KV is neither stored nor loaded: {why}")
+
+    def _read_facts(self, is_worker: bool) -> engine_facts.Facts:
+        rank = 0
+        if is_worker:
+            from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+            rank = get_tensor_model_parallel_rank()
+        device = self._vllm_config.device_config.device_type
+        if device not in ("cpu", "cuda"):
+            raise engine_facts.Unsupported(f"device {device}")
+        layout = self._cpu_layout() if device == "cpu" else ""
+        facts = engine_facts.read(self._vllm_config, self._kv_cache_config, self._settings, device,
+                                  rank, layout)
+        if device == "cuda":
+            raise engine_facts.Unsupported("pages are on a GPU, and this release of the connector "
+                                           "serves pages in host memory")
+        return facts
+
+    def _cpu_layout(self) -> str:
+        """How this build's kernels arrange a page: version and instruction set."""
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+        group = self._kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        if not hasattr(group, "head_size"):
+            return ""
+        isa = _get_attn_isa(group.dtype, group.block_size, group.head_size,
+                            self._vllm_config.cache_config.cache_dtype)
+        return f"{vllm.__version__.split('+')[0]}-{isa}"
+
+    def _weights_digest(self) -> bytes:
+        if self._settings.weights_digest:
+            return self._settings.digest()
+        folder = engine_facts.model_folder(self._vllm_config)
+        digest = identity.folder_digest(folder) if folder is not None else None
+        if digest is None:
+            raise engine_facts.Unsupported("the model is no local folder with weights that can be "
+                                           "read; set weights_digest in kv_connector_extra_config "
+                                           "to something that changes with the weights")
+        return digest
+
+    @staticmethod
+    def _adapter_digest(lora: Any) -> Optional[bytes]:
+        folder = Path(str(lora.lora_path))
+        return identity.folder_digest(folder) if folder.is_dir() else None
+
+    def _session(self, shard: int) -> Any:
+        """What makes sessions of this engine."""
+        facts, settings = self._facts, self._settings
+        assert facts is not None
+        return make_session(self._warn_once, socket_path=settings.socket, profile=settings.profile,
+                            geometry=facts.geometry, name="vllm", namespace_label=facts.label,
+                            weights_digest=self._digest, shard=shard, shard_count=facts.shard_count,
+                            staging_bytes=settings.staging_bytes if shard != SHARD_NONE else 1 << 20,
+                            allow_uncalibrated=settings.allow_uncalibrated,
+                            on_open=self._connected)
+
+    def _connected(self, client: Client) -> None:
+        """The daemon has taken the handle: what is in force."""
+        info = client.info()
+        if self._facts is not None and self._facts.opaque and not info.lossless:
+            raise KvferryError(Status["ERR_UNSUPPORTED"],
+                               f"profile {info.profile} with pages of the CPU backend, in which "
+                               'tokens cannot be told apart: set profile to "exact"')
+        if info.profile != self._settings.profile:
+            self._warn_once(f"profile {info.profile} in place of {self._settings.profile}: "
+                            f"{info.profile_text}")
+        if self._scheduler is not None:
+            self._scheduler.connected(info.profile, info.lossless)
+
+    # --- what vLLM asks of the class --------------------------------------------------------------
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache: a store that is dropped is a miss some day."""
+        return False
+
+    # --- the worker's side ------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: Dict[str, Any]) -> None:
+        if self._facts is None:
+            return
+        try:
+            pages = engine_facts.pages(self._facts, kv_caches)
+        except (engine_facts.Unsupported, KeyError) as why:
+            self._disable(engine_facts.Unsupported(str(why)))
+            return
+        self._worker = Worker(pages, self._session(self._facts.shard), self._facts.stores,
+                              self._warn_once)
+
+    def _step(self) -> Optional[Step]:
+        if self._worker is None or not self.has_connector_metadata():
+            return None
+        step = self._get_connector_metadata()
+        assert isinstance(step, Step)
+        return step
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        step = self._step()
+        for job in step.loads if step is not None else []:
+            assert self._worker is not None
+            self._worker.load(job)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are over before their request runs."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any,
+                      **kwargs: Any) -> None:
+        """Stores begin when the whole step has run."""
+
+    def wait_for_save(self) -> None:
+        step = self._step()
+        if step is not None:
+            assert self._worker is not None
+            self._worker.store(step.stores)
+
+    def get_finished(self, finished_req_ids: Set[str]) -> Tuple[Optional[Set[str]],
+                                                                Optional[Set[str]]]:
+        if self._worker is None:
+            return None, None
+        self._worker.idle()
+        requests, bad, report = self._worker.finished()
+        self._bad_pages |= bad
+        self._report.merge(report)
+        return None, requests or None
+
+    def get_block_ids_with_load_errors(self) -> Set[int]:
+        bad, self._bad_pages = self._bad_pages, set()
+        return bad
+
+    def build_connector_worker_meta(self) -> Optional[KVConnectorWorkerMetadata]:
+        if not self._report.failed:
+            return None
+        report, self._report = self._report, Report()
+        return KvferryWorkerMetadata(report)
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        if self._scheduler is not None:
+            self._scheduler.close()
+            self._scheduler = None
+
+    # --- the scheduler's side ---------------------------------------------------------------------
+
+    def get_num_new_matched_tokens(self, request: Any,
+                                   num_computed_tokens: int) -> Tuple[Optional[int], bool]:
+        if self._scheduler is None:
+            return 0, False
+        self._check_none_hash()
+        return self._scheduler.matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any,
+                                 num_external_tokens: int) -> None:
+        if self._scheduler is not None:
+            self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        made = KvferryMetadata()
+        if self._scheduler is not None:
+            step = self._scheduler.step(scheduler_output)
+            made.loads, made.stores = step.loads, step.stores
+        return made
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        if self._scheduler is not None:
+            meta = connector_output.kv_connector_worker_meta
+            report = meta.report if isinstance(meta, KvferryWorkerMetadata) else None
+            self._scheduler.loaded(set(connector_output.finished_recving or ()), report)
+
+    def request_finished(self, request: Any,
+                         block_ids: Any) -> Tuple[bool, Optional[Dict[str, Any]]]:
+        """Nothing is read from the pages of a request that is over: they are free at once."""
+        if self._scheduler is None:
+            return False, None
+        return False, dict(self._scheduler.finished(request)) or None
+
+    def request_finished_all_groups(self, request: Any,
+                                    block_ids: Any) -> Tuple[bool, Optional[Dict[str, Any]]]:
+        return self.request_finished(request, block_ids)
+
+    def reset_cache(self) -> Optional[bool]:
+        """What is stored may be of other engines too, and stays."""
+        self._warn_once("the daemon's blocks are kept: `kvferry purge` forgets a namespace")
+        return False
+
+    def _check_none_hash(self) -> None:
+        """Compare the hash that all chains begin with to the one of the engines that have stored
+        here before. Where they differ nothing will ever be found, and nothing else says so."""
+        if self._none_hash_checked:
+            return
+        self._none_hash_checked = True
+        from vllm.v1.core import kv_cache_utils
+        mine = bytes(kv_cache_utils.NONE_HASH)
+        try:
+            with Client(self._settings.socket, namespace_label=HASH_NAMESPACE_LABEL,
+                        weights_digest=self._digest, connect_timeout_ms=200) as client:
+                hit, = client.get([NONE_HASH_KEY], 200)
+                if hit.status != 0:
+                    client.put([Put(NONE_HASH_KEY, data=mine)], budget_ms=200)
+                    return
+                theirs = bytes(hit.payload)
+                if client.release(hit.lease) and theirs != mine:
+                    self._warn_once("this engine's block hashes begin otherwise than those of what "
+                                    "is stored for this model, which will not be found: use the "
+                                    "same PYTHONHASHSEED and --prefix-caching-hash-algo everywhere")
+        except KvferryError:
+            self._none_hash_checked = False

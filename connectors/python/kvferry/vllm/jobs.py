@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler's side tells the workers in a step, and what they answer.
+
+Plain data: it is pickled on its way to other processes.
+"""
+from dataclasses import dataclass, field
+from typing import Dict, List, Optional, Set
+
+
+@dataclass
+class LoadChunk:
+    """A block to fetch: its tokens from token_first on go to pages, in this order."""
+
+    key: bytes
+    token_first: int
+    n_tokens: int
+    pages: List[int]
+
+
+@dataclass
+class LoadJob:
+    """What one request loads, in chain order."""
+
+    request_id: str
+    chunks: List[LoadChunk]
+    budget_ms: int
+
+
+@dataclass
+class StoreChunk:
+    """A full chunk whose pages will have been written when this step has run."""
+
+    key: bytes
+    parent: Optional[bytes]
+    depth: int
+    token_start: int
+    pages: List[int]
+
+
+@dataclass
+class Step:
+    """Everything of one step."""
+
+    loads: List[LoadJob] = field(default_factory=list)
+    stores: List[StoreChunk] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """Keys that did not load, by request: each is a miss for that request from then on."""
+
+    failed: Dict[str, Set[bytes]] = field(default_factory=dict)
+
+    def merge(self, other: "Report") -> None:
+        for request_id, keys in other.failed.items():
+            self.failed.setdefault(request_id, set()).update(keys)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client handle that may be absent: an engine starts and runs without the daemon."""
+import time
+from typing import Any, Callable, Optional
+
+from kvferry.client import Client
+from kvferry.errors import KvferryError, SessionError
+
+RETRY_S = 1.0
+CONNECT_TIMEOUT_MS = 500
+
+
+class Session:
+    """Opens a handle when it is first wanted, and again a second after that has failed. Belongs to
+    one thread, as the handle does."""
+
+    def __init__(self, warn: Callable[[str], None], on_open: Callable[[Client], None],
+                 **options: Any):
+        """on_open(client) looks at each new handle, and may raise a KvferryError: then it is closed
+        again. The rest is of Client."""
+        self._warn = warn
+        self._on_open = on_open
+        self._options = options
+        self._client: Optional[Client] = None
+        self._next_try = 0.0
+        self._said = ""
+
+    def client(self) -> Optional[Client]:
+        """The handle, or None while there is no daemon. Blocks up to CONNECT_TIMEOUT_MS, at most
+        once a second, while there is none."""
+        if self._client is None and time.monotonic() >= self._next_try:
+            try:
+                client = Client(connect_timeout_ms=CONNECT_TIMEOUT_MS, **self._options)
+                self._check(client)
+                self._client, self._said = client, ""
+            except SessionError as error:
+                self._say(f"no daemon: {error}; requests are computed until there is one")
+            except KvferryError as error:
+                self._say(f"the daemon does not take this engine: {error}")
+            self._next_try = time.monotonic() + RETRY_S
+        return self._client
+
+    def _check(self, client: Client) -> None:
+        try:
+            self._on_open(client)
+        except KvferryError:
+            client.close()
+            raise
+
+    def _say(self, line: str) -> None:
+        """A warning, once while nothing else happens."""
+        if line != self._said:
+            self._said = line
+            self._warn(line)
+
+    def close(self) -> None:
+        """Close the handle; client() opens no other one."""
+        self._next_try = float("inf")
+        if self._client is not None:
+            self._client.close()
+            self._client = None

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's side for pages in host memory: the CPU codecs.
+
+Stores are encoded on the engine's thread when the step has run, so that pages are free again before
+anybody can have them: nothing waits for a preempted or aborted request's store. What does not fit
+into staging is left out: a store that is dropped is a miss some day, and no more. Loads run on a
+thread of their own, between steps, into pages that only their request has.
+"""
+import queue
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Callable, List, Optional, Set, Tuple
+
+from kvferry.buffers import Pages
+from kvferry.client import Client, Hit, Put
+from kvferry.errors import BusyError, KvferryError, SessionError, Status
+from kvferry.vllm.jobs import LoadChunk, LoadJob, Report, StoreChunk
+from kvferry.vllm.session import Session
+
+# Blocks that one get asks for: they are leased together, and a client may hold a share of the arena
+GET_CHUNKS = 16
+
+
+@dataclass
+class Counters:
+    """What a worker has done."""
+
+    stored: int = 0
+    present: int = 0
+    skipped: int = 0  # stores left out: no room in staging, or no daemon
+    refused: int = 0  # stores that the daemon has answered with a failure
+    loaded: int = 0
+    failed: int = 0
+
+
+@dataclass
+class Done:
+    """A load that is over. bad: pages that hold nothing."""
+
+    request_id: str
+    bad: Set[int] = field(default_factory=set)
+    failed: Set[bytes] = field(default_factory=set)
+    loaded: int = 0
+
+
+class Worker:
+    """Made by the engine's thread, which calls everything but _run."""
+
+    def __init__(self, pages: Pages, session: Callable[[], Session], stores: bool,
+                 warn: Callable[[str], None]):
+        self._pages = pages
+        self._stores = stores
+        self._warn = warn
+        self._store_session = session()
+        self._load_session = session()
+        self._queue: "queue.SimpleQueue[Optional[LoadJob]]" = queue.SimpleQueue()
+        self._done: "queue.SimpleQueue[Done]" = queue.SimpleQueue()
+        self.counters = Counters()
+        self._thread = threading.Thread(target=self._run, name="kvferry-load", daemon=True)
+        self._thread.start()
+
+    # --- stores -----------------------------------------------------------------------------------
+
+    def store(self, chunks: List[StoreChunk]) -> None:
+        """Encode chunks and hand them over. The pages may be rewritten when this returns. Does not
+        wait for the daemon."""
+        client = self._store_session.client() if self._stores and chunks else None
+        if client is None:
+            self.counters.skipped += len(chunks) if self._stores else 0
+            return
+        self._collect(client)
+        for chunk in chunks:
+            try:
+                self._put(client, chunk)
+            except (BusyError, SessionError):
+                self.counters.skipped += 1
+            except KvferryError as error:
+                self.counters.skipped += 1
+                self._warn(f"store: {error}")
+
+    def _put(self, client: Client, chunk: StoreChunk) -> None:
+        item = Put(chunk.key, pages=self._pages, page_ids=chunk.pages,
+                   token_start=chunk.token_start)
+        try:
+            client.submit_put([item], parent=chunk.parent, depth=chunk.depth)
+        except BusyError:
+            self._collect(client)  # what has been stored meanwhile gives its staging back
+            client.submit_put([item], parent=chunk.parent, depth=chunk.depth)
+
+    def _collect(self, client: Client) -> None:
+        while events := client.poll():
+            for event in events:
+                if event.is_request:
+                    continue
+                if event.hit.status == Status["OK"]:
+                    self.counters.stored += 1
+                elif event.hit.status == Status["EXISTS"]:
+                    self.counters.present += 1
+                else:
+                    self.counters.refused += 1
+
+    def idle(self) -> None:
+        """Take completions of stores. Does not block."""
+        client = self._store_session.client() if self._stores else None
+        if client is not None:
+            self._collect(client)
+
+    # --- loads ------------------------------------------------------------------------------------
+
+    def load(self, job: LoadJob) -> None:
+        """Start a load. Does not block; finished() tells of its end, exactly once."""
+        self._queue.put(job)
+
+    def finished(self) -> Tuple[Set[str], Set[int], Report]:
+        """Loads that have ended since the last call: requests, pages that hold nothing, and keys
+        that did not load. Does not block."""
+        requests: Set[str] = set()
+        bad: Set[int] = set()
+        report = Report()
+        while True:
+            try:
+                done = self._done.get_nowait()
+            except queue.Empty:
+                return requests, bad, report
+            requests.add(done.request_id)
+            bad |= done.bad
+            if done.failed:
+                report.merge(Report({done.request_id: done.failed}))
+            self.counters.loaded += done.loaded
+            self.counters.failed += len(done.failed)
+
+    def _run(self) -> None:
+        """The thread of loads."""
+        while (job := self._queue.get()) is not None:
+            done = Done(job.request_id)
+            try:
+                self._load(job, done)
+            except Exception as error:  # whatever it is, the request must end
+                self._warn(f"load of {job.request_id}: {error!r}")
+                self._fail(done, job.chunks)
+            self._done.put(done)
+        self._load_session.close()
+
+    @staticmethod
+    def _fail(done: Done, chunks: List[LoadChunk]) -> None:
+        """Nothing of these chunks is to be believed. Only the first one is said to have failed: the
+        engine computes from its first page on, and those behind it may be fine."""
+        for chunk in chunks:
+            done.bad.update(chunk.pages)
+        if chunks:
+            done.failed.add(chunks[0].key)
+
+    def _load(self, job: LoadJob, done: Done) -> None:
+        client = self._load_session.client()
+        if client is None:
+            self._fail(done, job.chunks)
+            return
+        for first in range(0, len(job.chunks), GET_CHUNKS):
+            part = job.chunks[first:first + GET_CHUNKS]
+            good = self._load_part(client, part, job.budget_ms)
+            done.loaded += good
+            if good < len(part):
+                self._fail(done, job.chunks[first + good:])
+                return
+
+    def _load_part(self, client: Client, chunks: List[LoadChunk], budget_ms: int) -> int:
+        """Load chunks; how many leading ones are good."""
+        try:
+            hits = client.get([chunk.key for chunk in chunks], budget_ms)
+        except KvferryError:
+            return 0
+        good, whole = 0, True
+        for chunk, hit in zip(chunks, hits):
+            whole = self._load_one(client, chunk, hit, whole) and whole
+            good += whole
+        return good
+
+    def _load_one(self, client: Client, chunk: LoadChunk, hit: Hit, wanted: bool) -> bool:
+        """Decode a hit into its pages, unless one before it has failed, and give its lease back."""
+        if hit.status != 0:
+            return False
+        try:
+            if wanted:
+                client.decode(hit, self._pages, chunk.pages, chunk.token_first, chunk.n_tokens)
+        except KvferryError as error:
+            self._warn(f"load: {error}")
+            wanted = False
+        # What was read under the lease is the block's only if the lease was good to the end.
+        return client.release(hit.lease) and wanted
+
+    def close(self) -> None:
+        """End the thread of loads when what it has begun is done, and close the handles. Blocks as
+        long as the load that is running may take."""
+        self._queue.put(None)
+        self._thread.join()
+        self._store_session.close()
+
+
+def make_session(warn: Callable[[str], None], **options: Any) -> Callable[[], Session]:
+    """What makes a session of a worker: one handle a thread."""
+    return lambda: Session(warn, **options)
