@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "agent/admin_internal.h"
+#include "agent/calibration.h"
 #include "agent/index.h"
 #include "agent/metrics.h"
 #include "base/clock.h"
@@ -50,6 +51,7 @@ static void question_free(struct question *question)
     }
     free(question->control.rows);
     free(question->control.stat);
+    kvf_calibrations_release(question->control.calibrations);
     pthread_cond_destroy(&question->changed);
     pthread_mutex_destroy(&question->lock);
     free(question);
@@ -607,15 +609,11 @@ static json_t *calibration_json(const struct kvf_calibration *calibration)
                      "kinds", (int)table->n_kinds, "layers", (int)table->n_layers);
 }
 
-/* What has passed for which model. Read at start and the same since: the reactor is not asked. */
-static void answer_profiles(struct kvf_admin_api *api, const struct kvf_admin_request *request,
-                            struct kvf_admin_reply *reply)
+static json_t *calibrations_json(const struct kvf_calibrations *calibrations)
 {
-    const struct kvf_calibrations *calibrations = kvf_agent_calibrations(api->agent);
     json_t *rows = json_array();
     int failed = 0;
 
-    (void)request;
     for (uint32_t i = 0; calibrations != NULL && i < calibrations->n; i++) {
         failed |= json_array_append_new(rows, calibration_json(&calibrations->list[i]));
     }
@@ -623,7 +621,20 @@ static void answer_profiles(struct kvf_admin_api *api, const struct kvf_admin_re
         json_decref(rows);
         rows = NULL;
     }
-    reply_json(reply, HTTP_OK, rows != NULL ? json_pack("{s:o}", "calibrated", rows) : NULL);
+    return rows != NULL ? json_pack("{s:o}", "calibrated", rows) : NULL;
+}
+
+/* What has passed for which model. */
+static void answer_profiles(struct kvf_admin_api *api, const struct kvf_admin_request *request,
+                            struct kvf_admin_reply *reply)
+{
+    struct question *question = question_new(KVF_CONTROL_CALIBRATIONS, 0, 0);
+
+    (void)request;
+    if (ask(api, &question, KVF_ADMIN_ANSWER_MS, reply)) {
+        reply_json(reply, HTTP_OK, calibrations_json(question->control.calibrations));
+    }
+    question_free(question);
 }
 
 /* --- commands --------------------------------------------------------------------------------- */
@@ -727,6 +738,18 @@ static void answer_drain(struct kvf_admin_api *api, const struct kvf_admin_reque
     question_free(question);
 }
 
+static void answer_reload(struct kvf_admin_api *api, const struct kvf_admin_request *request,
+                          struct kvf_admin_reply *reply)
+{
+    struct question *question = question_new(KVF_CONTROL_RELOAD, 0, 0);
+
+    (void)request;
+    if (ask(api, &question, KVF_ADMIN_ANSWER_SLOW_MS, reply)) {
+        kvf_admin_reply_status(reply, HTTP_OK, "ok", question->control.text);
+    }
+    question_free(question);
+}
+
 static void reply_log_level(struct kvf_admin_reply *reply)
 {
     reply_json(reply, HTTP_OK,
@@ -776,6 +799,7 @@ const struct kvf_admin_route kvf_admin_routes[] = {
     {"POST", "/v1/evict", false, answer_evict},
     {"POST", "/v1/purge", false, answer_purge},
     {"POST", "/v1/drain", false, answer_drain},
+    {"POST", "/v1/reload", false, answer_reload},
     {"GET", "/v1/log-level", false, answer_log_level},
     {"POST", "/v1/log-level", false, answer_log_level_set},
     {NULL, NULL, false, NULL},

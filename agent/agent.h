@@ -61,8 +61,8 @@ int kvf_agent_run(struct kvf_agent *agent);
  * signal handlers included. */
 void kvf_agent_stop(struct kvf_agent *agent);
 
-/* What calibration.dir had at start; NULL: it is not set. Any thread: nobody changes it. */
-const struct kvf_calibrations *kvf_agent_calibrations(const struct kvf_agent *agent);
+/* Read calibration.dir again. Any thread, signal handlers included. */
+void kvf_agent_reload(struct kvf_agent *agent);
 
 /* True while requests are served. Any thread. */
 bool kvf_agent_is_ready(const struct kvf_agent *agent);

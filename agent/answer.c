@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "agent/calibration.h"
+
 /* Entries that one turn looks at for one question; longer ones go on in the next turn or call. */
 #define SWEEP_STEPS 4096
 #define LIST_STEPS  65536
@@ -652,6 +654,15 @@ static void answer(struct kvf_agent *agent, struct kvf_control *control)
         return;
     }
     finish(control, KVF_ERR_INVALID);
+    case KVF_CONTROL_CALIBRATIONS:
+        control->calibrations = agent->calibrations != NULL
+                                    ? kvf_calibrations_hold(agent->calibrations)
+                                    : NULL;
+        finish(control, KVF_OK);
+        return;
+    case KVF_CONTROL_RELOAD:
+        kvf_reload_start(agent, control);
+        return;
 }
 
 static uint32_t take_all(struct kvf_agent *agent, struct kvf_control *out[KVF_CONTROLS_MAX])
@@ -695,6 +706,7 @@ void kvf_answer_fail_all(struct kvf_agent *agent)
     }
     if (agent->sweep.control != NULL) {
         finish(agent->sweep.control, KVF_ERR_TIER_OFF);
+    kvf_reload_abandon(agent);
         agent->sweep.control = NULL;
     }
     if (agent->verify != NULL) {

@@ -79,6 +79,7 @@ static int choose_lossy(struct kvf_session *session, const struct kvf_geometry *
     }
     if (calibration != NULL && builtin == NULL) {
         session->calibration = calibration;
+        session->calibrations = kvf_calibrations_hold(session->agent->calibrations);
         return kvf_codec_plan_init_table(&session->plan, geometry, calibration->table, head_first);
     }
     if (calibration == NULL && is_allowed(session)) {
@@ -148,6 +149,14 @@ int kvf_attach_profile(struct kvf_session *session, char *text, size_t bytes)
                        hello->profile, kvf_profile_kinds(builtin));
         return KVF_ERR_REFUSED;
     }
+    if (geometry.kind >= KVF_KIND_X && kvf_proto_weights_fp(hello) == 0) {
+        session->agent->metrics.x_refused++;
+        (void)snprintf(
+            text, bytes,
+            "K and V of another model could come of this one's X: give a weights_digest%s",
+            geometry.kind == KVF_KIND_XG ? ", and the factors_digest of its latents" : "");
+        return KVF_ERR_REFUSED;
+    }
     status = builtin != NULL && (builtin->lossless || opaque)
                  ? kvf_codec_plan_init(&session->plan, opaque ? NULL : &geometry, hello->profile)
                  : choose_lossy(session, &geometry, text, bytes);
@@ -163,6 +172,7 @@ int kvf_attach_profile(struct kvf_session *session, char *text, size_t bytes)
     }
     if (status == KVF_OK && !opaque) {
         session->plan.model_fp = kvf_proto_model_fp(hello);
+        session->plan.weights_fp = kvf_proto_weights_fp(hello);
     }
     return status;
 }

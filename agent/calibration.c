@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * calibration.c: the files of calibration.dir, read at start.
+ * calibration.c: the files of calibration.dir.
  */
 #include "agent/calibration.h"
 
@@ -142,11 +142,11 @@ int kvf_calibrations_read(const char *dir, struct kvf_calibrations **out)
     if (*out == NULL) {
         return KVF_ERR_NO_MEMORY;
     }
+    atomic_init(&(*out)->holders, 1);
     n = scandir(dir, &entries, is_profile, alphasort);
     if (n < 0) {
-        kvf_log(KVF_LOG_WARNING, "calibration.dir %s: %s; no profile counts as calibrated", dir,
-                strerror(errno));
-        return KVF_OK;
+        kvf_log(KVF_LOG_WARNING, "calibration.dir %s: %s", dir, strerror(errno));
+        return KVF_ERR_IO;
     }
     for (int i = 0; i < n; i++) {
         file_read(*out, dir, entries[i]->d_name);
@@ -156,9 +156,15 @@ int kvf_calibrations_read(const char *dir, struct kvf_calibrations **out)
     return KVF_OK;
 }
 
-void kvf_calibrations_free(struct kvf_calibrations *calibrations)
+struct kvf_calibrations *kvf_calibrations_hold(struct kvf_calibrations *calibrations)
 {
-    if (calibrations != NULL) {
+    atomic_fetch_add(&calibrations->holders, 1);
+    return calibrations;
+}
+
+void kvf_calibrations_release(struct kvf_calibrations *calibrations)
+{
+    if (calibrations != NULL && atomic_fetch_sub(&calibrations->holders, 1) == 1) {
         for (uint32_t i = 0; i < calibrations->n; i++) {
             kvf_profile_table_destroy(calibrations->list[i].table);
             kvf_fd_close(&calibrations->list[i].blob_fd);

@@ -27,9 +27,11 @@ enum kvf_control_op {
     KVF_CONTROL_NAMESPACES = 4, /* fills rows with struct kvf_control_namespace */
     KVF_CONTROL_VERIFY =
         5, /* checks up to max_rows blocks from cursor on; counts in verified, bad */
-    KVF_CONTROL_EVICT = 6, /* key_id, or all of namespace_id that are in no lease */
-    KVF_CONTROL_PURGE = 7, /* namespace_id: forget for good, persisted before the answer */
-    KVF_CONTROL_DRAIN = 8, /* begin to stop, as SIGTERM does */
+    KVF_CONTROL_EVICT = 6,        /* key_id, or all of namespace_id that are in no lease */
+    KVF_CONTROL_PURGE = 7,        /* namespace_id: forget for good, persisted before the answer */
+    KVF_CONTROL_DRAIN = 8,        /* begin to stop, as SIGTERM does */
+    KVF_CONTROL_CALIBRATIONS = 9, /* fills calibrations */
+    KVF_CONTROL_RELOAD = 10,      /* read calibration.dir again, as SIGHUP does; fills text */
 };
 
 struct kvf_control_client {
@@ -110,6 +112,8 @@ struct kvf_control_stat {
     struct kvf_metrics metrics;
 };
 
+struct kvf_calibrations;
+
 struct kvf_control {
     uint8_t op; /* enum kvf_control_op */
     uint8_t key_id[32];
@@ -125,7 +129,8 @@ struct kvf_control {
     uint32_t n_rows;
     uint64_t next_cursor; /* 0: that was all */
     uint64_t verified, bad, evicted;
-    char text[256]; /* cause, if status < 0 */
+    struct kvf_calibrations *calibrations; /* NULL: none are configured; the asker holds it */
+    char text[256];                        /* cause, if status < 0 */
 
     /* On the reactor thread, once; the asker owns the struct again afterwards. */
     void (*done)(struct kvf_control *control);

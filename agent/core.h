@@ -14,6 +14,7 @@
  *   offence.c    who broke the protocol lately              /
  *   key_name.c   names of blocks                            /
  *   answer.c     the admin thread's questions               /
+ *   reload.c     calibration.dir, read again                /
  *
  * A flight is one record on its way: from staging into a slot (FILL), from a drive or a GPU into a
  * slot (LOAD), or from a slot to a drive (WRITE) or a GPU (PROMOTE). An op is one block of one
@@ -329,6 +330,7 @@ struct kvf_session {
     bool is_replaced;                          /* "exact" instead of the one asked for */
     char profile_text[KVF_WIRE_TEXT_BYTES];    /* where it comes from, or "" */
     const struct kvf_calibration *calibration; /* plan is of its table; NULL: of the build */
+    struct kvf_calibrations *calibrations;     /* held while there is one */
     uint8_t gpu_path;  /* enum kvf_gpu_path; 0: it has said nothing, or has no worker */
     bool is_gpu_asked; /* a channel to a worker has been given out */
     char gpu_uuid[48];
@@ -420,8 +422,9 @@ struct kvf_agent {
     uint64_t now_ns; /* of this turn */
     uint8_t id_key[32];
 
-    _Atomic bool is_ready;   /* any thread reads */
-    _Atomic bool stop_asked; /* any thread sets */
+    _Atomic bool is_ready;     /* any thread reads */
+    _Atomic bool stop_asked;   /* any thread sets */
+    _Atomic bool reload_asked; /* any thread sets */
     bool is_draining;
     uint64_t drain_deadline_ns;
 
@@ -475,7 +478,8 @@ struct kvf_agent {
     uint64_t pressure_ns; /* when memory was last taken from a block */
 
     struct kvf_gpu_host *gpu_host;         /* NULL: no device is configured */
-    struct kvf_calibrations *calibrations; /* NULL: no folder */
+    struct kvf_calibrations *calibrations; /* held; NULL: no folder */
+    struct kvf_reload *reload;             /* the one that runs */
     struct kvf_session *sessions;          /* sessions_capacity of them */
     uint32_t sessions_capacity;
     uint32_t sessions_count;
@@ -784,6 +788,15 @@ void kvf_admit_refund(struct kvf_drive *drive, uint64_t bytes);
 uint64_t kvf_admit_credit(struct kvf_drive *drive);
 /* Is there budget to keep a record when its segment is reused? */
 bool kvf_admit_allows_reinsertion(struct kvf_drive *drive);
+
+/* reload.c: read calibration.dir again; control: who asked, NULL: nobody waits. */
+void kvf_reload_start(struct kvf_agent *agent, struct kvf_control *control);
+/* Start one that a signal has asked for. */
+void kvf_reload_poll(struct kvf_agent *agent);
+/* Nobody is answered any more. */
+void kvf_reload_abandon(struct kvf_agent *agent);
+/* When no job runs any more. */
+void kvf_reload_free(struct kvf_agent *agent);
 
 /* answer.c */
 void kvf_answer_poll(struct kvf_agent *agent);

@@ -196,6 +196,7 @@ static bool prepare_sleep(struct kvf_agent *agent)
         }
     }
     if (kvf_place_poll(agent) || agent->sweep.end != 0 || atomic_load(&agent->n_controls) > 0 ||
+        (atomic_load(&agent->reload_asked) && agent->reload == NULL) ||
         atomic_load(&agent->stop_asked) != agent->is_draining) {
         may_sleep = false;
     }
@@ -332,6 +333,7 @@ static bool serve(struct kvf_agent *agent)
     any |= kvf_place_poll(agent);
     /* the admin's questions see a state between requests */
     kvf_answer_poll(agent);
+    kvf_reload_poll(agent);
     run_timers(agent);
     kvf_hbm_tell(agent);
     /* completions of all steps go out together: one wake-up a client and turn */
@@ -431,16 +433,19 @@ int kvf_agent_run(struct kvf_agent *agent)
     return status;
 }
 
-void kvf_agent_stop(struct kvf_agent *agent)
+/* From a signal handler: always the system call, it interrupts a sleep that is just beginning. */
+static void wake_from_anywhere(struct kvf_agent *agent)
 {
     uint64_t one = 1;
-    ssize_t written;
+    ssize_t written = write(agent->waker_fd, &one, sizeof(one));
 
-    atomic_store(&agent->stop_asked, true);
-    /* from a signal handler: always the system call, it interrupts a sleep that is just
-     * beginning */
-    written = write(agent->waker_fd, &one, sizeof(one));
     (void)written;
+}
+
+void kvf_agent_stop(struct kvf_agent *agent)
+{
+    atomic_store(&agent->stop_asked, true);
+    wake_from_anywhere(agent);
 }
 
 bool kvf_agent_is_ready(const struct kvf_agent *agent)
@@ -556,6 +561,7 @@ static int open_all(struct kvf_agent *agent)
     }
     if (status == KVF_OK) {
         status = kvf_calibrations_read(config->calibration_dir, &agent->calibrations);
+        status = status == KVF_ERR_IO ? KVF_OK : status; /* logged; no reason not to start */
     }
     if (status == KVF_OK) {
         status = kvf_place_open(agent);
@@ -629,9 +635,10 @@ int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_o
     return kvf_agent_create_ported(config, &ports, agent_out);
 }
 
-const struct kvf_calibrations *kvf_agent_calibrations(const struct kvf_agent *agent)
+void kvf_agent_reload(struct kvf_agent *agent)
 {
-    return agent->calibrations;
+    atomic_store(&agent->reload_asked, true);
+    wake_from_anywhere(agent);
 }
 
 int kvf_agent_adopt(struct kvf_agent *agent, uint32_t socket_index, int fd, uint64_t peer)
@@ -656,7 +663,8 @@ void kvf_agent_destroy(struct kvf_agent *agent)
     }
     kvf_place_close(agent);
     free(agent->sessions);
-    kvf_calibrations_free(agent->calibrations);
+    kvf_reload_free(agent);
+    kvf_calibrations_release(agent->calibrations);
     kvf_fd_close(&agent->epoll_fd);
     kvf_fd_close(&agent->waker_fd);
     kvf_fd_close(&agent->reserve_fd);

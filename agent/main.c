@@ -230,7 +230,7 @@ static void say_calibrations(const struct kvf_config *config)
     struct kvf_calibrations *calibrations;
 
     (void)kvf_calibrations_read(config->calibration_dir, &calibrations);
-    kvf_calibrations_free(calibrations);
+    kvf_calibrations_release(calibrations);
 }
 
 /* --- signals ---------------------------------------------------------------------------------- */
@@ -254,15 +254,29 @@ static void on_stop_signal(int number)
     }
 }
 
+/* Read again what can be read again. */
+static void on_reload_signal(int number)
+{
+    struct kvf_agent *agent = atomic_load(&signal_agent);
+
+    (void)number;
+    if (agent != NULL) {
+        kvf_agent_reload(agent);
+    }
+}
+
 static void install_signals(void)
 {
+    struct sigaction reload = {.sa_handler = on_reload_signal, .sa_flags = SA_RESTART};
     struct sigaction stop = {.sa_handler = on_stop_signal, .sa_flags = SA_RESTART};
     struct sigaction ignore = {.sa_handler = SIG_IGN};
 
     sigemptyset(&stop.sa_mask);
+    sigemptyset(&reload.sa_mask);
     sigemptyset(&ignore.sa_mask);
     sigaction(SIGTERM, &stop, NULL);
     sigaction(SIGINT, &stop, NULL);
+    sigaction(SIGHUP, &reload, NULL);
     sigaction(SIGPIPE, &ignore, NULL);
 }
 

@@ -871,6 +871,7 @@ static void release_run(struct kvf_work *work)
     session->announce = NULL;
     free(session->device_pieces);
     session->device_pieces = NULL;
+    kvf_calibrations_release(session->calibrations);
 }
 
 static void release_done(struct kvf_work *work)

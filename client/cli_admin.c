@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * cli_admin.c: subcommands that ask the admin server: stat, ls, clients, verify, evict and purge by
- * namespace, log-level and drain. With -o json what the server says is passed on; text is for people and may change.
+ * namespace, reload, log-level and drain. With -o json what the server says is passed on; text is for people and may change.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -391,7 +391,24 @@ int cli_purge(const struct cli *cli)
     return drop_namespace(cli, "purge", "purged for good");
 }
 
-/* --- log-level, drain ------------------------------------------------------------------------- */
+/* --- reload, log-level, drain ------------------------------------------------------------------------- */
+
+int cli_reload(const struct cli *cli)
+{
+    json_t *answer;
+    int code = cli_http(cli, "POST", "/v1/reload", &answer);
+
+    if (code != CLI_OK) {
+        return code;
+    }
+    if (cli->is_json) {
+        cli_print_json(answer);
+    } else {
+        printf("%s\n", cli_string(answer, "text"));
+        json_decref(answer);
+    }
+    return CLI_OK;
+}
 
 int cli_log_level(const struct cli *cli)
 {

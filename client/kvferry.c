@@ -125,6 +125,12 @@ static const struct command commands[] = {
      "after "
      "the other.\nRates and means are of the time between two looks. With -o json one object a "
      "look."},
+    {"reload", "", "", 0, false, cli_reload, "have the daemon read calibration.dir again",
+     "As SIGHUP does. Profiles that have passed since count for clients that attach from now on, "
+     "those "
+     "that\nare gone count for no new ones. If the folder cannot be read, nothing changes. Other "
+     "options "
+     "need a\nrestart."},
     {"log-level", "[LEVEL]", "", 1, false, cli_log_level, "show or set what the daemon logs",
      "error, warning, info or debug, until the daemon ends. GPU workers keep the level that they "
      "were\nstarted with."},

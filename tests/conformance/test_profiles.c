@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <signal.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -422,6 +423,42 @@ static void test_wrong_files(void **state)
     kvf_profile_table_destroy(own);
 }
 
+static void reload_and_wait(const char *log)
+{
+    assert_int_equal(kill(the_daemon.process.pid, SIGHUP), 0);
+    while (!kvf_test_daemon_log_has(&the_daemon, log)) {
+        usleep(1000);
+    }
+}
+
+/* Files that come and go while the daemon serves: for clients that attach later; who is attached
+ * keeps what it has. */
+static void test_reload(void **state)
+{
+    static struct kvf_codec_plan plan;
+    struct kvf_profile_table *own = table_create("own", 1, 5);
+    struct kvf_client *before;
+    struct kvf_client *client;
+
+    (void)state;
+    start();
+    pages_fill(&in, 4);
+    before = expect("own", 1, "exact", "neither the build (kvferry profiles) nor calibration");
+    table_write("own.json", own);
+    reload_and_wait("read again: 1 profiles have passed, 0 before; 1 clients have another profile");
+    client = expect("own", 1, "own", "own.json");
+    assert_int_equal(kvf_codec_plan_init_table(&plan, &geometry, own, 0), KVF_OK);
+    assert_as_reference(client, &plan, 400);
+    assert_int_equal(has_block(before, 400), KVF_MISS);
+    file_remove("own.json");
+    reload_and_wait("read again: 0 profiles have passed, 1 before; 0 clients have another profile");
+    kvf_close(expect("own", 1, "exact", "neither the build (kvferry profiles) nor calibration"));
+    assert_as_reference(client, &plan, 401);
+    kvf_close(client);
+    kvf_close(before);
+    kvf_profile_table_destroy(own);
+}
+
 /* A file of a model of another shape does not count, whatever its digest. */
 static void test_other_shapes(void **state)
 {
@@ -497,6 +534,7 @@ int main(void)
         TEST(test_profiles_of_files),
         TEST(test_changed_files),
         TEST(test_wrong_files),
+        TEST(test_reload),
         TEST(test_other_shapes),
         TEST(test_older_clients),
     };

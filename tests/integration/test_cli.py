@@ -304,6 +304,39 @@ class DaemonLife(Case):
         text = run(KVFERRY, "profiles", "--socket", daemon.socket)[1].decode()
         self.assertRegex(text, r"(?m)^balanced +passed.json +abababababababab\.\. chat, code$")
 
+    def test_reload(self):
+        folder = self.path("calibrated")
+        os.mkdir(folder)
+        daemon = self.start(f"calibration.dir={folder}")
+
+        def ask_daemon(*command):
+            return run(KVFERRY, *command, "--socket", daemon.socket)
+
+        def passed():
+            code, out, _ = ask_daemon("profiles", "-o", "json")
+            self.assertEqual(code, 0)
+            return [row["file"] for row in json.loads(out)["calibrated"]]
+
+        self.assertEqual(passed(), [])
+        with open(os.path.join(folder, "passed.json"), "w", encoding="utf-8") as file:
+            json.dump({"kvferry_profile": 1, "name": "balanced", "weights_digest": "ab" * 32,
+                       "workload": ["chat"],
+                       "geometry": {"n_layers": 2, "n_heads": 1, "dim_k": 64, "dim_v": 64,
+                                    "rope_state": "post"}}, file)
+        code, out, _ = ask_daemon("reload")
+        self.assertEqual(code, 0)
+        self.assertIn("1 profiles have passed, 0 before", out.decode())
+        self.assertEqual(passed(), ["passed.json"])
+        os.rename(folder, self.path("away"))
+        self.one_line(ask_daemon("reload"), 1, "cannot be read", "read before stays in use")
+        self.assertEqual(passed(), ["passed.json"])
+        os.mkdir(folder)
+        daemon.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: passed() == [], "the reload")
+        self.assertEqual(daemon.signal_and_wait(signal.SIGTERM), 0)
+        daemon = self.start()
+        self.one_line(ask_daemon("reload"), 1, "calibration.dir is not set")
+
     def test_notify(self):
         for name in (self.path("notify"), "\0kvf-test-" + os.path.basename(self.folder)):
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -698,7 +731,7 @@ class Command(Case):
 
     def test_no_daemon(self):
         for command in (["ping"], ["stat"], ["ls"], ["clients"], ["verify"], ["bench"], ["top"],
-                        ["drain"], ["log-level"], ["log-level", "debug"],
+                        ["drain"], ["reload"], ["log-level"], ["log-level", "debug"],
                         ["purge", "--namespace", "x"], ["get", "--key-text", "k"],
                         ["put", "--key-text", "k"], ["evict", "--key-text", "k"]):
             result = run(KVFERRY, *command, "--socket", self.path("none.sock"), data=b"x")
@@ -707,7 +740,7 @@ class Command(Case):
     def test_help_and_man_page_agree(self):
         text = self.ok("--help").decode()
         commands = re.findall(r"^    ([a-z-]+) +\S", text.split("Options of all")[0], re.MULTILINE)
-        self.assertGreaterEqual(len(commands), 18)
+        self.assertGreaterEqual(len(commands), 19)
         with open(os.path.join(ROOT, "docs", "man", "kvferry.1"), encoding="utf-8") as file:
             page = file.read().replace("\\-", "-")
         for command in commands:
