@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * admit.c: which blocks go to a drive. The decision is made for chains, at their head, because a
- * block is of no use without the blocks before it: a block whose parent is not on (or on its way
- * to) a drive is never written. A head is written at first sight while the write budget's bucket is
- * at least half full, at second sight below that, and never when the bucket is empty.
+ * admit.c: which blocks go to a drive. A block is of no use without the blocks before it: one whose
+ * parent is not on (or on its way to) a drive is never written. Of the others, a block is written
+ * at first sight while the write budget's bucket is at least half full, at second sight below that,
+ * and never when the bucket is empty. nvme.admission takes one of the two rules for all levels.
  *
- * Second sight is remembered in a table of 64-bit tags that overwrite each other: forgetting a head
- * early costs one more sight, and nothing else.
+ * The rule is applied to each block, not to the head of its chain: prompts of one application begin
+ * alike, and behind one head that is written their chains differ.
+ *
+ * Sights are remembered in sets of tags, oldest out first. What is forgotten early costs one more
+ * sight, and the blocks behind it one more, too: a table whose entries overwrite each other at
+ * random would break most long chains.
  */
 #include "agent/core.h"
 
@@ -19,11 +23,13 @@
 void kvf_admit_init(struct kvf_drive *drive, uint64_t rate_bytes_s, uint64_t credit_bytes)
 {
     struct kvf_bucket *bucket = &drive->bucket;
+    uint64_t burst_bytes = drive->agent->ports.burst_bytes;
+    int64_t least_bytes = burst_bytes != 0 ? (int64_t)burst_bytes : BUCKET_BYTES_MIN;
 
     bucket->rate_bytes_s = rate_bytes_s;
     bucket->capacity_bytes = (int64_t)rate_bytes_s * BUCKET_SECONDS;
-    if (bucket->capacity_bytes < BUCKET_BYTES_MIN) {
-        bucket->capacity_bytes = BUCKET_BYTES_MIN;
+    if (bucket->capacity_bytes < least_bytes) {
+        bucket->capacity_bytes = least_bytes;
     }
     bucket->tokens_bytes = (int64_t)credit_bytes;
     if (bucket->tokens_bytes > bucket->capacity_bytes) {
@@ -85,34 +91,45 @@ bool kvf_admit_allows_reinsertion(struct kvf_drive *drive)
     return drive->bucket.tokens_bytes >= drive->bucket.capacity_bytes / 2;
 }
 
-/* Has this head been seen before? It has from now on. */
+/* Has this block been seen before? It has from now on. */
 static bool seen_before(struct kvf_agent *agent, const uint8_t key_id[32])
 {
-    uint64_t tag, word;
+    uint32_t word, tag;
+    uint32_t *set;
 
     memcpy(&word, key_id, sizeof(word));
     memcpy(&tag, key_id + 8, sizeof(tag));
-    word &= KVF_GHOST_ENTRIES - 1;
-    if (agent->ghosts[word] == tag) {
-        return true;
+    set = agent->ghosts + word % (KVF_GHOST_ENTRIES / KVF_GHOST_WAYS) * KVF_GHOST_WAYS;
+    for (uint32_t i = 0; i < KVF_GHOST_WAYS; i++) {
+        if (set[i] == tag) {
+            return true;
+        }
     }
-    agent->ghosts[word] = tag;
+    memmove(set + 1, set, (KVF_GHOST_WAYS - 1) * sizeof(*set));
+    set[0] = tag;
     return false;
 }
 
-static bool head_is_admitted(struct kvf_drive *drive, const struct kvf_entry *entry)
+static bool budget_allows(struct kvf_drive *drive, bool is_seen)
 {
     struct kvf_bucket *bucket = &drive->bucket;
-    bool again = seen_before(drive->agent, entry->key_id);
+    bool is_limited = bucket->rate_bytes_s != 0;
 
-    if (bucket->rate_bytes_s == 0) {
-        return true;
+    if (is_limited) {
+        refill(drive);
+        if (bucket->tokens_bytes <= 0) {
+            return false;
+        }
     }
-    refill(drive);
-    if (bucket->tokens_bytes >= bucket->capacity_bytes / 2) {
+    switch ((enum kvf_config_admission)drive->config->admission) {
+    case KVF_ADMISSION_ALL:
         return true;
+    case KVF_ADMISSION_SECOND_SIGHT:
+        return is_seen;
+    case KVF_ADMISSION_AUTO:
+        break;
     }
-    return again && bucket->tokens_bytes > 0;
+    return is_seen || !is_limited || bucket->tokens_bytes >= bucket->capacity_bytes / 2;
 }
 
 /* Shall the next block of this chain be written, and where? *drive_out comes with the place of
@@ -120,23 +137,19 @@ static bool head_is_admitted(struct kvf_drive *drive, const struct kvf_entry *en
 static bool choose_drive(struct kvf_agent *agent, const struct kvf_entry *entry, bool has_parent,
                          const uint8_t parent_key_id[32], uint32_t *drive_out)
 {
+    bool is_seen = seen_before(agent, entry->key_id);
     const struct kvf_entry *parent;
 
-    if (!has_parent) {
-        /* a reader that begins in the middle of a chain does not say what is before */
-        if (!entry->is_head) {
+    if (has_parent) {
+        parent = kvf_index_find(&agent->index, parent_key_id, entry->shard);
+        if (parent == NULL || (parent->nvme == KVF_NVME_NONE && !parent->is_admitted)) {
             return false;
         }
-        return head_is_admitted(&agent->drives[*drive_out], entry);
+        *drive_out = parent->drive; /* a chain lives and dies with one drive */
+    } else if (!entry->is_head) {
+        return false; /* a reader that begins amid a chain does not say what is before */
     }
-    parent = kvf_index_find(&agent->index, parent_key_id, entry->shard);
-    if (parent == NULL || (parent->nvme == KVF_NVME_NONE && !parent->is_admitted)) {
-        return false;
-    }
-    *drive_out = parent->drive; /* a chain lives and dies with one drive */
-    refill(&agent->drives[parent->drive]);
-    return agent->drives[parent->drive].bucket.rate_bytes_s == 0 ||
-           agent->drives[parent->drive].bucket.tokens_bytes > 0;
+    return budget_allows(&agent->drives[*drive_out], is_seen);
 }
 
 void kvf_admit_decide(struct kvf_agent *agent, struct kvf_entry *entry, bool has_parent,

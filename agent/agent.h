@@ -37,6 +37,8 @@ struct kvf_agent_ports {
     void (*wait)(void *ctx);
     /* May bytes more of the arena be populated now? NULL: as the machine's memory allows. */
     bool (*memory_allows)(void *ctx, uint64_t bytes);
+    /* The least that a write budget saves up. 0: as the daemon. */
+    uint64_t burst_bytes;
     void *ctx;
 };
 

@@ -43,7 +43,7 @@ enum kvf_config_option_id {
 #define KVF_CONFIG_LINE_COMMAND UINT32_MAX /* --set or --dir */
 
 #define KVF_CONFIG_SOCKET_KEYS 4
-#define KVF_CONFIG_NVME_KEYS   7
+#define KVF_CONFIG_NVME_KEYS   8
 
 /* sockets[].path, mode, group, tenant */
 struct kvf_config_socket {
@@ -63,8 +63,15 @@ enum kvf_config_recompress {
     KVF_RECOMPRESS_ENTROPY = 1,
 };
 
-/* nvme[].path, bytes, segment_bytes, engine (enum kvf_io_engine), depth, write_budget, recompress
- * (enum kvf_config_recompress) */
+/* nvme[].admission */
+enum kvf_config_admission {
+    KVF_ADMISSION_AUTO = 0,
+    KVF_ADMISSION_ALL = 1,
+    KVF_ADMISSION_SECOND_SIGHT = 2,
+};
+
+/* nvme[].path, bytes, segment_bytes, engine (enum kvf_io_engine), depth, write_budget, admission
+ * (enum kvf_config_admission), recompress (enum kvf_config_recompress) */
 struct kvf_config_nvme {
 #define KVF_CONFIG_MEMBER_sockets(type, key, max)
 #define KVF_CONFIG_MEMBER_nvme(type, key, max) KVF_CONFIG_FIELD_##type(key, max)

@@ -57,7 +57,8 @@ enum kvf_core_limits {
     KVF_TURN_ENTRIES = 16,       /* submissions of one client a turn */
     KVF_TURN_KEYS = 64,          /* keys of one client a turn */
     KVF_TURN_BYTES = 4 << 20,    /* bytes put by one client a turn */
-    KVF_GHOST_ENTRIES = 1 << 17, /* chain heads remembered for second sight */
+    KVF_GHOST_ENTRIES = 1 << 18, /* blocks remembered for second sight */
+    KVF_GHOST_WAYS = 16,         /* of these in a set */
     KVF_KEY_NAMES = 1 << 12,     /* keys whose key_id is remembered */
     KVF_PROMOTES_MAX = 16,       /* blocks on their way into one GPU's memory */
     KVF_DEMOTES_MAX = 16,        /* and back, to make room there */
@@ -469,7 +470,7 @@ struct kvf_agent {
     uint64_t writeback_bytes;
     uint64_t writeback_max_bytes;
 
-    uint64_t *ghosts;                  /* KVF_GHOST_ENTRIES tags */
+    uint32_t *ghosts;                  /* KVF_GHOST_ENTRIES tags */
     struct kvf_key_name *key_names;    /* KVF_KEY_NAMES places */
     struct kvf_incomplete *incomplete; /* ring */
     uint32_t incomplete_head, incomplete_tail;

@@ -60,7 +60,7 @@ void kvf_agent_memory(const struct kvf_config *config, struct kvf_agent_memory *
         config->clients_max * kvf_session_table_bytes((uint32_t)config->clients_ring_entries);
     memory_out->slot_bytes = config->dram_bytes / KVF_DRAM_SLOT_BYTES_MIN *
                              sizeof(struct kvf_slot_side);
-    memory_out->ghost_bytes = KVF_GHOST_ENTRIES * sizeof(uint64_t) +
+    memory_out->ghost_bytes = KVF_GHOST_ENTRIES * sizeof(uint32_t) +
                               KVF_INCOMPLETE_MAX * sizeof(struct kvf_incomplete) +
                               KVF_KEY_NAMES * sizeof(struct kvf_key_name);
     memory_out->hbm_bytes = kvf_hbm_table_bytes(config, memory_out->index_entries);

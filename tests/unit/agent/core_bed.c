@@ -93,6 +93,7 @@ struct core_bed *core_bed_create(void)
     agent->n_tenants = 1;
     agent->n_drives = 1;
     agent->drives[0].agent = agent;
+    agent->drives[0].config = &bed->config.nvme[0];
     agent->sessions = bed->sessions;
     agent->sessions_capacity = 2;
     open_memory(bed);

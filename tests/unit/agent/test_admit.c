@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_admit.c: which blocks go to a drive: chains from their head, by the write budget.
+ * test_admit.c: which blocks go to a drive: behind those before them, by the write budget.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,6 +9,9 @@
 
 #include <cmocka.h>
 
+#include <string.h>
+
+#include "base/random.h"
 #include "tests/unit/agent/core_bed.h"
 
 #define RATE (100u << 20) /* bytes a second: a bucket of 60 seconds of it */
@@ -108,20 +111,84 @@ static void test_prefix_closed(void **state)
     assert_false(consider(bed, second, first));
 }
 
-/* Members of an admitted chain go on while there is any budget. */
-static void test_chain_in_a_low_bucket(void **state)
+/* The rule is for each block: what is new behind a head that is written waits for its second sight
+ * too, while the bucket is low. All of it is seen at once, not one block more with each look. */
+static void test_branches(void **state)
+{
+    struct core_bed *bed = *state;
+    struct kvf_entry *chain[4];
+
+    budget(bed, RATE, 60ll * RATE);
+    chain[0] = head(bed);
+    assert_true(consider(bed, chain[0], NULL));
+    for (int i = 1; i < 4; i++) {
+        chain[i] = core_bed_block(bed);
+    }
+    budget(bed, RATE, 10ll * RATE);
+    for (int i = 1; i < 4; i++) {
+        assert_false(consider(bed, chain[i], chain[i - 1]));
+    }
+    for (int i = 1; i < 4; i++) {
+        assert_true(consider(bed, chain[i], chain[i - 1]));
+    }
+}
+
+static void test_empty_bucket_ends_a_chain(void **state)
 {
     struct core_bed *bed = *state;
     struct kvf_entry *first, *second, *third;
 
-    budget(bed, RATE, 60ll * RATE);
     first = head(bed);
     second = core_bed_block(bed);
     third = core_bed_block(bed);
+    budget(bed, RATE, 60ll * RATE);
+    bed->config.nvme[0].admission = KVF_ADMISSION_ALL;
     assert_true(consider(bed, first, NULL));
     budget(bed, RATE, 1);
     assert_true(consider(bed, second, first)); /* which uses it up */
     assert_false(consider(bed, third, second));
+    assert_false(consider(bed, third, second));
+}
+
+/* nvme.admission takes one rule, whatever is saved up. */
+static void test_one_rule(void **state)
+{
+    struct core_bed *bed = *state;
+    struct kvf_entry *entry;
+
+    bed->config.nvme[0].admission = KVF_ADMISSION_ALL;
+    budget(bed, RATE, RATE);
+    assert_true(consider(bed, head(bed), NULL));
+    bed->config.nvme[0].admission = KVF_ADMISSION_SECOND_SIGHT;
+    for (int limited = 0; limited < 2; limited++) {
+        budget(bed, limited ? RATE : 0, limited ? 60ll * RATE : 0);
+        entry = head(bed);
+        assert_false(consider(bed, entry, NULL));
+        assert_true(consider(bed, entry, NULL));
+    }
+}
+
+/* As many blocks may come between two sights as half of the table holds. */
+static void test_memory_of_sights(void **state)
+{
+    struct core_bed *bed = *state;
+    struct kvf_entry *entry = head(bed);
+    struct kvf_random_seeded random;
+    uint8_t kept[32];
+
+    bed->config.nvme[0].admission = KVF_ADMISSION_SECOND_SIGHT;
+    budget(bed, 0, 0);
+    kvf_random_seeded_init(&random, 7);
+    assert_false(consider(bed, entry, NULL));
+    memcpy(kept, entry->key_id, sizeof(kept));
+    for (uint32_t i = 0; i < KVF_GHOST_ENTRIES / 2; i++) {
+        struct kvf_entry other = *entry; /* judged by its name only */
+
+        kvf_random_seeded_ops.fill(&random, other.key_id, sizeof(other.key_id));
+        kvf_admit_decide(&bed->agent, &other, false, kept, false);
+        assert_false(other.is_admitted);
+    }
+    assert_true(consider(bed, entry, NULL));
 }
 
 static void test_bucket(void **state)
@@ -191,10 +258,10 @@ static void test_never(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_no_limit),      TEST(test_sights),
-        TEST(test_prefix_closed), TEST(test_chain_in_a_low_bucket),
-        TEST(test_bucket),        TEST(test_reinsertion),
-        TEST(test_never),
+        TEST(test_no_limit),    TEST(test_sights),           TEST(test_prefix_closed),
+        TEST(test_branches),    TEST(test_one_rule),         TEST(test_empty_bucket_ends_a_chain),
+        TEST(test_bucket),      TEST(test_memory_of_sights), TEST(test_never),
+        TEST(test_reinsertion),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
