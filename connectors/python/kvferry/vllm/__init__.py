@@ -138,8 +138,9 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         assert facts is not None
         return make_session(self._warn_once, socket_path=settings.socket, profile=settings.profile,
                             geometry=facts.geometry, name="vllm", namespace_label=facts.label,
-                            weights_digest=self._digest, shard=shard, shard_count=facts.shard_count,
-                            staging_bytes=settings.staging_bytes if shard != SHARD_NONE else 1 << 20,
+                            weights_digest=self._digest, shard=shard,
+                            shard_count=facts.shard_count,
+                            staging_bytes=0 if shard == SHARD_NONE else settings.staging_bytes,
                             allow_uncalibrated=settings.allow_uncalibrated,
                             on_open=self._connected)
 

@@ -115,8 +115,8 @@ def read(config: Any, cache_config: Any, settings: Settings, device: str, rank: 
     elif tp > 1 and heads * tp > config.model_config.get_total_num_kv_heads():
         raise Unsupported("KV heads are replicated over tensor-parallel ranks")
     token_bytes = len(layers) * heads * (dim_k + dim_v) * ITEM_BYTES[dtype]
-    geometry = Geometry(len(layers), heads, dim_k, dim_v, chunk_tokens(settings, block, token_bytes),
-                        dtype=dtype, kind=kind)
+    geometry = Geometry(len(layers), heads, dim_k, dim_v,
+                        chunk_tokens(settings, block, token_bytes), dtype=dtype, kind=kind)
     label = "vllm:" + settings.namespace + (f":{cpu_layout}-{block}" if device == "cpu" else "")
     if len(label.encode()) > LABEL_BYTES_MAX:
         raise ValueError(f"kv_connector_extra_config: namespace is longer than "

@@ -8,6 +8,7 @@ thread of their own, between steps, into pages that only their request has.
 """
 import queue
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, List, Optional, Set, Tuple
 
@@ -19,12 +20,16 @@ from kvferry.vllm.session import Session
 
 # Blocks that one get asks for: they are leased together, and a client may hold a share of the arena
 GET_CHUNKS = 16
+# What a step's stores wait for room in staging, all together. The daemon makes room at the rate of
+# a copy, so that a step which has more to store than staging holds loses none of it.
+ROOM_S = 0.02
 
 
 @dataclass
 class Counters:
     """What a worker has done."""
 
+    handed: int = 0  # stores handed to the daemon, of which it has stored, had, or refused
     stored: int = 0
     present: int = 0
     skipped: int = 0  # stores left out: no room in staging, or no daemon
@@ -62,33 +67,41 @@ class Worker:
     # --- stores -----------------------------------------------------------------------------------
 
     def store(self, chunks: List[StoreChunk]) -> None:
-        """Encode chunks and hand them over. The pages may be rewritten when this returns. Does not
-        wait for the daemon."""
+        """Encode chunks and hand them over. The pages may be rewritten when this returns. Waits for
+        the daemon at most ROOM_S."""
         client = self._store_session.client() if self._stores and chunks else None
         if client is None:
             self.counters.skipped += len(chunks) if self._stores else 0
             return
         self._collect(client)
+        deadline = time.monotonic() + ROOM_S
         for chunk in chunks:
             try:
-                self._put(client, chunk)
+                self._put(client, chunk, deadline)
+                self.counters.handed += 1
             except (BusyError, SessionError):
                 self.counters.skipped += 1
             except KvferryError as error:
                 self.counters.skipped += 1
                 self._warn(f"store: {error}")
 
-    def _put(self, client: Client, chunk: StoreChunk) -> None:
+    def _put(self, client: Client, chunk: StoreChunk, deadline: float) -> None:
         item = Put(chunk.key, pages=self._pages, page_ids=chunk.pages,
                    token_start=chunk.token_start)
-        try:
-            client.submit_put([item], parent=chunk.parent, depth=chunk.depth)
-        except BusyError:
-            self._collect(client)  # what has been stored meanwhile gives its staging back
-            client.submit_put([item], parent=chunk.parent, depth=chunk.depth)
+        while True:
+            try:
+                client.submit_put([item], parent=chunk.parent, depth=chunk.depth)
+                return
+            except BusyError:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise
+                self._collect(client, max(1, int(left * 1000)))
 
-    def _collect(self, client: Client) -> None:
-        while events := client.poll():
+    def _collect(self, client: Client, timeout_ms: int = 0) -> None:
+        """Take completions of stores, which give staging back; wait for the first."""
+        while events := client.poll(timeout_ms):
+            timeout_ms = 0
             for event in events:
                 if event.is_request:
                     continue

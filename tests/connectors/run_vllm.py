@@ -1,0 +1,287 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A real vLLM on the CPU with the connector and a real daemon: is what comes back what went out?
+
+usage: run_vllm.py --daemon KVFERRYD --model DIR [--out FILE] [--corrupt]
+
+Run it with a Python that has vllm (a version of tested_versions.json), and the package and its
+library where it finds them (PYTHONPATH to build/release/connectors/python). Too large for
+continuous integration: by hand, and its result is committed.
+
+  identical   For prompts of several lengths: tokens and logprobs of a run whose prefix came from
+              the daemon, beside one whose local prefix cache hit as many tokens; and the bytes of
+              every page that was restored, beside those that were saved. Beside a cold run too:
+              where tokens differ there, that is vLLM's own (other shapes, other sums), and is
+              listed with the gap of the logprobs.
+  failures    kill -9 of the daemon while it is wanted, a restart on its store, a store with a
+              flipped byte in each block: every request ends, with the tokens it should have.
+  ttft        Time to the first token with a hit and without.
+
+--corrupt flips one byte of each restored page, behind all checks: the run must fail then.
+"""
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # pages are looked at in this process
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+import vllm  # noqa: E402
+from vllm import LLM, SamplingParams  # noqa: E402
+from vllm.config import KVTransferConfig  # noqa: E402
+
+import kvferry  # noqa: E402
+from kvferry.vllm import worker as connector_worker  # noqa: E402
+
+LENGTHS = (588, 1100, 1868)  # prompts; their prefixes of whole chunks: 512, 1024, 1792
+TTFT_LENGTHS = (513, 1025, 1793)
+TOKENS = 24
+CHUNK = 256
+READY_S = 120
+ROUNDS = 5
+
+
+class Daemon:
+    """A kvferryd in a folder of its own."""
+
+    def __init__(self, program, folder):
+        self.program, self.folder = program, Path(folder)
+        self.socket = str(self.folder / "kvferryd.sock")
+        self.process = None
+
+    def start(self):
+        log = self.folder / "log"
+        with open(log, "ab") as file:
+            begin = file.tell()
+            self.process = subprocess.Popen(
+                [self.program, "--dir", str(self.folder), "--set", "dram.bytes=1GiB",
+                 "--set", "nvme.0.bytes=1GiB"], stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        end = time.monotonic() + READY_S
+        while b"admin socket " not in log.read_bytes()[begin:]:
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(log.read_text(errors="replace"))
+            time.sleep(0.05)
+
+    def kill(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def flip_bytes(self):
+        """Flip a byte in every 64 KiB of the store, but for its first megabyte."""
+        store = self.folder / "nvme.store"
+        with open(store, "r+b") as file:
+            for offset in range((1 << 20) + 40_000, store.stat().st_size, 1 << 16):
+                file.seek(offset)
+                byte = file.read(1)
+                file.seek(offset)
+                file.write(bytes([byte[0] ^ 0x10]))
+
+
+class Watch:
+    """Sees pages when they are saved and when they have been restored, from outside the connector:
+    by the tensors themselves."""
+
+    def __init__(self, corrupt):
+        self.saved, self.pages_equal, self.pages_differ, self.bad = {}, 0, 0, 0
+        worker, put, load_one = connector_worker.Worker, connector_worker.Worker._put, \
+            connector_worker.Worker._load_one
+
+        def pages_of(self_worker, ids):
+            return [tensor[i].clone() for i in ids for tensor in self_worker._pages.owners]
+
+        def watched_put(self_worker, client, chunk):
+            self.saved.setdefault(chunk.key, pages_of(self_worker, chunk.pages))
+            put(self_worker, client, chunk)
+
+        def watched_load(self_worker, client, chunk, hit, wanted):
+            done = load_one(self_worker, client, chunk, hit, wanted)
+            if not done:
+                self.bad += 1
+                return done
+            if corrupt:
+                for i in chunk.pages:
+                    self_worker._pages.owners[0][i].view(torch.uint8).view(-1)[0] ^= 1
+            saved = self.saved[chunk.key][-len(self_worker._pages.owners) * len(chunk.pages):]
+            for a, b in zip(saved, pages_of(self_worker, chunk.pages)):
+                equal = torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+                self.pages_equal += equal
+                self.pages_differ += not equal
+            return done
+
+        worker._put, worker._load_one = watched_put, watched_load
+
+
+def engine(model, socket=None):
+    transfer = None
+    if socket is not None:
+        transfer = KVTransferConfig(
+            kv_connector="KvferryConnector", kv_connector_module_path="kvferry.vllm",
+            kv_role="kv_both", kv_load_failure_policy="recompute",
+            kv_connector_extra_config={"socket": socket})
+    return LLM(model=model, tokenizer=model, dtype="bfloat16", enforce_eager=True,
+               max_model_len=2048, max_num_seqs=4, disable_log_stats=True,
+               kv_transfer_config=transfer)
+
+
+def prompt(model):
+    """2,048 tokens of text that the model has not seen."""
+    text = (Path(model) / "heldout.txt").read_text(encoding="utf-8")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    return tokenizer.encode(text[:40_000])[:2048]
+
+
+def generate(llm, ids, tokens=TOKENS):
+    """(token ids, logprobs, cached tokens, what the connector said, seconds)"""
+    begin = time.monotonic()
+    asked = SamplingParams(temperature=0, max_tokens=tokens, min_tokens=tokens, logprobs=1)
+    out, = llm.generate({"prompt_token_ids": ids}, asked, use_tqdm=False)
+    seconds = time.monotonic() - begin
+    answer = out.outputs[0]
+    logprobs = [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids)]
+    said = out.kv_transfer_params or {}
+    return list(answer.token_ids), logprobs, out.num_cached_tokens, said, seconds
+
+
+def divergence(length, a, b):
+    """The first token in which two runs differ, and by how much their logprobs do."""
+    for place, (one, other) in enumerate(zip(a[0], b[0])):
+        if one != other:
+            return {"prompt_tokens": length, "token": place,
+                    "logprob_gap": round(abs(a[1][place] - b[1][place]), 6)}
+    return None
+
+
+def references(model, prompts):
+    """Cold runs and runs with local hits, of an engine without connector."""
+    llm = engine(model)
+    cold, local = {}, {}
+    for length, ids in prompts.items():
+        llm.reset_prefix_cache()
+        cold[length] = generate(llm, ids)
+        llm.reset_prefix_cache()
+        prefix = length - length % CHUNK
+        generate(llm, ids[:prefix], 1)
+        local[length] = generate(llm, ids)
+        if local[length][2] != prefix:
+            raise RuntimeError(f"a local hit of {local[length][2]} tokens, not of {prefix}")
+    return cold, local
+
+
+def check_identical(llm, prompts, cold, local, result):
+    """Store, forget what the engine has itself, fetch, compare."""
+    same, diverged = True, []
+    for length, ids in prompts.items():
+        llm.reset_prefix_cache()
+        generate(llm, ids)
+        llm.reset_prefix_cache()
+        got = generate(llm, ids)
+        prefix = length - length % CHUNK
+        hit = got[3].get("kvferry.hit_tokens")
+        row = {"prompt_tokens": length, "hit_tokens": hit, "tokens": TOKENS,
+               "tokens_identical": got[0] == local[length][0],
+               "logprobs_identical": got[1] == local[length][1]}
+        result["runs"].append(row)
+        same = same and hit == prefix and row["tokens_identical"] and row["logprobs_identical"]
+        found = divergence(length, got, cold[length])
+        diverged += [found] if found else []
+    result["divergences_from_cold"] = diverged
+    return same
+
+
+def check_failures(llm, daemon, prompts, local, cold, result):
+    """Requests end, and end right, whatever happens to the daemon."""
+    length = LENGTHS[0]
+    ids = prompts[length]
+    allowed = (local[length][0], cold[length][0])
+
+    def ask():
+        llm.reset_prefix_cache()
+        got = generate(llm, ids)
+        return {"hit_tokens": got[3].get("kvferry.hit_tokens"), "right": got[0] in allowed}
+
+    ends = {}
+    daemon.kill()
+    ends["daemon killed"] = ask()
+    daemon.start()
+    time.sleep(2)  # a session is tried once a second
+    ends["daemon back, from its store"] = ask()
+    daemon.kill()
+    daemon.flip_bytes()
+    daemon.start()
+    time.sleep(2)
+    ends["a flipped byte in each 64 KiB of the store"] = ask()
+    ends["stored anew"] = ask()
+    result["failures"] = ends
+    return all(end["right"] for end in ends.values())
+
+
+def measure_ttft(llm, ids, result):
+    """Seconds to one token, prefix from the daemon and computed, in turns."""
+    rows = []
+    for length in TTFT_LENGTHS:
+        hit, miss = [], []
+        for turn in range(ROUNDS):
+            fresh = [(t + turn + 1) % 8000 for t in ids[:length]]
+            llm.reset_prefix_cache()
+            miss.append(generate(llm, fresh, 1)[4])
+            llm.reset_prefix_cache()
+            got = generate(llm, fresh, 1)
+            if got[3].get("kvferry.hit_tokens") != length - 1:
+                raise RuntimeError(f"{length} tokens: {got[3]}")
+            hit.append(got[4])
+        rows.append({"prompt_tokens": length, "hit_tokens": length - 1,
+                     "hit_s": round(sorted(hit)[ROUNDS // 2], 4),
+                     "recompute_and_store_s": round(sorted(miss)[ROUNDS // 2], 4)})
+    result["ttft_median"] = {"rounds": ROUNDS, "rows": rows}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--daemon", required=True, metavar="KVFERRYD")
+    parser.add_argument("--model", required=True, metavar="DIR")
+    parser.add_argument("--out", metavar="FILE")
+    parser.add_argument("--corrupt", action="store_true")
+    options = parser.parse_args()
+    watch = Watch(options.corrupt)
+    result = {"vllm": vllm.__version__, "torch": torch.__version__, "kvferry": kvferry.__version__,
+              "model": Path(options.model).name, "profile": "exact", "chunk_tokens": CHUNK,
+              "machine": platform.machine(), "threads": torch.get_num_threads(), "runs": []}
+    with tempfile.TemporaryDirectory(prefix="kvferry-vllm-") as folder:
+        daemon = Daemon(options.daemon, folder)
+        daemon.start()
+        try:
+            ids = prompt(options.model)
+            prompts = {length: ids[:length] for length in LENGTHS}
+            cold, local = references(options.model, prompts)
+            llm = engine(options.model, daemon.socket)
+            same = check_identical(llm, prompts, cold, local, result)
+            result["pages_compared"] = watch.pages_equal + watch.pages_differ
+            result["pages_differ"] = watch.pages_differ
+            same = same and watch.pages_equal > 0 and watch.pages_differ == 0
+            result["vllm_exact_identical"] = int(same)
+            if not options.corrupt:
+                measure_ttft(llm, ids, result)
+                result["every_request_ended_right"] = check_failures(
+                    llm, daemon, prompts, local, cold, result)
+        finally:
+            daemon.kill()
+    result["load_average"] = round(os.getloadavg()[0], 1)
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.out:
+        Path(options.out).write_text(text + "\n", encoding="utf-8")
+    return 0 if same and result.get("every_request_ended_right", True) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,516 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The vLLM connector with a real daemon and a stand-in of vLLM (standin.py): who gets which pages.
+
+usage: test_vllm.py KVFERRYD PACKAGE_FOLDER [unittest arguments]
+"""
+import inspect
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+from types import SimpleNamespace
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "support")]
+KVFERRYD, PACKAGE = sys.argv[1:3]
+sys.path.insert(0, PACKAGE)
+TESTED = json.loads((Path(PACKAGE) / "kvferry/vllm/tested_versions.json").read_text())["vllm"][-1]
+
+import standin  # noqa: E402
+
+standin.install(TESTED)
+
+from logged import LoggedCase  # noqa: E402
+from standin import Engine, FullAttentionSpec, Request  # noqa: E402
+
+import kvferry  # noqa: E402
+from kvferry.vllm import KvferryConnector, scheduler as scheduler_module, session  # noqa: E402
+
+SMALL = ["dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
+         "staging.total=96MiB", "staging.client=2MiB", "nvme.0.bytes=128MiB",
+         "nvme.0.segment_bytes=8MiB", "clients.max=32"]
+session.RETRY_S = 0.05
+CHUNK, BLOCK = 64, Engine.BLOCK
+DIGEST = "11" * 32
+
+
+def tokens(n, seed=0):
+    return [seed * 100_000 + i for i in range(n)]
+
+
+class Case(LoggedCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="kvferry-vllm-")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.log = os.path.join(self.folder, "log")
+        self.socket = os.path.join(self.folder, "kvferryd.sock")
+        self.warnings = []
+        handler = logging.Handler()
+        handler.emit = lambda record: self.warnings.append(record.getMessage())
+        logging.getLogger("vllm.kvferry").addHandler(handler)
+        logging.getLogger("vllm.kvferry").propagate = False
+        self.addCleanup(logging.getLogger("vllm.kvferry").removeHandler, handler)
+
+    def start(self, *more):
+        command = [KVFERRYD, "--dir", self.folder]
+        for value in SMALL + list(more):
+            command += ["--set", value]
+        self.daemon = self.start_logged(command)
+
+    def kill(self):
+        self.daemon.kill()
+        self.daemon.wait()
+
+    def engine(self, tp=1, changes=None, **settings):
+        extra = {"socket": self.socket, "chunk_tokens": CHUNK, "weights_digest": DIGEST,
+                 "lookup_budget_ms": 60_000, "load_budget_ms": 30_000, **settings}
+        engine = Engine(extra, tp, **(changes or {}))
+        self.addCleanup(engine.close)
+        return engine
+
+    def request(self, name, n, seed=0, **more):
+        return Request(name, tokens(n, seed), BLOCK, **more)
+
+    def stored(self, n=200, seed=0, **settings):
+        """An engine that has computed and stored a prompt, and has forgotten it."""
+        engine = self.engine(**settings)
+        request = self.request("first", n, seed)
+        self.assertEqual(engine.load(request), 0)
+        engine.prefill(request)
+        engine.finish(request)
+        return engine
+
+
+class Hits(Case):
+    def setUp(self):
+        super().setUp()
+        self.start()
+
+    def test_whole_chunks_come_back(self):
+        self.stored(200)
+        engine = self.engine()
+        request = self.request("again", 230)
+        self.assertEqual(engine.load(request), 192)
+        self.assertTrue(engine.holds(request, 0, 192 // BLOCK))
+        self.assertFalse(engine.holds(request, 12, 13))
+        engine.step({request: (192, 38)}, compute=[(request, 12, 14)])
+        self.assertEqual(engine.finish(request), {"kvferry.hit_tokens": 192, "kvferry.tier": "dram",
+                                                  "kvferry.profile": "exact"})
+        self.assertEqual(engine.bad, set())
+
+    def test_one_token_is_left_of_a_full_hit(self):
+        engine = self.stored(192)
+        request = self.request("again", 192)
+        self.assertEqual(engine.load(request), 191)
+        self.assertTrue(engine.holds(request, 0, 12))
+
+    def test_local_hit_ends_inside_a_chunk(self):
+        engine = self.stored(256)
+        request = self.request("again", 300)
+        engine.allocate(request)
+        self.assertEqual(engine.load(request, computed=80), 256 - 80)
+        self.assertTrue(engine.holds(request, 80 // BLOCK, 16))
+        self.assertFalse(any(engine.holds(request, i, i + 1) for i in range(80 // BLOCK)))
+
+    def test_longer_local_hit_needs_nothing(self):
+        engine = self.stored(200)
+        self.assertEqual(engine.ask(self.request("again", 230), computed=192)[0], 0)
+
+    def test_other_prompt_is_a_miss(self):
+        engine = self.stored(200)
+        self.assertEqual(engine.load(self.request("other", 200, seed=1)), 0)
+        self.assertEqual(engine.load(self.request("short", CHUNK - 1)), 0)
+
+    def test_asked_often_nothing_changes(self):
+        engine = self.stored(200)
+        request = self.request("again", 230)
+        for _ in range(20):
+            self.assertEqual(engine.ask(request)[0], 192)
+        engine.allocate(request, 192)
+        engine.wait_load(request)
+        engine.allocate(request)  # blocks for the rest: nothing is loaded a second time
+        self.assertEqual(engine.step({}).loads, [])
+        self.assertTrue(engine.holds(request, 0, 12))
+
+    def test_blocks_are_known_without_a_hit(self):
+        engine = self.engine()
+        request = self.request("first", 200)
+        self.assertEqual(engine.ask(request)[0], 0)
+        engine.allocate(request)
+        step = engine.step({request: (0, 200)}, compute=[(request, 0, 12)])
+        table = engine.table["first"]
+        self.assertEqual([c.pages for c in step.stores], [table[0:4], table[4:8], table[8:12]])
+        self.assertEqual([c.depth for c in step.stores], [0, 1, 2])
+        self.assertEqual([c.parent for c in step.stores],
+                         [None] + [c.key for c in step.stores[:2]])
+
+    def test_hit_is_kept_while_it_waits(self):
+        engine = self.stored(200)
+        request = self.request("again", 230)
+        self.assertEqual(engine.ask(request)[0], 192)
+        keys = [request.block_hashes[i] for i in (3, 7, 11)]
+        facts = engine.scheduler._facts
+        with kvferry.Client(self.socket, geometry=facts.geometry, namespace_label=facts.label,
+                            weights_digest=bytes.fromhex(DIGEST), shard=kvferry.SHARD_NONE
+                            ) as other:
+            self.assertEqual(other.lookup(keys).run_chunks, 3)
+        leased = engine.scheduler._scheduler._session.client().stat()["leased_bytes"]
+        self.assertGreater(leased, 0)
+        engine.finish(request)
+        leased = engine.scheduler._scheduler._session.client().stat()["leased_bytes"]
+        self.assertEqual(leased, 0)
+
+    def test_lease_that_nobody_takes_up_is_given_back(self):
+        engine = self.stored(200)
+        self.addCleanup(setattr, scheduler_module, "LEASE_S", scheduler_module.LEASE_S)
+        scheduler_module.LEASE_S = 0.0
+        request = self.request("again", 230)
+        self.assertEqual(engine.ask(request)[0], 192)
+        time.sleep(0.01)
+        engine.step({})
+        client = engine.scheduler._scheduler._session.client()
+        self.assertEqual(client.stat()["leased_bytes"], 0)
+        self.assertEqual(engine.ask(request)[0], 192)
+
+    def test_requests_that_read_no_cache(self):
+        engine = self.stored(200)
+        skip = SimpleNamespace(skip_reading_prefix_cache=True)
+        for i, more in enumerate(({"skip_reading_prefix_cache": True}, {"sampling_params": skip},
+                                  {"kv_transfer_params": {"kvferry.load": False}},
+                                  {"mm_features": ["an image"]}, {"prompt_embeds": "rows"})):
+            self.assertEqual(engine.ask(self.request(f"again {i}", 230, **more))[0], 0, more)
+        self.assertEqual(engine.ask(self.request("again", 230))[0], 192)
+
+
+class Stores(Case):
+    def setUp(self):
+        super().setUp()
+        self.start()
+
+    def stores_of(self, engine, request, computed=0):
+        engine.ask(request)
+        engine.allocate(request)
+        step = engine.step({request: (computed, request.num_tokens - computed)})
+        return [c.token_start for c in step.stores]
+
+    def test_what_a_request_asks_for(self):
+        engine = self.engine()
+        for params, starts in (({"kvferry.store": False}, []), ({"max_offload_tokens": 100}, [0]),
+                               ({"max_offload_tokens": 0}, []), ({}, [0, 64, 128]),
+                               ({"max_offload_tokens": "all"}, [0, 64, 128])):
+            request = self.request(f"r {params}", 200, seed=len(str(params)),
+                                   kv_transfer_params=params)
+            self.assertEqual(self.stores_of(engine, request), starts, params)
+            engine.finish(request)
+        self.assertTrue(any("max_offload_tokens is 'all'" in line for line in self.warnings))
+
+    def test_answers_are_stored_only_if_wanted(self):
+        for seed, (store, starts) in enumerate((("prompt", [0]), ("all", [0, 64]), ("none", []))):
+            engine = self.engine(store=store)
+            request = self.request("r", 130, seed=seed, prompt=100)
+            self.assertEqual(self.stores_of(engine, request), starts, store)
+            engine.finish(request)
+
+    def test_prompt_in_parts(self):
+        engine = self.engine()
+        request = self.request("r", 200)
+        engine.ask(request)
+        engine.allocate(request)
+        starts = [[c.token_start for c in engine.step({request: (0, 70)}).stores]]
+        for computed, n in ((70, 50), (120, 10), (130, 70)):
+            step = engine.step(cached={request: (computed, n)})
+            starts.append([c.token_start for c in step.stores])
+        self.assertEqual(starts, [[0], [], [64], [128]])
+
+    def test_what_was_loaded_is_not_stored_again(self):
+        engine = self.stored(130)
+        request = self.request("again", 200)
+        self.assertEqual(engine.load(request), 128)
+        self.assertEqual([c.token_start for c in engine.step({request: (128, 72)}).stores], [128])
+        full = self.request("full", 128)
+        self.assertEqual(engine.load(full), 127)
+        self.assertEqual(engine.step({full: (127, 1)}).stores, [])
+
+    def test_preempted_request_goes_on_where_it_was(self):
+        engine = self.engine()
+        request = self.request("r", 200)
+        engine.ask(request)
+        engine.allocate(request)
+        engine.step({request: (0, 130)}, compute=[(request, 0, 8)])
+        engine.settle()
+        engine.free = engine.table.pop("r") + engine.free  # preempted: its pages are given away
+        self.assertEqual(engine.load(request), 128)
+        self.assertTrue(engine.holds(request, 0, 8))
+        step = engine.step(cached={request: (128, 72)}, compute=[(request, 8, 12)])
+        self.assertEqual([(c.token_start, c.pages) for c in step.stores],
+                         [(128, engine.table["r"][8:12])])
+
+    def test_full_staging_drops_stores(self):
+        engine = self.stored(64)
+        self.daemon.send_signal(signal.SIGSTOP)  # nothing is taken out of staging
+        try:
+            for i in range(20):
+                request = self.request(f"r {i}", 256, seed=1 + i)
+                engine.allocate(request)
+                engine.step({request: (0, 256)}, compute=[(request, 0, 16)])
+                engine.finish(request)
+        finally:
+            self.daemon.send_signal(signal.SIGCONT)
+        counters = engine.workers[0]._worker.counters
+        self.assertGreater(counters.skipped, 0)
+        self.assertGreater(counters.handed, 1)
+        engine.settle()
+
+
+class Failures(Case):
+    def test_engine_starts_without_daemon(self):
+        engine = self.engine()
+        request = self.request("r", 200)
+        self.assertEqual(engine.load(request), 0)
+        engine.prefill(request)
+        engine.finish(request)
+        self.assertTrue(any("no daemon" in line for line in self.warnings))
+        self.start()
+        time.sleep(2 * session.RETRY_S)
+        request = self.request("s", 200)
+        self.assertEqual(engine.load(request), 0)
+        engine.prefill(request)
+        engine.finish(request)
+        again = self.request("t", 200)
+        self.assertEqual(engine.load(again), 192)
+        self.assertTrue(engine.holds(again, 0, 12))
+
+    def test_chunks_on_the_drive(self):
+        self.start()
+        engine = self.stored(200)
+        with kvferry.Client(self.socket) as other:
+            other.put([kvferry.Put(b"behind the others", data=b"x")], durable=True)
+        self.kill()
+        self.start()
+        engine = self.engine()
+        request = self.request("again", 230)
+        self.assertEqual(engine.load(request), 192)
+        self.assertTrue(engine.holds(request, 0, 12))
+        self.assertEqual(engine.finish(request)["kvferry.tier"], "nvme")
+
+    def test_no_budget_is_the_shorter_run(self):
+        self.start()
+        self.stored(200)
+        with kvferry.Client(self.socket) as other:
+            other.put([kvferry.Put(b"behind the others", data=b"x")], durable=True)
+        self.kill()
+        self.start()
+        engine = self.engine(lookup_budget_ms=0)
+        hit, nones = engine.ask(self.request("again", 230))
+        self.assertEqual(nones, 0)
+        self.assertIn(hit, (0, 64, 128, 192))
+
+    def test_daemon_dies_before_the_load(self):
+        self.start()
+        engine = self.stored(200)
+        request = self.request("again", 230)
+        self.assertEqual(engine.ask(request)[0], 192)
+        self.kill()
+        engine.allocate(request, 192)
+        engine.wait_load(request)
+        self.assertEqual(engine.bad, set(engine.table["again"][:12]))
+        self.assertEqual(engine.ask(request), (0, 0))
+        self.start()
+        time.sleep(2 * session.RETRY_S)
+        # the key that failed stays a miss for this request, and is stored again
+        self.assertEqual(engine.ask(request)[0], 0)
+        step = engine.step({request: (0, 230)}, compute=[(request, 0, 14)])
+        self.assertEqual([c.token_start for c in step.stores], [0, 64, 128])
+
+    def test_abort_while_loading(self):
+        self.start()
+        engine = self.stored(200)
+        request = self.request("again", 230)
+        self.assertEqual(engine.ask(request)[0], 192)
+        engine.allocate(request, 192)
+        engine.step({})
+        table = engine.table["again"]
+        engine.scheduler.request_finished_all_groups(request, (table,))
+        engine.wait_load(request)  # the report still comes: vLLM frees the pages then
+        client = engine.scheduler._scheduler._session.client()
+        self.assertEqual(client.stat()["leased_bytes"], 0)
+
+    def test_flipped_byte_is_no_hit(self):
+        self.start()
+        engine = self.stored(200)
+        with kvferry.Client(self.socket) as other:
+            other.put([kvferry.Put(b"behind the others", data=b"x")], durable=True)
+        self.kill()
+        store = os.path.join(self.folder, "nvme.store")
+        with open(store, "r+b") as file:
+            data = bytearray(file.read())
+            for at in range((1 << 20) + 5000, len(data), 8192):
+                data[at] ^= 4
+            file.seek(0)
+            file.write(data)
+        self.start()
+        engine = self.engine()
+        self.assertEqual(engine.load(self.request("again", 230)), 0)
+
+
+class Ranks(Case):
+    def setUp(self):
+        super().setUp()
+        self.start()
+
+    def test_all_ranks_or_none(self):
+        engine = self.engine(tp=8)
+        whole, torn = self.request("whole", 64), self.request("torn", 64, seed=5)
+        engine.load(whole)
+        engine.prefill(whole)
+        self.assertEqual(engine.load(torn), 0)
+        engine.allocate(torn)
+        engine.workers[5]._worker._stores = False  # this rank's put is lost
+        engine.step({torn: (0, 64)}, compute=[(torn, 0, 4)])
+        engine.settle()
+        engine.workers[5]._worker._stores = True
+        engine.finish(whole)
+        engine.finish(torn)
+        again = self.request("whole again", 70)
+        self.assertEqual(engine.load(again), 64)
+        self.assertTrue(engine.holds(again, 0, 4))
+        self.assertEqual(engine.load(self.request("torn again", 70, seed=5)), 0)
+
+
+class Identity(Case):
+    def setUp(self):
+        super().setUp()
+        self.start("allow_uncalibrated=true")
+
+    def test_other_weights_are_a_miss(self):
+        self.stored(200)
+        self.assertEqual(self.engine(weights_digest="22" * 32).load(self.request("r", 230)), 0)
+        self.assertEqual(self.engine(namespace="other").load(self.request("r", 230)), 0)
+        self.assertEqual(self.engine().load(self.request("r", 230)), 192)
+
+    def test_weights_swapped_under_one_name(self):
+        model = Path(self.folder) / "model"
+        model.mkdir()
+        (model / "model.safetensors").write_bytes(b"weights of one model")
+        here = SimpleNamespace(model=str(model))
+        first = kvferry.vllm.identity.folder_digest(model)
+        self.assertEqual(kvferry.vllm.engine_facts.model_folder(SimpleNamespace(model_config=here)),
+                         model)
+        (model / "model.safetensors").write_bytes(b"weights of another one")
+        self.assertNotEqual(kvferry.vllm.identity.folder_digest(model), first)
+        self.assertIsNone(kvferry.vllm.identity.folder_digest(Path(self.folder) / "none"))
+
+    def test_adapters(self):
+        folder = Path(self.folder) / "adapter"
+        folder.mkdir()
+        (folder / "adapter_model.safetensors").write_bytes(b"one")
+        engine = self.engine()
+
+        def lora(name, n, path=folder):
+            return self.request(name, n, lora_request=SimpleNamespace(lora_path=str(path)))
+
+        first = lora("first", 200)
+        self.assertEqual(engine.load(first), 0)
+        engine.prefill(first)
+        self.assertEqual(engine.load(lora("again", 230)), 192)
+        self.assertEqual(engine.load(self.request("without", 230)), 0)
+        (folder / "adapter_model.safetensors").write_bytes(b"two, under the same name")
+        self.assertEqual(engine.load(lora("swapped", 230)), 0)
+        nowhere = lora("nowhere", 230, "a/hub/name")
+        self.assertEqual(engine.load(nowhere), 0)
+        self.assertEqual(engine.step({nowhere: (0, 230)}).stores, [])
+        self.assertTrue(any("LoRA" in line for line in self.warnings))
+
+    def test_other_hash_seed_is_said(self):
+        self.stored(200)
+        hashes = sys.modules["vllm.v1.core.kv_cache_utils"]
+        self.addCleanup(setattr, hashes, "NONE_HASH", hashes.NONE_HASH)
+        self.assertFalse(any("PYTHONHASHSEED" in line for line in self.warnings))
+        hashes.NONE_HASH = bytes([1] * 32)
+        self.engine().ask(self.request("r", 230))
+        self.assertTrue(any("PYTHONHASHSEED" in line for line in self.warnings))
+
+    def test_lossy_profile_on_pages_of_the_cpu(self):
+        engine = self.engine(profile="balanced", allow_uncalibrated=True)
+        request = self.request("r", 200)
+        self.assertEqual(engine.load(request), 0)
+        engine.prefill(request)
+        self.assertTrue(any("tokens cannot be told apart" in line for line in self.warnings),
+                        self.warnings)
+        self.assertEqual(engine.load(self.request("s", 230)), 0)
+
+
+class SetUp(Case):
+    def refused(self, kind, words, changes=None, **settings):
+        with self.assertRaises(kind) as caught:
+            self.engine(changes=changes, **settings)
+        self.assertIn(words, str(caught.exception))
+
+    def test_settings_that_make_no_sense(self):
+        self.refused(ValueError, "'sockets' is not known", sockets="x")
+        self.refused(ValueError, "load_budget_ms is '5'", load_budget_ms="5")
+        self.refused(ValueError, "lookup_budget_ms is -1", lookup_budget_ms=-1)
+        self.refused(ValueError, "store is 'some'", store="some")
+        self.refused(ValueError, "64 hexadecimal digits", weights_digest="xyz")
+        self.refused(ValueError, "chunk_tokens is 40", chunk_tokens=40)
+        self.refused(ValueError, "namespace is longer", namespace="n" * 64)
+        self.refused(ValueError, 'set it to "recompute"', {"policy": "fail"})
+
+    def test_untested_version(self):
+        vllm = sys.modules["vllm"]
+        self.addCleanup(setattr, vllm, "__version__", TESTED)
+        vllm.__version__ = "0.99.0"
+        self.refused(RuntimeError, '"allow_untested": true')
+        self.engine(allow_untested=True)
+        self.assertTrue(any("this is 0.99.0" in line for line in self.warnings))
+        vllm.__version__ = TESTED + "+cpu"
+        self.engine()
+
+    def test_engines_that_are_not_served_run_on(self):
+        groups = Engine.config(Engine, {}, 1, {})[1].kv_cache_groups
+        window = SimpleNamespace(layer_names=["layers.0.attn"],
+                                 kv_cache_spec=SimpleNamespace(block_size=16))
+        padded = FullAttentionSpec(**{**vars(groups[0].kv_cache_spec), "page_size_padded": 1 << 20})
+        for changes, words in (({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
+                               ({"dcp": 2}, "decode_context_parallel_size is 2"),
+                               ({"speculative_config": "draft"}, "speculative"),
+                               ({"prefix": False}, "prefix caching is off"),
+                               ({"groups": groups * 2}, "2 KV cache groups"),
+                               ({"groups": [window]}, "layers have SimpleNamespace"),
+                               ({"groups": [SimpleNamespace(layer_names=["layers.0.attn"],
+                                                            kv_cache_spec=padded)]}, "padded")):
+            self.warnings.clear()
+            engine = self.engine(changes=changes)
+            request = self.request("r", 200)
+            self.assertEqual(engine.load(request), 0)
+            engine.prefill(request)
+            self.assertIsNone(engine.finish(request))
+            said = [line for line in self.warnings if words in line]
+            self.assertTrue(said, (words, self.warnings))
+
+    def test_interface(self):
+        """Every method that the connector has of the base class takes what that one takes."""
+        methods = json.loads(Path(HERE, "vllm_interface.json").read_text())["methods"]
+        for name in ("KVConnectorBase_V1", "SupportsHMA"):
+            for method, facts in methods[name].items():
+                ours = KvferryConnector.__dict__.get(method)
+                if facts["abstract"]:
+                    self.assertIsNotNone(ours, method)
+                if ours is None or facts["kind"] != "method":
+                    continue
+                parameters = inspect.signature(ours).parameters.values()
+                plain = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+                self.assertEqual(plain, facts["parameters"], method)
+                self.assertEqual(any(p.kind == p.VAR_KEYWORD for p in parameters),
+                                 facts["keywords"], method)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]] + sys.argv[3:])
