@@ -652,8 +652,6 @@ static void answer(struct kvf_agent *agent, struct kvf_control *control)
         kvf_agent_stop(agent);
         finish(control, KVF_OK);
         return;
-    }
-    finish(control, KVF_ERR_INVALID);
     case KVF_CONTROL_CALIBRATIONS:
         control->calibrations = agent->calibrations != NULL
                                     ? kvf_calibrations_hold(agent->calibrations)
@@ -663,6 +661,8 @@ static void answer(struct kvf_agent *agent, struct kvf_control *control)
     case KVF_CONTROL_RELOAD:
         kvf_reload_start(agent, control);
         return;
+    }
+    finish(control, KVF_ERR_INVALID);
 }
 
 static uint32_t take_all(struct kvf_agent *agent, struct kvf_control *out[KVF_CONTROLS_MAX])
@@ -704,9 +704,9 @@ void kvf_answer_fail_all(struct kvf_agent *agent)
     for (uint32_t i = 0; i < n; i++) {
         finish(controls[i], KVF_ERR_TIER_OFF);
     }
+    kvf_reload_abandon(agent);
     if (agent->sweep.control != NULL) {
         finish(agent->sweep.control, KVF_ERR_TIER_OFF);
-    kvf_reload_abandon(agent);
         agent->sweep.control = NULL;
     }
     if (agent->verify != NULL) {

@@ -4,7 +4,8 @@
 
 From `kvferryd --print-options`: the part `config` of kvferry/values.schema.json, and
 kvferry/files/options.json, by which templates/validation.yaml refuses options that the chart
-decides and sizes and times out of range. From kvferry/values.yaml: the table of kvferry/README.md.
+decides and sizes and times out of range. From dashboard.py: kvferry/files/dashboard.json. From
+kvferry/values.yaml: the table of kvferry/README.md.
 With --check nothing is written: exit code 1 says that a committed file is stale.
 """
 import argparse
@@ -13,6 +14,8 @@ import os
 import re
 import subprocess
 import sys
+
+import dashboard
 
 CHART = os.path.join(os.path.dirname(os.path.abspath(__file__)), "kvferry")
 TABLE_BEGIN = "<!-- begin: made by charts/gen_chart.py -->\n"
@@ -181,6 +184,8 @@ def make_files(options):
     return {
         "values.schema.json": json.dumps(schema, indent=2) + "\n",
         os.path.join("files", "options.json"): json.dumps(make_options(options), indent=2) + "\n",
+        os.path.join("files", "dashboard.json"):
+            json.dumps(dashboard.make_dashboard(), indent=2) + "\n",
         "README.md": replace_table(read("README.md"), make_table(read("values.yaml"))),
     }
 

@@ -88,6 +88,13 @@ def the(objects, kind):
     return found
 
 
+def configuration(objects):
+    """The files of the ConfigMap that the daemon mounts."""
+    found, = (one["data"] for one in of_kind(objects, "ConfigMap")
+              if "kvferryd.yaml" in one["data"])
+    return found
+
+
 def mebibytes(quantity):
     if not quantity.endswith("Mi"):
         raise AssertionError(f"{quantity} is not in Mi")

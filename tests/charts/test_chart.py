@@ -124,7 +124,7 @@ class Rendered(unittest.TestCase):
         pod = daemon["template"]["spec"]
         self.assertEqual(daemon["updateStrategy"], {"type": "OnDelete"})
         self.assertEqual(pod["nodeSelector"], {"kvferry/node": "true"})
-        config = yaml.safe_load(chart.the(objects, "ConfigMap")["data"]["kvferryd.yaml"])
+        config = yaml.safe_load(chart.configuration(objects)["kvferryd.yaml"])
         self.assertEqual(sorted(config), ["admin", "dram", "sockets"])
         tenth = int(config["dram"]["bytes"].removesuffix("B"))
         self.assertAlmostEqual(tenth / (64 << 30), 0.1, places=3)

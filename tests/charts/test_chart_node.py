@@ -32,7 +32,7 @@ def objects(name, *more):
 
 
 def config_of(rendered):
-    return chart.the(rendered, "ConfigMap")["data"]["kvferryd.yaml"]
+    return chart.configuration(rendered)["kvferryd.yaml"]
 
 
 def pod_of(rendered):
@@ -153,7 +153,7 @@ class Node(Case):
             "--set", "nvme.enabled=true,nvme.bytes=1GiB,security.seccomp=Localhost",
             "--set", "arena.bytes=96MiB,config.staging.total=96MiB,config.dram.piece_bytes=32MiB")
         self.pod = pod_of(self.rendered)
-        for name, text in chart.the(self.rendered, "ConfigMap")["data"].items():
+        for name, text in chart.configuration(self.rendered).items():
             self.write(os.path.join("etc", name), self.moved(text))
 
     def moved(self, text):

@@ -109,7 +109,7 @@ class Image(LoggedCase):
         if "emptyDir" in volume:
             os.chmod(inner, 0o777)
         if "configMap" in volume:
-            for file_name, text in self.chart.the(self.rendered, "ConfigMap")["data"].items():
+            for file_name, text in self.chart.configuration(self.rendered).items():
                 with open(os.path.join(inner, file_name), "w", encoding="utf-8") as file:
                     file.write(text)
         return inner

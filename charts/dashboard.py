@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Grafana dashboard of the chart. gen_chart.py writes it to kvferry/files/dashboard.json;
+tests/charts/test_dashboard.py asks a Prometheus each of its questions."""
+
+UID = "kvferry"
+WIDTH = 24  # of Grafana's grid
+HEIGHT = 8  # of a panel
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+SELECTOR = '{namespace="$namespace", node=~"$node"}'
+
+
+def rate(name):
+    """A second's worth of a counter, over the nodes shown."""
+    return f"sum(rate(kvferry_{name}{SELECTOR}[$__rate_interval]))"
+
+
+def rate_by(label, name):
+    return f"sum by ({label}) (rate(kvferry_{name}{SELECTOR}[$__rate_interval]))"
+
+
+def total(name, label=None):
+    by = f" by ({label})" if label else ""
+    return f"sum{by} (kvferry_{name}{SELECTOR})"
+
+
+def quantile(share, name):
+    return f"histogram_quantile({share}, {rate_by('le', name + '_seconds_bucket')})"
+
+
+def latency(name):
+    return [(quantile(0.5, name), "p50"), (quantile(0.99, name), "p99")]
+
+
+HITS = " + ".join(rate(f"get_hits_{tier}_total") for tier in ("dram", "hbm", "hbm_copied", "nvme"))
+
+# (row, [(title, unit, stacked, [(question, legend)], what it says)])
+ROWS = [
+    ("Is it of use?", [
+        ("Prompt chunks found", "percentunit", False,
+         [(f"{rate('lookup_hit_chunks_total')} / {rate('lookup_chunks_total')}", "found")],
+         "Of the chunks that engines have looked up, those in the leading run that they can load. "
+         "What is not found, engines compute."),
+        ("Blocks by source", "ops", True,
+         [(rate("get_hits_dram_total"), "memory"), (rate("get_hits_nvme_total"), "drive"),
+          (f"{rate('get_hits_hbm_total')} + {rate('get_hits_hbm_copied_total')}", "GPU memory"),
+          (rate("get_misses_total"), "miss"), (rate("get_too_slow_total"), "too slow")],
+         "Blocks that were asked for, and where they came from. A block is one chunk of one rank."),
+        ("Blocks found", "percentunit", False,
+         [(f"({HITS}) / ({HITS} + {rate('get_misses_total')})", "found")],
+         "After a lookup has said yes this is close to 1; below, blocks have gone meanwhile."),
+        ("Traffic", "Bps", False,
+         [(rate("get_bytes_total"), "to engines"), (rate("put_bytes_total"), "from engines")],
+         "Encoded bytes. A lossy profile carries 3 to 5 times as many bytes of KV."),
+        ("Engines attached", "short", False, [(total("clients", "node"), "{{node}}")],
+         "0 for long: engines do not find their daemon. helm test tells whether they could."),
+        ("Daemons that serve", "short", False,
+         [(total("ready"), "ready"), (total("draining"), "draining")],
+         "Of the nodes shown."),
+    ]),
+    ("Tiers", [
+        ("How full", "percentunit", False,
+         [(f"{total('tier_stored_bytes', 'tier')} / {total('tier_capacity_bytes', 'tier')}",
+           "{{tier}}")],
+         "Stored bytes of the capacity. Memory and drives are full in normal use: what is coldest "
+         "goes."),
+        ("Stored", "bytes", True, [(total("tier_stored_bytes", "tier"), "{{tier}}")],
+         "Records, with their padding."),
+        ("Evictions", "ops", False, [(rate_by("tier", "tier_evictions_total"), "{{tier}}")],
+         "Blocks that made room for others. Many in memory and few hits: the arena is too small."),
+        ("Given to drives", "ops", True,
+         [(rate("nvme_admitted_blocks_total"), "written"),
+          (rate("nvme_rejected_blocks_total"), "not admitted"),
+          (rate("nvme_dropped_blocks_total"), "dropped: the drive is behind")],
+         "Not admitted: write budget and second sight. Dropped for long: the drive is too slow."),
+        ("Drive traffic", "Bps", False,
+         [(rate_by("node", 'tier_read_bytes_total'), "{{node}} read"),
+          (rate_by("node", 'tier_written_bytes_total'), "{{node}} written")],
+         "Bytes of drives."),
+        ("Waiting for drives", "bytes", False, [(total("writeback_bytes", "node"), "{{node}}")],
+         "Write-behind. At put.writeback_share of the arena blocks are dropped."),
+    ]),
+    ("Latency", [
+        ("A block from memory", "s", False, latency("get_dram"),
+         "From acceptance to answer, by upper edges of power-of-two buckets."),
+        ("A block from a drive", "s", False, latency("get_nvme"), "The same."),
+        ("A block from GPU memory", "s", False, latency("get_hbm"), "The same."),
+        ("A put", "s", False, latency("put"), "Until the block is stored in memory."),
+        ("One read of a drive", "s", False, latency("nvme_read"), "As the daemon sees it."),
+        ("One write of a drive", "s", False, latency("nvme_write"), "As the daemon sees it."),
+    ]),
+    ("Clients", [
+        ("Busy answers", "ops", False, [(rate_by("node", "requests_busy_total"), "{{node}}")],
+         "Requests or blocks that found no room in staging, credits or slots."),
+        ("Under lease", "bytes", False, [(total("leased_bytes", "node"), "{{node}}")],
+         "What engines hold. It cannot be evicted."),
+        ("Staging used", "percentunit", False,
+         [(f"{total('staging_used_bytes', 'node')} / {total('staging_total_bytes', 'node')}",
+           "{{node}}")], "Memory for puts, given out to clients."),
+        ("Who encodes", "short", True,
+         [(total("gpu_clients_engine"), "on a GPU, the engine"),
+          (total("gpu_clients_agent"), "on a GPU, the daemon's worker"),
+          (f"{total('clients')} - {total('gpu_clients_engine')} - {total('gpu_clients_agent')}",
+           "CPU, or does not store")], "Clients."),
+        ("Attaches", "ops", False,
+         [(rate("attaches_total"), "attached"), (rate("attach_refused_total"), "refused"),
+          (rate("disconnects_total"), "went away")],
+         "Refused: the daemon's log says why."),
+        ("GPU workers", "short", False,
+         [(total("gpu_workers"), "up"), (total("gpu_engines"), "engines served")],
+         "Of the daemon, for engines that cannot host kernels."),
+    ]),
+    ("What goes wrong", [
+        ("Wrong bytes", "short", False,
+         [(f"sum by (tier) (increase(kvferry_tier_corrupt_total{SELECTOR}[$__rate_interval]))",
+           "{{tier}} checksum"),
+          (f"sum by (tier) (increase(kvferry_tier_mac_errors_total{SELECTOR}[$__rate_interval]))",
+           "{{tier}} MAC"),
+          (f"sum(increase(kvferry_put_corrupt_total{SELECTOR}[$__rate_interval]))", "puts")],
+         "Each was a miss, none was served. More than a few: replace the drive."),
+        ("Errors of drives", "short", False,
+         [(f"sum by (node) (increase(kvferry_nvme_io_errors_total{SELECTOR}[$__rate_interval]))",
+           "{{node}}")], "Reads and writes that failed."),
+        ("Tiers switched off", "short", False,
+         [(total("tier_off", "tier"), "{{tier}} off"),
+          (total("tier_writes_off", "tier"), "{{tier}} writes off")],
+         "A drive with too many errors is not written any more, then not read."),
+        ("Broken protocol, lost leases", "short", False,
+         [(f"sum by (node) (increase(kvferry_protocol_errors_total{SELECTOR}[$__rate_interval]))",
+           "{{node}} protocol"),
+          (f"sum by (node) (increase(kvferry_leases_lost_total{SELECTOR}[$__rate_interval]))",
+           "{{node}} leases")],
+         "Clients disconnected for what they sent, or for what they held too long."),
+        ("Conflicting puts", "short", False,
+         [(f"sum(increase(kvferry_put_conflict_total{SELECTOR}[$__rate_interval]))", "conflicts"),
+          (f"sum(increase(kvferry_put_mismatch_total{SELECTOR}[$__rate_interval]))",
+           "not the client's format")],
+         "A key that holds another payload: engines that compute otherwise share a namespace."),
+        ("Reactor busy", "percentunit", False,
+         [(f"{rate_by('node', 'loop_busy_seconds_total')} / "
+           f"({rate_by('node', 'loop_busy_seconds_total')} + "
+           f"{rate_by('node', 'loop_idle_seconds_total')})", "{{node}}")],
+         "The one thread that everything goes through. Near 1 for long: fewer, larger blocks."),
+    ]),
+]
+
+
+def panel(number, title, unit, stacked, questions, about, place):
+    return {
+        "id": number, "type": "timeseries", "title": title, "description": about,
+        "datasource": SOURCE, "gridPos": place,
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0, "custom": {
+            "fillOpacity": 30 if stacked else 0,
+            "stacking": {"mode": "normal" if stacked else "none"}}}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"},
+                    "tooltip": {"mode": "multi"}},
+        "targets": [{"refId": chr(ord("A") + i), "datasource": SOURCE, "expr": question,
+                     "legendFormat": legend} for i, (question, legend) in enumerate(questions)],
+    }
+
+
+def variable(name, label, question):
+    return {"name": name, "label": label, "type": "query", "datasource": SOURCE,
+            "query": {"query": question, "refId": name}, "refresh": 2, "sort": 1}
+
+
+def make_panels():
+    number, top = 0, 0
+    for row, panels in ROWS:
+        number += 1
+        yield {"id": number, "type": "row", "title": row, "collapsed": False, "panels": [],
+               "gridPos": {"x": 0, "y": top, "w": WIDTH, "h": 1}}
+        top += 1
+        for i, one in enumerate(panels):
+            number += 1
+            width = WIDTH // 3
+            yield panel(number, *one, {"x": i % 3 * width, "y": top + i // 3 * HEIGHT, "w": width,
+                                       "h": HEIGHT})
+        top += -(-len(panels) // 3) * HEIGHT
+
+
+def make_dashboard():
+    return {
+        "uid": UID, "title": "kvferry", "tags": ["kvferry"], "schemaVersion": 39, "version": 1,
+        "editable": True, "refresh": "30s", "time": {"from": "now-3h", "to": "now"},
+        "templating": {"list": [
+            {"name": "datasource", "label": "Prometheus", "type": "datasource",
+             "query": "prometheus"},
+            variable("namespace", "Namespace", "label_values(kvferry_build_info, namespace)"),
+            {**variable("node", "Node",
+                        'label_values(kvferry_build_info{namespace="$namespace"}, node)'),
+             "multi": True, "includeAll": True, "allValue": ".*"},
+        ]},
+        "panels": list(make_panels()),
+    }
