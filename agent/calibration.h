@@ -2,8 +2,8 @@
  *
  * calibration.h: which profiles have passed for which model: the files of calibration.dir.
  *
- * A list is read-only from its reading on. The reactor replaces it when it is told to (reload.c), and
- * whoever uses a list holds it meanwhile.
+ * A list is read-only from its reading on. The reactor replaces it when it is told to (reload.c),
+ * and whoever uses a list holds it meanwhile.
  */
 #ifndef KVF_AGENT_CALIBRATION_H
 #define KVF_AGENT_CALIBRATION_H

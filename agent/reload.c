@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * reload.c: read the files of calibration.dir again while clients are served, because of SIGHUP or
- * the admin thread. A thread that may wait reads; the reactor takes the new list, and a session keeps
- * the one that its plan is of until it ends.
+ * the admin thread. A thread that may wait reads; the reactor takes the new list, and a session
+ * keeps the one that its plan is of until it ends.
  */
 #include "agent/core.h"
 

