@@ -27,6 +27,7 @@ static int judge_page(struct kvf_session *session, const struct kvf_shm_key *key
     }
     if (kvf_block_matches_plan(page, &session->plan) != KVF_OK) {
         agent->metrics.put_mismatch++;
+        agent->metrics.x_refused += page->header.weights_fp != session->plan.weights_fp;
         return KVF_ERR_MISMATCH;
     }
     memcpy(page->header.key_id, key_id, sizeof(page->header.key_id));

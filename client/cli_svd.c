@@ -22,6 +22,7 @@ struct run {
     struct kvf_weights *weights;
     struct kvf_svd_writer *writer;
     uint8_t digest[KVF_DIGEST_BYTES];
+    uint8_t factors_digest[KVF_DIGEST_BYTES];
     uint32_t d_model;
     uint32_t k_width;
     uint32_t kv_width;
@@ -133,6 +134,7 @@ static int finish(struct run *run, uint64_t *bytes_out)
         status = kvf_svd_file_layer(&file, i, run->u, run->m, why);
     }
     *bytes_out = file.header.total_bytes;
+    memcpy(run->factors_digest, file.header.factors_digest, sizeof(run->factors_digest));
     kvf_svd_file_close(&file);
     return status == KVF_OK ? CLI_OK : cli_fail(CLI_FAILED, "%s: %s", path, why);
 }
@@ -141,16 +143,19 @@ static void print(const struct run *run, uint64_t bytes)
 {
     const struct kvf_weights_model *m = &run->weights->model;
     char digest[2 * KVF_DIGEST_BYTES + 1];
+    char factors_digest[2 * KVF_DIGEST_BYTES + 1];
     char size[32];
 
     sodium_bin2hex(digest, sizeof(digest), run->digest, sizeof(run->digest));
+    sodium_bin2hex(factors_digest, sizeof(factors_digest), run->factors_digest,
+                   sizeof(run->factors_digest));
     if (run->cli->is_json) {
-        cli_print_json(json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:f, s:f}", "file",
-                                 run->cli->write_file, "family", m->family, "weights_digest",
-                                 digest, "layers", (int)m->n_layers, "d_model", (int)m->d_model,
-                                 "kv_width", (int)run->kv_width, "rank", (int)run->rank, "bytes",
-                                 (json_int_t)bytes, "orthogonality_error", run->worst.orthogonality,
-                                 "residual", run->worst.residual));
+        cli_print_json(json_pack(
+            "{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:f, s:f}", "file", run->cli->write_file,
+            "family", m->family, "weights_digest", digest, "factors_digest", factors_digest,
+            "layers", (int)m->n_layers, "d_model", (int)m->d_model, "kv_width", (int)run->kv_width,
+            "rank", (int)run->rank, "bytes", (json_int_t)bytes, "orthogonality_error",
+            run->worst.orthogonality, "residual", run->worst.residual));
         return;
     }
     printf("%s: %u layers of %s, %u elements of X, %u of K and V, rank %u: %s\n",
@@ -158,7 +163,7 @@ static void print(const struct run *run, uint64_t bytes)
            cli_bytes_text(bytes, size, sizeof(size)));
     printf("worst layer: U^T U - I %.1e, U M - [W_K | W_V] %.1e of its norm\n",
            run->worst.orthogonality, run->worst.residual);
-    printf("weights digest: %s\n", digest);
+    printf("weights digest: %s\nfactors digest: %s\n", digest, factors_digest);
 }
 
 int cli_svd(const struct cli *cli)

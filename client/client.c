@@ -17,6 +17,7 @@
 
 #include "base/fd.h"
 #include "client/client_internal.h"
+#include "transport/proto_check.h"
 
 #define DEFAULT_SOCKET_PATH        "/run/kvferry/kvferryd.sock"
 #define DEFAULT_RING_ENTRIES       1024
@@ -111,6 +112,8 @@ static bool options_ok(const struct kvf_options *options)
            (options->shard == KVF_SHARD_NONE || options->shard < shard_count) &&
            options->ring_entries <= KVF_SHM_RING_ENTRIES_MAX &&
            options->staging_bytes <= KVF_PROTO_STAGING_MAX &&
+           (kvf_proto_all_zero(options->factors_digest, sizeof(options->factors_digest)) ||
+            (options->geometry != NULL && options->geometry->kind == KVF_KIND_XG)) &&
            (options->geometry == NULL ||
             options->geometry->struct_bytes == sizeof(*options->geometry));
 }
@@ -159,6 +162,26 @@ static void formats_fill(struct kvf_wire_hello *hello, const struct kvf_codec_pl
     }
 }
 
+/* Whose blocks these are. Latents are named by their weights and factors together, and by nothing
+ * if either is not said: the daemon refuses that. Both are hashes already, so that their bytes,
+ * shifted against each other, need no other one (nor a library for it in the engine's process). */
+static void digests_fill(struct kvf_client *client, const struct kvf_options *options)
+{
+    struct kvf_wire_hello *hello = &client->hello;
+    bool is_named = !kvf_proto_all_zero(options->weights_digest, KVF_DIGEST_BYTES);
+
+    memcpy(client->weights_digest, options->weights_digest, KVF_DIGEST_BYTES);
+    memcpy(client->factors_digest, options->factors_digest, KVF_DIGEST_BYTES);
+    memcpy(hello->adapter_digest, options->adapter_digest, sizeof(hello->adapter_digest));
+    if (client->has_geometry && client->geometry.kind == KVF_KIND_XG) {
+        is_named = is_named && !kvf_proto_all_zero(options->factors_digest, KVF_DIGEST_BYTES);
+    }
+    for (uint32_t i = 0; is_named && i < KVF_DIGEST_BYTES; i++) {
+        hello->weights_digest[i] = options->weights_digest[i] ^
+                                   options->factors_digest[(i + 1) % KVF_DIGEST_BYTES];
+    }
+}
+
 static int hello_fill(struct kvf_client *client, const struct kvf_options *options,
                       const char *profile)
 {
@@ -175,8 +198,7 @@ static int hello_fill(struct kvf_client *client, const struct kvf_options *optio
     hello->ring_entries = options->ring_entries != 0 ? options->ring_entries : DEFAULT_RING_ENTRIES;
     hello->staging_bytes = options->staging_bytes;
     hello->profile_fp = kvf_profile_find(profile) != NULL ? client->plan.profile_fp : 0;
-    memcpy(hello->weights_digest, options->weights_digest, sizeof(hello->weights_digest));
-    memcpy(hello->adapter_digest, options->adapter_digest, sizeof(hello->adapter_digest));
+    digests_fill(client, options);
     if (client->has_geometry) {
         hello->record_bytes_max = client->plan.record_bytes_max;
         hello->geometry = (struct kvf_wire_geometry){
@@ -249,6 +271,7 @@ static int client_init(struct kvf_client *client, const struct kvf_options *opti
         client->is_lossless_asked = client->plan.lossless && kvf_profile_find(profile) != NULL;
         status = hello_fill(client, options, profile);
         client->plan.model_fp = kvf_proto_model_fp(&client->hello);
+        client->plan.weights_fp = kvf_proto_weights_fp(&client->hello);
     }
     if (status != KVF_OK) {
         return status;
@@ -775,6 +798,7 @@ int kvf_stat(struct kvf_client *client, struct kvf_stat *stat_out)
             .puts = values[KVF_STAT_PUTS],
             .leased_bytes = values[KVF_STAT_LEASED_BYTES],
             .lost_leases = values[KVF_STAT_LOST_LEASES],
+            .x_refused = client->x_refused,
         };
     }
     return call_end(client, status);

@@ -199,6 +199,8 @@ struct kvf_client {
     uint32_t flags;
     char *socket_path;
     struct kvf_wire_hello hello;
+    uint8_t weights_digest[KVF_DIGEST_BYTES]; /* that of hello is of factors as well, for latents */
+    uint8_t factors_digest[KVF_DIGEST_BYTES];
     struct kvf_geometry geometry;
     bool has_geometry;
     bool is_lossless_asked; /* the daemon may fall back from lossy to lossless, not the other way */
@@ -229,6 +231,8 @@ struct kvf_client {
     struct kvf_wire_welcome facts; /* of the last live session */
 
     struct kvf_client_channel channel;
+
+    uint64_t x_refused; /* kvf_stat */
 
     /* requests in flight */
     struct kvf_client_request *requests;

@@ -141,6 +141,7 @@ static int plan_make(struct kvf_client *client, const struct kvf_session *sessio
                      const struct kvf_wire_welcome *welcome, char *text, size_t text_bytes)
 {
     uint64_t model_fp = client->plan.model_fp;
+    uint64_t weights_fp = client->plan.weights_fp;
     int status = KVF_OK;
 
     if (session->profile != NULL) {
@@ -156,6 +157,7 @@ static int plan_make(struct kvf_client *client, const struct kvf_session *sessio
                                      welcome->profile);
     }
     client->plan.model_fp = model_fp;
+    client->plan.weights_fp = weights_fp;
     if (status != KVF_OK && text[0] == '\0') {
         snprintf(text, text_bytes, "profile \"%s\", which the daemon chose, does not work here",
                  welcome->profile);

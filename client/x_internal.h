@@ -70,9 +70,10 @@ struct kvf_x {
 void kvf_x_say(kvf_log_fn log, void *arg, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Open the file that the weights name, and compare it with them. KVF_OK; KVF_ERR_INVALID,
- * _MISMATCH, _IO, _CORRUPT, _FOREIGN, _NO_MEMORY: the log says why. */
-int kvf_latent_open(struct kvf_x *x);
+/* Open the file that the weights name, and compare it with them and with the digest that the client
+ * attached with. KVF_OK; KVF_ERR_MISMATCH, _IO, _CORRUPT, _FOREIGN, _NO_MEMORY: the log says
+ * why. */
+int kvf_latent_open(struct kvf_x *x, const uint8_t factors_digest[KVF_DIGEST_BYTES]);
 
 /* Accepts one that is not open. */
 void kvf_latent_close(struct kvf_latent *latent);

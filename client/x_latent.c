@@ -32,7 +32,36 @@ static const char *fault_of(const struct kvf_x_weights *w, const struct kvf_svd_
     return NULL;
 }
 
-int kvf_latent_open(struct kvf_x *x)
+int kvf_x_factors_read(const char *path, struct kvf_x_factors *factors_out, kvf_log_fn log,
+                       void *log_arg)
+{
+    struct kvf_svd_file file;
+    const struct kvf_svd_header *h = &file.header;
+    char why[KVF_SVD_WHY_BYTES];
+    int status;
+
+    if (path == NULL || factors_out == NULL || factors_out->struct_bytes != sizeof(*factors_out)) {
+        return KVF_ERR_INVALID;
+    }
+    status = kvf_svd_file_open(path, &file, why);
+    if (status != KVF_OK) {
+        kvf_x_say(log, log_arg, "factors of X: %s", why);
+        return status;
+    }
+    *factors_out = (struct kvf_x_factors){.struct_bytes = sizeof(*factors_out),
+                                          .d_model = h->d_model,
+                                          .rank = h->rank,
+                                          .n_layers = (uint16_t)h->n_layers,
+                                          .n_heads = h->n_heads,
+                                          .dim_k = h->dim_k,
+                                          .dim_v = h->dim_v};
+    memcpy(factors_out->weights_digest, h->weights_digest, KVF_DIGEST_BYTES);
+    memcpy(factors_out->digest, h->factors_digest, KVF_DIGEST_BYTES);
+    kvf_svd_file_close(&file);
+    return KVF_OK;
+}
+
+int kvf_latent_open(struct kvf_x *x, const uint8_t factors_digest[KVF_DIGEST_BYTES])
 {
     const struct kvf_x_weights *w = &x->weights;
     struct kvf_latent *latent = &x->latent;
@@ -49,6 +78,13 @@ int kvf_latent_open(struct kvf_x *x)
     latent->is_whole = h->n_heads == w->n_heads;
     latent->layer = KVF_LAYERS_MAX;
     fault = fault_of(w, h);
+    if (fault == NULL && memcmp(h->factors_digest, factors_digest, KVF_DIGEST_BYTES) != 0) {
+        kvf_x_say(x->log, x->log_arg,
+                  "factors of X: %.160s is not the file whose factors_digest the client attached "
+                  "with: blocks of others would be read by it",
+                  w->svd_file);
+        return KVF_ERR_MISMATCH;
+    }
     if (fault != NULL) {
         kvf_x_say(x->log, x->log_arg,
                   "factors of X: %.160s is not for these weights: %s; run kvferry svd on them",

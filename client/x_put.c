@@ -176,6 +176,7 @@ int kvf_x_put_begin(struct kvf_client *client, const struct kvf_x_put_options *o
     n_chunks = (options->n_tokens + client->plan.geometry.chunk_tokens - 1) /
                client->plan.geometry.chunk_tokens;
     status = check_x(client, options->x);
+    client->x_refused += status != KVF_OK;
     if (status == KVF_OK) {
         status = check_memory(client, options, n_chunks);
     }

@@ -223,7 +223,7 @@ int kvf_x_weights_check(const struct kvf_client *client, const struct kvf_x_weig
         return KVF_ERR_MISMATCH;
     }
     if (client != NULL &&
-        (memcmp(w->weights_digest, client->hello.weights_digest, KVF_DIGEST_BYTES) != 0 ||
+        (memcmp(w->weights_digest, client->weights_digest, KVF_DIGEST_BYTES) != 0 ||
          memcmp(w->adapter_digest, client->hello.adapter_digest, KVF_DIGEST_BYTES) != 0)) {
         kvf_x_say(log, arg,
                   "weights for X: their digests are not those that the client attached with");
@@ -261,7 +261,8 @@ static int arrays_init(struct kvf_x *x)
     return KVF_OK;
 }
 
-int kvf_x_open(struct kvf_client *client, const struct kvf_x_weights *weights, struct kvf_x **x_out)
+static int x_open(struct kvf_client *client, const struct kvf_x_weights *weights,
+                  struct kvf_x **x_out)
 {
     char text[KVF_BLAS_TEXT_BYTES];
     struct kvf_x *x;
@@ -269,9 +270,6 @@ int kvf_x_open(struct kvf_client *client, const struct kvf_x_weights *weights, s
     void *arg;
     int status;
 
-    if (weights == NULL || weights->struct_bytes != sizeof(*weights) || x_out == NULL) {
-        return KVF_ERR_INVALID;
-    }
     log = weights->log == NULL && client != NULL ? client->log : weights->log;
     arg = weights->log == NULL && client != NULL ? client->log_arg : weights->log_arg;
     status = kvf_x_weights_check(client, weights, log, arg);
@@ -292,7 +290,7 @@ int kvf_x_open(struct kvf_client *client, const struct kvf_x_weights *weights, s
         client_take(x, client);
     }
     if (weights->svd_file != NULL) {
-        status = kvf_latent_open(x);
+        status = kvf_latent_open(x, client->factors_digest);
     }
     if (status == KVF_OK) {
         status = kvf_blas_open(&x->blas, text);
@@ -309,6 +307,20 @@ int kvf_x_open(struct kvf_client *client, const struct kvf_x_weights *weights, s
     }
     *x_out = x;
     return KVF_OK;
+}
+
+int kvf_x_open(struct kvf_client *client, const struct kvf_x_weights *weights, struct kvf_x **x_out)
+{
+    int status;
+
+    if (weights == NULL || weights->struct_bytes != sizeof(*weights) || x_out == NULL) {
+        return KVF_ERR_INVALID;
+    }
+    status = x_open(client, weights, x_out);
+    if (status != KVF_OK && client != NULL) {
+        client->x_refused++;
+    }
+    return status;
 }
 
 struct kvf_x *kvf_x_close(struct kvf_x *x)

@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <sodium.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@ enum {
 
 struct kvf_svd_writer {
     struct kvf_svd_header header;
+    crypto_hash_sha256_state digest;
     uint32_t *crcs;
     uint32_t n_added;
     int fd;
@@ -80,6 +82,8 @@ int kvf_svd_writer_open(const char *path, const struct kvf_weights_model *model,
     memcpy(h->weights_digest, weights_digest, sizeof(h->weights_digest));
     h->layer_bytes = kvf_svd_align_up(kvf_svd_u_bytes(h) + kvf_svd_m_bytes(h));
     h->total_bytes = kvf_svd_first_bytes(h) + h->n_layers * h->layer_bytes;
+    crypto_hash_sha256_init(&writer->digest);
+    crypto_hash_sha256_update(&writer->digest, (const uint8_t *)h, sizeof(*h));
     snprintf(writer->path, sizeof(writer->path), "%s", path);
     snprintf(writer->temporary, sizeof(writer->temporary), "%s.part", path);
     writer->fd = open(writer->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -111,6 +115,8 @@ int kvf_svd_writer_add(struct kvf_svd_writer *writer, const float *u, const floa
     }
     crc = kvf_crc32c(kvf_crc32c(crc, m, kvf_svd_m_bytes(h)), zeroes, gap_bytes);
     writer->crcs[writer->n_added++] = crc;
+    crypto_hash_sha256_update(&writer->digest, (const uint8_t *)u, kvf_svd_u_bytes(h));
+    crypto_hash_sha256_update(&writer->digest, (const uint8_t *)m, kvf_svd_m_bytes(h));
     return status;
 }
 
@@ -120,6 +126,7 @@ int kvf_svd_writer_commit(struct kvf_svd_writer *writer, char why[KVF_SVD_WHY_BY
     uint64_t table_bytes = h->n_layers * sizeof(*writer->crcs);
     int status;
 
+    crypto_hash_sha256_final(&writer->digest, h->factors_digest);
     h->header_crc32c = kvf_svd_header_crc(h, writer->crcs);
     status = write_at(writer->fd, h, sizeof(*h), 0, why);
     if (status == KVF_OK) {

@@ -11,7 +11,8 @@
  * Little endian. With [W_K | W_V] a matrix of d_model rows and kv_width columns, those of K by head
  * and element first, then those of V: u has orthonormal columns, in order of falling singular
  * value, and u m is the best approximation of that rank. header_crc32c is over header and table
- * with the field itself zero. The document is docs/x-cache.md.
+ * with the field itself zero. factors_digest is SHA-256 over the header, with the digest itself and
+ * header_crc32c zero, and u and m of all layers, without gaps. The document is docs/x-cache.md.
  */
 #ifndef KVF_CLIENT_X_SVD_FORMAT_H
 #define KVF_CLIENT_X_SVD_FORMAT_H
@@ -23,7 +24,7 @@
 #include "kvferry.h"
 
 #define KVF_SVD_MAGIC       0x565346564bU /* "KVFSV" */
-#define KVF_SVD_VERSION     1
+#define KVF_SVD_VERSION     2
 #define KVF_SVD_ALIGN_BYTES 64
 
 struct kvf_svd_header {
@@ -42,7 +43,8 @@ struct kvf_svd_header {
     uint16_t dim_v;
     uint16_t dtype; /* enum kvf_dtype, F32 */
     uint8_t weights_digest[KVF_DIGEST_BYTES];
-    uint8_t reserved[40]; /* zeroes */
+    uint8_t factors_digest[KVF_DIGEST_BYTES];
+    uint8_t reserved[8]; /* zeroes */
 };
 static_assert(sizeof(struct kvf_svd_header) == 128, "no hidden padding");
 static_assert(offsetof(struct kvf_svd_header, weights_digest) == 56, "part of the format");

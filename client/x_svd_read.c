@@ -91,7 +91,11 @@ int kvf_svd_file_open(const char *path, struct kvf_svd_file *file, char why[KVF_
     }
     if (status == KVF_OK && (h->magic != KVF_SVD_MAGIC || h->version != KVF_SVD_VERSION)) {
         status = kvf_weights_fault(why, KVF_ERR_FOREIGN,
-                                   "%.200s: no file of kvferry svd, or of another version", path);
+                                   h->magic == KVF_SVD_MAGIC
+                                       ? "%.200s: written by kvferry svd of another release: run "
+                                         "it again"
+                                       : "%.200s: no file of kvferry svd",
+                                   path);
     }
     if (status == KVF_OK && !header_is_valid(h, (uint64_t)stat.st_size)) {
         status = kvf_weights_fault(why, KVF_ERR_CORRUPT, "%.200s: the header contradicts itself",

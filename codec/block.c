@@ -28,6 +28,7 @@ void kvf_block_fill_header(const struct kvf_codec_plan *plan, uint32_t token_sta
         .version = KVF_BLOCK_VERSION,
         .header_bytes = KVF_BLOCK_HEADER_BYTES,
         .model_fp = plan->model_fp,
+        .weights_fp = plan->weights_fp,
         .tensor_kind = geometry->kind,
         .src_dtype = geometry->dtype,
         .dst_dtype = geometry->dtype,
@@ -160,10 +161,10 @@ int kvf_block_describe_gpu(const struct kvf_codec_plan *plan, uint32_t token_sta
 static bool constants_hold(const struct kvf_block_header *header)
 {
     return header->header_bytes == KVF_BLOCK_HEADER_BYTES && header->decoded_hash == 0 &&
-           header->weights_fp == 0 && header->rope_fp == 0 && header->n_tail_raw == 0 &&
-           header->layer_first == 0 && header->head_first == 0 && header->n_streams == 0 &&
-           header->entropy_id == 0 && header->plain_bytes == 0 && header->plain_crc32c == 0 &&
-           header->k.reserved == 0 && header->v.reserved == 0 &&
+           (header->weights_fp == 0 || header->tensor_kind >= KVF_KIND_X) && header->rope_fp == 0 &&
+           header->n_tail_raw == 0 && header->layer_first == 0 && header->head_first == 0 &&
+           header->n_streams == 0 && header->entropy_id == 0 && header->plain_bytes == 0 &&
+           header->plain_crc32c == 0 && header->k.reserved == 0 && header->v.reserved == 0 &&
            is_zero(header->reserved, sizeof(header->reserved));
 }
 

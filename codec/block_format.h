@@ -138,7 +138,8 @@ struct kvf_block_header {
     uint64_t raw_bytes;      /* what the block decodes to */
     uint64_t decoded_hash;   /* of the decoded bytes; 0: not computed */
     uint64_t model_fp;       /* 0: not given */
-    uint64_t weights_fp;     /* for codecs that need the model's weights to decode; else 0 */
+    uint64_t weights_fp;     /* kinds X and XG: of the weights, adapter and factors that make K and
+                                V of them; 0: not given, or another kind */
     uint8_t key_id[32];      /* filled in by the daemon */
     uint16_t shard;          /* filled in by the daemon */
     uint16_t shard_count;    /* filled in by the daemon */

@@ -256,12 +256,13 @@ struct kvf_codec_plan {
     uint16_t base_layer;    /* of headers */
     uint16_t rebase_layers; /* of headers */
     uint64_t model_fp; /* 0 after init; the owner may set it: written to and compared in headers */
-    uint64_t profile_fp;           /* fingerprint of the codecs, for the namespace; never 0 */
-    uint64_t record_bytes_max;     /* of any block of up to chunk_tokens, record page included */
-    size_t workspace_bytes;        /* for encode and decode, at KVF_CODEC_WORKSPACE_ALIGN */
-    size_t escapes_offset;         /* in the workspace: numbers of escaped vectors */
-    size_t sections_offset;        /* in the workspace: the raw area's sections */
-    size_t loop_offset;            /* in the workspace: of layers that are deltas */
+    uint64_t weights_fp;       /* likewise, of kinds X and XG alone: what they are rebuilt with */
+    uint64_t profile_fp;       /* fingerprint of the codecs, for the namespace; never 0 */
+    uint64_t record_bytes_max; /* of any block of up to chunk_tokens, record page included */
+    size_t workspace_bytes;    /* for encode and decode, at KVF_CODEC_WORKSPACE_ALIGN */
+    size_t escapes_offset;     /* in the workspace: numbers of escaped vectors */
+    size_t sections_offset;    /* in the workspace: the raw area's sections */
+    size_t loop_offset;        /* in the workspace: of layers that are deltas */
     struct kvf_codec_tensor raw_k; /* for strips that are stored raw */
     struct kvf_codec_tensor raw_v;
     struct kvf_plan_array means[2];      /* K, V: fp16[heads][dim] a layer */

@@ -49,6 +49,27 @@ uint64_t kvf_proto_model_fp(const struct kvf_wire_hello *hello)
     return weights ^ (adapter << 1 | adapter >> 63);
 }
 
+static uint64_t fnv1a(uint64_t hash, const uint8_t *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        hash = (hash ^ bytes[i]) * 0x100000001b3U;
+    }
+    return hash;
+}
+
+uint64_t kvf_proto_weights_fp(const struct kvf_wire_hello *hello)
+{
+    uint64_t fp;
+
+    if (hello->geometry.kind < KVF_KIND_X ||
+        kvf_proto_all_zero(hello->weights_digest, sizeof(hello->weights_digest))) {
+        return 0;
+    }
+    fp = fnv1a(0xcbf29ce484222325U, hello->weights_digest, sizeof(hello->weights_digest));
+    fp = fnv1a(fp, hello->adapter_digest, sizeof(hello->adapter_digest));
+    return fp != 0 ? fp : 1;
+}
+
 size_t kvf_proto_type_bytes(unsigned type)
 {
     switch (type) {

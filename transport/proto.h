@@ -80,6 +80,9 @@ bool kvf_proto_text_ok(const char *text, size_t field_bytes);
  * none was given. */
 uint64_t kvf_proto_model_fp(const struct kvf_wire_hello *hello);
 
+/* The same of what X and latents are rebuilt with; 0: for another kind, or no digest was given. */
+uint64_t kvf_proto_weights_fp(const struct kvf_wire_hello *hello);
+
 /* KVF_OK; KVF_ERR_PROTOCOL: a value outside of kvf_limits and the enums of kvferry.h. */
 int kvf_proto_geometry_check(const struct kvf_wire_geometry *geometry, const char **why_out);
 

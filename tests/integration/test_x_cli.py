@@ -83,11 +83,16 @@ class Svd(unittest.TestCase):
         self.assertEqual(len(blob), said["bytes"])
         (magic, version, header_bytes, _, total, layer_bytes, n_layers, d_model, rank, kv_width,
          heads, dim_k, dim_v, dtype) = struct.unpack_from("<8sHHIQQIIIIHHHH", blob)
-        self.assertEqual((magic, version, header_bytes), (b"KVFSV\0\0\0", 1, HEADER_BYTES))
+        self.assertEqual((magic, version, header_bytes), (b"KVFSV\0\0\0", 2, HEADER_BYTES))
         self.assertEqual((total, n_layers, d_model, rank, kv_width, heads, dim_k, dim_v, dtype),
                          (len(blob), LAYERS, D_MODEL, KV_WIDTH, KV_WIDTH, HEADS, DIM, DIM, 3))
         self.assertEqual(blob[56:88], digest)
         first = (HEADER_BYTES + 4 * LAYERS + 63) // 64 * 64
+        factors = hashlib.sha256(blob[:12] + bytes(4) + blob[16:88] + bytes(40))
+        for layer in range(LAYERS):
+            factors.update(blob[first + layer * layer_bytes:][:4 * (D_MODEL + KV_WIDTH) * rank])
+        self.assertEqual(said["factors_digest"], factors.hexdigest())
+        self.assertEqual(blob[88:128], factors.digest() + bytes(8))
         for layer in range(LAYERS):
             values = array.array("f", blob[first + layer * layer_bytes:][:4 * (D_MODEL + KV_WIDTH)
                                                                          * rank])

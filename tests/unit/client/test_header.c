@@ -21,7 +21,7 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_geometry), 20);
     assert_int_equal(sizeof(struct kvf_tensor_view), 32);
     assert_int_equal(sizeof(struct kvf_kv_view), 80);
-    assert_int_equal(sizeof(struct kvf_options), 152);
+    assert_int_equal(sizeof(struct kvf_options), 184);
     assert_int_equal(sizeof(struct kvf_info), 336);
     assert_int_equal(sizeof(struct kvf_put_item), 80);
     assert_int_equal(sizeof(struct kvf_put_options), 40);
@@ -29,7 +29,7 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_lookup_result), 24);
     assert_int_equal(sizeof(struct kvf_get_options), 16);
     assert_int_equal(sizeof(struct kvf_hit), 48);
-    assert_int_equal(sizeof(struct kvf_stat), 88);
+    assert_int_equal(sizeof(struct kvf_stat), 96);
     assert_int_equal(sizeof(struct kvf_stage), 32);
     assert_int_equal(sizeof(struct kvf_event), 96);
     assert_int_equal(sizeof(struct kvf_gpu_options), 64);
@@ -40,6 +40,7 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_x_weights), 184);
     assert_int_equal(sizeof(struct kvf_x_input), 48);
     assert_int_equal(sizeof(struct kvf_x_put_options), 32);
+    assert_int_equal(sizeof(struct kvf_x_factors), 84);
 }
 
 static void sizes_come_first(void **state)
@@ -62,6 +63,7 @@ static void sizes_come_first(void **state)
     assert_int_equal(offsetof(struct kvf_x_weights, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_x_input, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_x_put_options, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_x_factors, struct_bytes), 0);
 }
 
 /* Statuses travel on the wire, element types are written to disk. */

@@ -86,23 +86,36 @@ static void world_fill(struct world *world, struct kvf_random_seeded *random)
     char why[KVF_SVD_WHY_BYTES];
 
     for (int layer = 0; layer < LAYERS; layer++) {
+        float *w = (float *)world->w[layer];
+        float *x = (float *)world->x[layer];
+        const float *before = layer != 0 ? (const float *)world->x[layer - 1] : NULL;
+
         for (int i = 0; i < WIDTH * D_MODEL; i++) {
-            world->w[layer][0][i] = draw(random) / 16;
+            w[i] = draw(random) / 16;
         }
         assert_int_equal(kvf_svd_layer(&world->blas, world->w[layer][0], D_MODEL, WIDTH, WIDTH,
                                        world->u[layer][0], world->m[layer][0], why),
                          KVF_OK);
         for (int i = 0; i < TOKENS * D_MODEL; i++) {
-            float before = layer != 0 ? world->x[layer - 1][0][i] : 0.0f;
-
-            world->x[layer][0][i] = layer != 0 ? before + 0.3f * draw(random)
-                                               : draw(random) * (i % D_MODEL == 9 ? 20.0f : 1.0f);
+            x[i] = layer != 0 ? before[i] + 0.3f * draw(random)
+                              : draw(random) * (i % D_MODEL == 9 ? 20.0f : 1.0f);
         }
         world->w_k[layer] = world->w[layer][0];
         world->w_v[layer] = world->w[layer][HEADS * DIM];
         world->k_layers[layer] = world->k[layer];
         world->v_layers[layer] = world->v[layer];
     }
+}
+
+/* Attach as one who has this file. */
+static void factors_take(struct fixture *f, const char *path)
+{
+    struct kvf_x_factors factors = {.struct_bytes = sizeof(factors)};
+
+    assert_int_equal(kvf_x_factors_read(path, &factors, NULL, NULL), KVF_OK);
+    assert_int_equal(factors.rank, WIDTH);
+    assert_int_equal(factors.d_model, D_MODEL);
+    memcpy(f->options.factors_digest, factors.digest, sizeof(factors.digest));
 }
 
 static struct world *world_create(struct fixture *f)
@@ -140,6 +153,7 @@ static struct world *world_create(struct fixture *f)
     keys_fill(&world->keys, "latent", CHUNKS);
     f->options.geometry = &world->geometry;
     f->options.weights_digest[0] = 1;
+    factors_take(f, world->svd_file);
     f->options.flags = KVF_ATTACH_ALLOW_UNCALIBRATED;
     return world;
 }
@@ -346,8 +360,10 @@ static void latents_of_full_rank_are_x(void **state)
     fixture_open(f);
     go_through(f, world);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        for (int i = 0; i < TOKENS * D_MODEL; i++) {
-            world->exact[0][i] = (double)world->x[layer][0][i];
+        for (int t = 0; t < TOKENS; t++) {
+            for (int i = 0; i < D_MODEL; i++) {
+                world->exact[t][i] = (double)world->x[layer][t][i];
+            }
         }
         assert_int_equal(rebuild(world, layer, NULL), KVF_OK);
         worst = fmax(worst, worst_kv(world, layer, world->exact, 0, HEADS));
@@ -398,15 +414,26 @@ static void what_is_no_number_does_not_stay(void **state)
     go_through(f, world);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
         assert_int_equal(rebuild(world, layer, world->sums[0]), KVF_OK);
-        for (int i = 0; i < TOKENS * D_MODEL; i++) {
-            double apart = fabs((double)world->sums[0][i] - (double)world->encoded[layer][0][i]);
+        for (int t = 0; t < TOKENS; t++) {
+            for (int i = 0; i < D_MODEL; i++) {
+                double apart = (double)world->sums[t][i] - (double)world->encoded[layer][t][i];
 
-            assert_true(apart <= 1e-3);
+                assert_true(fabs(apart) <= 1e-3);
+            }
         }
     }
     /* the next layers have made up for it */
     assert_true(latent_size(world, LAYERS - 1, world->sums) < 0.25);
     world_destroy(world);
+}
+
+/* What the handle has counted. */
+static uint64_t refused(struct fixture *f)
+{
+    struct kvf_stat stat = {.struct_bytes = sizeof(stat)};
+
+    assert_int_equal(kvf_stat(f->client, &stat), KVF_OK);
+    return stat.x_refused;
 }
 
 static void refuse_open(struct fixture *f, struct world *world, int status, const char *words)
@@ -437,6 +464,10 @@ static void factors_of_something_else_are_refused(void **state)
     refuse_open(f, world, KVF_ERR_IO, "No such file");
     write_factors(world, other, 2);
     refuse_open(f, world, KVF_ERR_MISMATCH, "made of weights with another digest");
+    world->m[0][3][3] = -world->m[0][3][3]; /* another run of the decomposition */
+    write_factors(world, other, 1);
+    refuse_open(f, world, KVF_ERR_MISMATCH, "whose factors_digest the client attached with");
+    world->m[0][3][3] = -world->m[0][3][3];
     write_factors(world, other, 1);
     world->weights.dim_v = DIM / 2;
     world->weights.dim_k = DIM + DIM / 2;
@@ -451,6 +482,7 @@ static void factors_of_something_else_are_refused(void **state)
     assert_int_equal(rebuild(world, 0, world->sums[0]), KVF_ERR_CORRUPT);
     assert_non_null(strstr(f->log, "layer 0: its checksum is wrong"));
     assert_int_equal(rebuild(world, 1, world->sums[0]), KVF_OK);
+    assert_int_equal(refused(f), 5);
     world_destroy(world);
 }
 
@@ -465,6 +497,7 @@ static void what_is_missing_is_said(void **state)
     fixture_open(f);
     assert_int_equal(kvf_x_put_begin(f->client, &options, &put), KVF_ERR_REFUSED);
     assert_non_null(strstr(f->log, "give it in x"));
+    assert_int_equal(refused(f), 1);
     assert_int_equal(kvf_x_open(f->client, &world->weights, &world->handle), KVF_OK);
     assert_int_equal(rebuild(world, 0, NULL), KVF_ERR_INVALID);
     assert_non_null(strstr(f->log, "give 256 fp32 numbers a token in sums"));
