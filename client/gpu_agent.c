@@ -3,11 +3,14 @@
  * gpu_agent.c: path AGENT: a worker of the daemon encodes and decodes, over pages of this process
  * that it has opened.
  *
- *            ask daemon      channel         WELCOME, regions         hang-up
- *   DOWN -----------> ASKED ---------> GREETING ---------> UP ------------------> ENDING
- *    ^                  | refused         |                                          |
- *    +------------------+-----------------+------------------------------------------+
- *       a pause                                  GONE, or the worker's process has ended
+ *          ask daemon     channel       WELCOME        regions       hang-up
+ *   DOWN ---------> ASKED ------> GREETING -----> SHARING -----> UP ---------> ENDING
+ *    ^                | refused      |               |                            |
+ *    +----------------+--------------+---------------+----------------------------+
+ *       a pause                               GONE, or the worker's process has ended
+ *
+ * None of these steps waits: each takes the messages that are there. What waits for the worker, up
+ * to CALL_NS, are the calls about regions and sleep, and close.
  *
  * Ordering. A request's flag value is written by a stream of ours, behind the events and streams
  * that the caller names; the worker begins when it sees it. No stream of this process ever waits
@@ -31,7 +34,6 @@
 #include "transport/segment.h"
 #include "transport/seqpacket.h"
 
-#define CALL_NS      (10 * KVF_NS_PER_S) /* a worker's answer to memory and regions */
 #define GREET_NS     (20 * KVF_NS_PER_S) /* it attaches to the daemon meanwhile */
 #define PAUSE_NS_MIN (100 * KVF_NS_PER_MS)
 #define PAUSE_NS_MAX (10 * KVF_NS_PER_S)
@@ -108,7 +110,8 @@ static void link_lose(struct kvf_gpu *gpu, int32_t status, const char *why)
         /* a worker that is well sees a hang-up, and answers with GONE */
         (void)shutdown(remote->fd, SHUT_WR);
     }
-    remote->is_awaited = false;
+    remote->n_awaited = 0;
+    kvf_gpu_remote_share_stop(gpu);
     unsent_drop(remote);
     remote->n_memories = 0;
 }
@@ -257,15 +260,38 @@ static int flags_take(struct kvf_gpu *gpu, int fd)
     return status;
 }
 
-/* All regions, after the link has come up or at a wake. */
-static int regions_share(struct kvf_gpu *gpu)
+/* All regions are to be shared: none is, so far. */
+static void sharing_start(struct kvf_gpu *gpu)
 {
-    int status = kvf_gpu_remote_share_all(gpu);
-
-    if (status != KVF_OK) {
-        link_lose(gpu, status, gpu->agent->text);
+    for (struct kvf_gpu_region *region = gpu->regions; region != NULL; region = region->next) {
+        region->is_shared = false;
     }
-    return status;
+    gpu->agent->state = LINK_SHARING;
+    gpu->agent->deadline_ns = kvf_now_ns() + CALL_NS;
+}
+
+static void link_share(struct kvf_gpu *gpu)
+{
+    struct kvf_gpu_remote *remote = gpu->agent;
+    int status = kvf_gpu_remote_share_on(gpu);
+
+    if (status == KVF_EMPTY) {
+        if (kvf_now_ns() >= remote->deadline_ns) {
+            link_lose(gpu, KVF_ERR_TIMEOUT, "the worker does not answer");
+        }
+        return;
+    }
+    if (status != KVF_OK) {
+        link_lose(gpu, status, remote->text);
+        return;
+    }
+    if (remote->was_up && remote->status != KVF_OK) {
+        kvf_client_log(gpu->client, 2, "agent path is up again");
+    }
+    remote->state = LINK_UP;
+    remote->pause_ns = 0;
+    remote->status = KVF_OK;
+    remote->was_up = true;
 }
 
 static void on_welcome(struct kvf_gpu *gpu, const struct kvf_gpud_welcome *welcome, int fd)
@@ -286,17 +312,8 @@ static void on_welcome(struct kvf_gpu *gpu, const struct kvf_gpud_welcome *welco
         link_lose(gpu, status, remote->text);
         return;
     }
-    remote->state = LINK_UP;
     gpu->options.burst_bytes = welcome->burst_bytes;
-    if (regions_share(gpu) != KVF_OK) {
-        return; /* the link is lost, which has been said */
-    }
-    remote->pause_ns = 0;
-    remote->status = KVF_OK;
-    if (remote->was_up) {
-        kvf_client_log(gpu->client, 2, "agent path is up again");
-    }
-    remote->was_up = true;
+    sharing_start(gpu);
 }
 
 /* Takes the descriptor. */
@@ -315,11 +332,13 @@ static void on_message(struct kvf_gpu *gpu, const union kvf_gpud_message *messag
         remote->is_gone = true;
         break;
     case KVF_GPUD_ANSWER:
-        if (remote->is_awaited && message->answer.type == remote->awaited.type &&
+        if (remote->n_awaited > 0 && message->answer.type == remote->awaited.type &&
             message->head.number == remote->awaited.number) {
-            remote->is_awaited = false;
-            remote->answer_status = message->answer.status;
-            memcpy(remote->text, message->answer.text, sizeof(remote->text));
+            remote->n_awaited--;
+            if (remote->answer_status == KVF_OK) {
+                remote->answer_status = message->answer.status;
+                memcpy(remote->text, message->answer.text, sizeof(remote->text));
+            }
         }
         break;
     default: /* EVENTS */
@@ -371,28 +390,52 @@ static void channel_wait(const struct kvf_gpu_remote *remote, int timeout_ms)
     (void)poll(&one, 1, timeout_ms);
 }
 
+bool kvf_gpu_remote_ask(struct kvf_gpu *gpu, int fd)
+{
+    struct kvf_gpu_remote *remote = gpu->agent;
+    const struct kvf_gpud_head *head = &remote->message.head;
+
+    flush(gpu);
+    if (remote->unsent != NULL || kvf_seqpacket_send(remote->fd, remote->message.bytes, head->bytes,
+                                                     &fd, fd >= 0) != KVF_OK) {
+        return false; /* a hang-up is seen when messages are taken */
+    }
+    if (remote->n_awaited++ == 0) {
+        remote->answer_status = KVF_OK;
+    }
+    remote->awaited = *head;
+    remote->deadline_ns = kvf_now_ns() + CALL_NS;
+    return true;
+}
+
+bool kvf_gpu_remote_listen(struct kvf_gpu *gpu)
+{
+    struct kvf_gpu_remote *remote = gpu->agent;
+    uint32_t n_awaited = remote->n_awaited;
+    bool is_late = kvf_now_ns() >= remote->deadline_ns;
+
+    flush(gpu);
+    receive(gpu);
+    if (remote->state == LINK_UP && remote->n_awaited == n_awaited) {
+        if (is_late) {
+            link_lose(gpu, KVF_ERR_TIMEOUT, "the worker does not answer");
+        } else {
+            channel_wait(remote, LOOK_MS);
+        }
+    }
+    return remote->state == LINK_UP;
+}
+
 int kvf_gpu_remote_call(struct kvf_gpu *gpu, int fd)
 {
     struct kvf_gpu_remote *remote = gpu->agent;
-    uint64_t deadline_ns = kvf_now_ns() + CALL_NS;
-    int status = KVF_ERR_BUSY;
+    bool is_sent = false;
 
-    remote->awaited = remote->message.head;
-    remote->is_awaited = true;
-    while (remote->state == LINK_UP && kvf_now_ns() < deadline_ns) {
-        flush(gpu);
-        if (status == KVF_ERR_BUSY && remote->unsent == NULL) {
-            status = kvf_seqpacket_send(remote->fd, remote->message.bytes, remote->awaited.bytes,
-                                        &fd, fd >= 0);
-        }
-        receive(gpu);
-        if (!remote->is_awaited && remote->state == LINK_UP) {
-            return remote->answer_status;
-        }
-        channel_wait(remote, LOOK_MS);
-    }
-    link_lose(gpu, KVF_ERR_TIMEOUT, "the worker does not answer");
-    return KVF_ERR_DISCONNECTED;
+    remote->deadline_ns = kvf_now_ns() + CALL_NS;
+    do {
+        is_sent = is_sent || kvf_gpu_remote_ask(gpu, fd);
+    } while (kvf_gpu_remote_listen(gpu) && (!is_sent || remote->n_awaited > 0));
+    return remote->state == LINK_UP ? remote->answer_status : KVF_ERR_DISCONNECTED;
 }
 
 int kvf_gpu_remote_call_plain(struct kvf_gpu *gpu, enum kvf_gpud_type type, uint32_t number)
@@ -636,13 +679,15 @@ void kvf_gpu_remote_advance(struct kvf_gpu *gpu)
     if (remote->state == LINK_ASKED) {
         link_greet(gpu);
     }
-    if (remote->state == LINK_GREETING || remote->state == LINK_UP ||
-        remote->state == LINK_ENDING) {
+    if (remote->state >= LINK_GREETING) {
         flush(gpu);
         receive(gpu);
     }
     if (remote->state == LINK_GREETING && kvf_now_ns() >= remote->deadline_ns) {
         link_lose(gpu, KVF_ERR_TIMEOUT, "the worker does not answer");
+    }
+    if (remote->state == LINK_SHARING) {
+        link_share(gpu);
     }
     if (remote->state == LINK_UP) {
         /* flags are written by streams of a device that can fail */
@@ -748,9 +793,20 @@ int kvf_gpu_remote_wake_memory(struct kvf_gpu *gpu)
     }
     gpu->is_awake = true;
     if (gpu->agent->state == LINK_UP) {
-        (void)regions_share(gpu);
+        sharing_start(gpu);
+        kvf_gpu_remote_share_wait(gpu);
     }
     return KVF_OK;
+}
+
+void kvf_gpu_remote_share_wait(struct kvf_gpu *gpu)
+{
+    while (gpu->agent->state == LINK_SHARING) {
+        kvf_gpu_remote_advance(gpu);
+        if (gpu->agent->state == LINK_SHARING) {
+            channel_wait(gpu->agent, LOOK_MS);
+        }
+    }
 }
 
 /* Nothing of ours is written or read by the worker any more when this returns. */

@@ -624,7 +624,8 @@ KVF_API int kvf_gpu_open(struct kvf_client *client, const struct kvf_gpu_options
                          struct kvf_gpu **gpu_out);
 
 /* Close: copies in flight are waited for, requests in flight forgotten, regions gone. Blocks up to
- * some milliseconds. Accepts NULL. Returns NULL. */
+ * some milliseconds, with path AGENT up to 20 s if the worker does not answer. Accepts NULL.
+ * Returns NULL. */
 KVF_API struct kvf_gpu *kvf_gpu_close(struct kvf_gpu *gpu);
 
 /* Pages in device memory, by ids 0..n_pages - 1. The formula is that of struct kvf_tensor_view,
@@ -638,11 +639,15 @@ struct kvf_gpu_region_options {
     struct kvf_tensor_view v; /* ignored if the geometry has dim_v 0 */
 };
 
-/* Make pages known. All is copied. KVF_OK; KVF_ERR_INVALID, _NO_MEMORY. */
+/* Make pages known. All is copied. Path AGENT: blocks until the worker has opened them, up to 10 s;
+ * while there is no worker, pages are shared when there is one. KVF_OK; KVF_ERR_INVALID,
+ * _NO_MEMORY; path AGENT: KVF_ERR_UNSUPPORTED, _TOO_LARGE, _REFUSED, _BUSY: the log says what to
+ * do; KVF_ERR_DISCONNECTED: the worker has gone or does not answer. */
 KVF_API int kvf_gpu_register(struct kvf_gpu *gpu, const struct kvf_gpu_region_options *options,
                              struct kvf_gpu_region **region_out);
 
-/* KVF_OK; KVF_ERR_BUSY: requests still use it, poll. */
+/* KVF_OK; KVF_ERR_BUSY: requests still use it, poll. Path AGENT: blocks until the worker has let go
+ * of the pages, up to 10 s. */
 KVF_API int kvf_gpu_unregister(struct kvf_gpu *gpu, struct kvf_gpu_region *region);
 
 struct kvf_gpu_put_item {
@@ -726,7 +731,8 @@ KVF_API int kvf_gpu_poll(struct kvf_gpu *gpu, struct kvf_gpu_event *events_out, 
 KVF_API int kvf_gpu_cancel(struct kvf_gpu *gpu, uint64_t request);
 
 /* Give device memory and pinned memory back, before the engine sleeps; regions stay registered.
- * KVF_OK; KVF_ERR_BUSY: requests are in flight, poll. */
+ * With path AGENT this and kvf_gpu_wake block until the worker has done its part, up to 10 s a
+ * region. KVF_OK; KVF_ERR_BUSY: requests are in flight, poll. */
 KVF_API int kvf_gpu_sleep(struct kvf_gpu *gpu);
 
 /* Take them again. KVF_OK; KVF_ERR_NO_MEMORY: still asleep. */

@@ -4,8 +4,10 @@
  */
 #include "tests/gpu/calls.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -340,6 +342,48 @@ void calls_daemon_start(struct calls *calls, const char *const *sets)
 void calls_daemon_stop(struct calls *calls)
 {
     kvf_test_daemon_destroy(&calls->daemon);
+}
+
+pid_t calls_worker_pid(const struct calls *calls, char *state_out)
+{
+    DIR *proc = opendir("/proc");
+    const struct dirent *entry;
+    pid_t found = 0;
+
+    assert_non_null(proc);
+    while ((entry = readdir(proc)) != NULL) {
+        char path[300];
+        char state;
+        int parent = 0;
+        FILE *stat;
+
+        (void)snprintf(path, sizeof(path), "/proc/%s/stat", entry->d_name);
+        stat = entry->d_name[0] >= '1' && entry->d_name[0] <= '9' ? fopen(path, "re") : NULL;
+        if (stat != NULL) {
+            if (fscanf(stat, "%*d (%*[^)]) %c %d", &state, &parent) == 2 && state != 'Z' &&
+                parent == calls->daemon.process.pid) {
+                found = (pid_t)strtol(entry->d_name, NULL, 10);
+                if (state_out != NULL) {
+                    *state_out = state;
+                }
+            }
+            (void)fclose(stat);
+        }
+    }
+    (void)closedir(proc);
+    return found;
+}
+
+pid_t calls_worker_stop(const struct calls *calls)
+{
+    pid_t pid = calls_worker_pid(calls, NULL);
+    char state = 0;
+
+    assert_true(pid > 0);
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    while (calls_worker_pid(calls, &state) == pid && state != 'T') {
+    }
+    return pid;
 }
 
 int calls_run_tests(struct calls *calls, const struct CMUnitTest *tests, size_t n)

@@ -89,6 +89,12 @@ void calls_open(struct calls *calls, const char *profile, uint64_t seed);
 void calls_close(struct calls *calls);
 void calls_daemon_stop(struct calls *calls);
 
+/* The process of the daemon's worker, and (may be NULL) its state as in /proc. 0: there is none. */
+pid_t calls_worker_pid(const struct calls *calls, char *state_out);
+
+/* Send it SIGSTOP, and return when it stands still. */
+pid_t calls_worker_stop(const struct calls *calls);
+
 /* Run an array of tests beside a daemon that all of them use; what main returns. */
 struct CMUnitTest;
 int calls_run_tests(struct calls *calls, const struct CMUnitTest *tests, size_t n);

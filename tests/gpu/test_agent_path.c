@@ -8,7 +8,7 @@
 #include "tests/gpu/calls.h"
 #include "transport/seqpacket.h"
 
-#include <dirent.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -54,34 +54,6 @@ static void test_mapped_pieces(void **state)
 /* ----------------------------------------------------------------------------------------------
  * The end of one of three processes
  */
-
-/* The worker: the daemon's only child. */
-static pid_t worker_pid(void)
-{
-    DIR *proc = opendir("/proc");
-    const struct dirent *entry;
-    pid_t found = 0;
-
-    assert_non_null(proc);
-    while ((entry = readdir(proc)) != NULL) {
-        char path[300];
-        char state;
-        int parent = 0;
-        FILE *stat;
-
-        (void)snprintf(path, sizeof(path), "/proc/%s/stat", entry->d_name);
-        stat = entry->d_name[0] >= '1' && entry->d_name[0] <= '9' ? fopen(path, "re") : NULL;
-        if (stat != NULL) {
-            if (fscanf(stat, "%*d (%*[^)]) %c %d", &state, &parent) == 2 && state != 'Z' &&
-                parent == calls.daemon.process.pid) {
-                found = (pid_t)strtol(entry->d_name, NULL, 10);
-            }
-            (void)fclose(stat);
-        }
-    }
-    (void)closedir(proc);
-    return found;
-}
 
 /* Put until that works again; what comes between may fail, but has to come. */
 static void put_until_it_works(struct calls_chain *chain)
@@ -149,7 +121,7 @@ static void kill_amid(void (*end)(void))
 
 static void worker_kill(void)
 {
-    pid_t pid = worker_pid();
+    pid_t pid = calls_worker_pid(&calls, NULL);
 
     assert_true(pid > 0);
     assert_int_equal(kill(pid, SIGKILL), 0);
@@ -471,6 +443,74 @@ static void test_lies_end_in_a_status_or_a_hang_up(void **state)
     calls_close(&calls);
 }
 
+/* ----------------------------------------------------------------------------------------------
+ * A worker that stands still
+ */
+
+/* End the link by what no engine says; the worker lives on. */
+static void link_cut(void)
+{
+    union kvf_gpud_message *message = calloc(1, sizeof(*message));
+
+    assert_non_null(message);
+    kvf_gpud_head_init(&message->head, KVF_GPUD_QUIT, sizeof(message->plain));
+    assert_int_equal(
+        kvf_seqpacket_send(calls.gpu->agent->fd, message->bytes, sizeof(message->plain), NULL, 0),
+        KVF_OK);
+    free(message);
+}
+
+static void poll_once(void)
+{
+    struct kvf_gpu_event event;
+    uint32_t n = 0;
+
+    assert_int_equal(kvf_gpu_poll(calls.gpu, &event, 1, 0, &n), KVF_EMPTY);
+}
+
+/* The worker stands still when it is to take the pages of an engine that comes back. Do polls
+ * return before the engine gives it up? */
+static bool polls_return_meanwhile(void)
+{
+    const struct kvf_gpu_remote *remote = calls.gpu->agent;
+    struct pollfd one = {.events = POLLIN};
+    bool is_sharing;
+    pid_t pid;
+
+    link_cut();
+    while (remote->state == LINK_UP || remote->state == LINK_ENDING ||
+           remote->state < LINK_GREETING) {
+        poll_once();
+    }
+    one.fd = remote->fd;
+    (void)poll(&one, 1, 10000); /* WELCOME */
+    pid = calls_worker_stop(&calls);
+    for (uint32_t i = 0; i < 20; i++) {
+        poll_once();
+    }
+    is_sharing = remote->state == LINK_SHARING;
+    assert_int_equal(kill(pid, SIGCONT), 0);
+    return is_sharing;
+}
+
+static void test_poll_waits_for_no_worker(void **state)
+{
+    struct calls_chain chain;
+    bool is_sharing = false;
+
+    (void)state;
+    engine_open("balanced");
+    /* a worker is given up after some seconds, for which this process may have stood still itself;
+     * and one may have answered before it was stopped */
+    for (uint32_t i = 0; i < 20 && !is_sharing; i++) {
+        is_sharing = polls_return_meanwhile();
+        calls_chain_init(&chain, 4, 0);
+        put_until_it_works(&chain);
+    }
+    assert_true(is_sharing);
+    calls_close(&calls);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -479,6 +519,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_sleep_of_mapped_pages),
         cmocka_unit_test(test_refusals_name_the_cure),
         cmocka_unit_test(test_lies_end_in_a_status_or_a_hang_up),
+        cmocka_unit_test(test_poll_waits_for_no_worker),
         cmocka_unit_test(test_engines_are_killed),
         cmocka_unit_test(test_worker_is_killed),
         cmocka_unit_test(test_daemon_is_killed),
