@@ -57,8 +57,10 @@ static void gpu_metrics(struct kvf_agent *agent)
     metrics->gpu_get_blocks = counts.get_blocks;
     metrics->gpu_get_bytes = counts.get_bytes;
     metrics->gpu_refused = counts.refused;
+    metrics->gpu_cut_off = counts.cut_off;
     metrics->gpu_delayed_ns = counts.delayed_ns;
     metrics->gpu_worker_starts = counts.starts;
+    metrics->gpu_worker_hangs = counts.hangs;
     metrics->gpu_workers = counts.workers;
     metrics->gpu_engines = counts.engines;
     metrics->gpu_free_bytes = counts.free_bytes;

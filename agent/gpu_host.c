@@ -30,7 +30,6 @@
 
 enum {
     MESSAGES_A_CALL = 256,  /* of one worker: the loop has other work */
-    QUIET_TICKS_MAX = 120,  /* a minute: a worker says something each second */
     START_TICKS_MAX = 1200, /* kernels may have to be compiled first */
 };
 
@@ -69,6 +68,7 @@ struct kvf_gpu_host {
     char program[4096];
     bool takes_all;
     uint64_t starts;
+    uint64_t hangs;
     uint32_t n_workers;
     struct kvf_gpu_worker workers[KVF_GPU_DEVICES_MAX];
 };
@@ -384,7 +384,10 @@ static const char *path_of(const struct kvf_session *session)
 /* Hand both ends over. KVF_OK: sent; else why not. */
 static int channel_open(struct kvf_session *session, struct kvf_gpu_worker *worker)
 {
-    struct kvf_gpud_attach attach = {.connection_id = session->connection_id};
+    struct kvf_gpud_attach attach = {
+        .connection_id = session->connection_id,
+        .greet_ms = (uint32_t)session->agent->config->gpu_timeout * 1000,
+    };
     struct kvf_wire_gpu_channel answer = {0};
     int pair[2] = {-1, -1};
     int fds[2];
@@ -610,18 +613,24 @@ void kvf_gpu_host_tick(struct kvf_gpu_host *host)
             host->agent->now_ns >= worker->start_ns) {
             worker_start(worker);
         }
-        if ((worker->state == WORKER_UP && ++worker->quiet_ticks == QUIET_TICKS_MAX) ||
+        /* one that is well says something each second */
+        if ((worker->state == WORKER_UP &&
+             ++worker->quiet_ticks == 2 * host->agent->config->gpu_timeout) ||
             (worker->state == WORKER_STARTING && ++worker->quiet_ticks == START_TICKS_MAX)) {
             kvf_log(KVF_LOG_ERROR, "GPU worker of %s has said nothing for %u s: it is killed",
                     worker->uuid, worker->quiet_ticks / 2);
             (void)kill(worker->pid, SIGKILL);
+            host->hangs++;
         }
     }
 }
 
 void kvf_gpu_host_counts(const struct kvf_gpu_host *host, struct kvf_gpu_host_counts *counts_out)
 {
-    *counts_out = (struct kvf_gpu_host_counts){.starts = host != NULL ? host->starts : 0};
+    *counts_out = (struct kvf_gpu_host_counts){
+        .starts = host != NULL ? host->starts : 0,
+        .hangs = host != NULL ? host->hangs : 0,
+    };
     for (uint32_t i = 0; host != NULL && i < host->n_workers; i++) {
         const struct kvf_gpud_counts *counts = &host->workers[i].counts;
 
@@ -633,6 +642,7 @@ void kvf_gpu_host_counts(const struct kvf_gpu_host *host, struct kvf_gpu_host_co
         counts_out->get_blocks += counts->get_blocks;
         counts_out->get_bytes += counts->get_bytes;
         counts_out->refused += counts->refused;
+        counts_out->cut_off += counts->cut_off;
         counts_out->delayed_ns += counts->delayed_ns;
     }
 }

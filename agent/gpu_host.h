@@ -74,8 +74,8 @@ void kvf_gpu_host_session_ended(struct kvf_gpu_host *host, const struct kvf_sess
 
 /* Sums over all workers that are up. */
 struct kvf_gpu_host_counts {
-    uint64_t workers, engines, put_blocks, put_bytes, get_blocks, get_bytes, refused, delayed_ns;
-    uint64_t starts, free_bytes;
+    uint64_t workers, engines, put_blocks, put_bytes, get_blocks, get_bytes, refused, cut_off;
+    uint64_t delayed_ns, starts, hangs, free_bytes;
 };
 void kvf_gpu_host_counts(const struct kvf_gpu_host *host, struct kvf_gpu_host_counts *counts_out);
 

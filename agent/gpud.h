@@ -122,6 +122,8 @@ struct kvf_gpud_engine {
     int flag_fd;
     bool has_handles; /* its memory may come by handles */
     uint64_t connection_id;
+    uint64_t greet_ns;    /* for each step of the handshake that is the engine's */
+    uint64_t deadline_ns; /* NEW, GREETED: of that step */
     char socket_path[KVF_GPUD_PATH_BYTES];
     char name[KVF_WIRE_NAME_BYTES];
     uint8_t *flags; /* shared with the engine */

@@ -25,7 +25,9 @@
 void kvf_gpud_engine_break(struct kvf_gpud_engine *engine, const char *why)
 {
     if (!engine->is_broken) {
-        kvf_log(KVF_LOG_WARNING, "GPU worker: engine %s is cut off: %s", engine->name, why);
+        kvf_log(KVF_LOG_WARNING, "GPU worker: engine %s (connection %llu) is cut off: %s",
+                engine->name, (unsigned long long)engine->connection_id, why);
+        engine->gpud->counts.cut_off++;
     }
     engine->is_broken = true;
 }
@@ -118,6 +120,7 @@ static void welcome_send(struct kvf_gpud_engine *engine, int status, const char 
     welcome.profile_fp = engine->gpu->plan.profile_fp;
     kvf_gpud_engine_send(engine, &welcome, sizeof(welcome), &engine->flag_fd, 1);
     engine->state = KVF_GPUD_GREETED;
+    engine->deadline_ns = kvf_now_ns() + engine->greet_ns;
 }
 
 static void on_hello(struct kvf_gpud_engine *engine, const struct kvf_gpud_hello *hello)
@@ -472,6 +475,15 @@ static bool takes_long(uint16_t type)
     return type >= KVF_GPUD_MEMORY && type <= KVF_GPUD_WAKE;
 }
 
+/* Has it taken too long for its part of the handshake? */
+static void greeting_look(struct kvf_gpud_engine *engine)
+{
+    if ((engine->state == KVF_GPUD_NEW || engine->state == KVF_GPUD_GREETED) &&
+        kvf_now_ns() >= engine->deadline_ns) {
+        kvf_gpud_engine_break(engine, "it did not greet in time (gpu.timeout)");
+    }
+}
+
 void kvf_gpud_engine_receive(struct kvf_gpud_engine *engine)
 {
     static union kvf_gpud_message message;
@@ -486,6 +498,7 @@ void kvf_gpud_engine_receive(struct kvf_gpud_engine *engine)
         int status = kvf_seqpacket_recv(engine->fd, message.bytes, sizeof(message.bytes),
                                         &received);
         if (status == KVF_EMPTY) {
+            greeting_look(engine); /* now: what came while this process stood still has been read */
             return;
         }
         if (status != KVF_OK) {
@@ -525,6 +538,8 @@ struct kvf_gpud_engine *kvf_gpud_engine_new(struct kvf_gpud *gpud, int fd,
     engine->fd = fd;
     engine->flag_fd = -1;
     engine->connection_id = attach->connection_id;
+    engine->greet_ns = attach->greet_ms * KVF_NS_PER_MS;
+    engine->deadline_ns = kvf_now_ns() + engine->greet_ns;
     engine->has_handles = (attach->flags & KVF_GPUD_ATTACH_NO_HANDLES) == 0;
     memcpy(engine->socket_path, attach->socket_path, sizeof(engine->socket_path));
     (void)snprintf(engine->name, sizeof(engine->name), "unnamed");

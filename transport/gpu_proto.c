@@ -56,8 +56,9 @@ static int ready_check(const union kvf_gpud_message *message, size_t bytes, cons
 static int attach_check(const union kvf_gpud_message *message, size_t bytes, const char **why_out)
 {
     (void)bytes;
-    if ((message->attach.flags & ~KVF_GPUD_ATTACH_NO_HANDLES) != 0) {
-        return kvf_proto_bad(why_out, "attach: flags are unknown");
+    if ((message->attach.flags & ~KVF_GPUD_ATTACH_NO_HANDLES) != 0 ||
+        message->attach.greet_ms == 0 || message->attach.reserved != 0) {
+        return kvf_proto_bad(why_out, "attach: flags, greet_ms or reserved is out of range");
     }
     return is_text(message->attach.socket_path, sizeof(message->attach.socket_path), why_out);
 }

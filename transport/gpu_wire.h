@@ -129,9 +129,11 @@ struct kvf_gpud_attach { /* with one fd */
     struct kvf_gpud_head head;
     uint64_t connection_id; /* of the engine with the daemon */
     char socket_path[KVF_GPUD_PATH_BYTES];
-    uint32_t flags; /* KVF_GPUD_ATTACH_... */
+    uint32_t flags;    /* KVF_GPUD_ATTACH_... */
+    uint32_t greet_ms; /* within which the engine has to say HELLO, and MAPPED; not 0 */
+    uint32_t reserved;
 };
-static_assert(sizeof(struct kvf_gpud_attach) == 136, "no hidden padding");
+static_assert(sizeof(struct kvf_gpud_attach) == 144, "no hidden padding");
 
 struct kvf_gpud_note { /* QUIT, DETACH, ENGINE */
     struct kvf_gpud_head head;
@@ -150,9 +152,10 @@ struct kvf_gpud_counts { /* since the worker's start, but for engines and free_b
     uint64_t get_blocks;
     uint64_t get_bytes;  /* of KV */
     uint64_t refused;    /* engines, memories, regions */
+    uint64_t cut_off;    /* engines that broke the protocol, or did not greet in time */
     uint64_t delayed_ns; /* puts that waited for gpu.rate */
 };
-static_assert(sizeof(struct kvf_gpud_counts) == 80, "no hidden padding");
+static_assert(sizeof(struct kvf_gpud_counts) == 88, "no hidden padding");
 
 /* ----------------------------------------------------------------------------------------------
  * Engine and worker

@@ -327,11 +327,21 @@ static int channel_take(struct kvf_client *client)
     return fd;
 }
 
+/* A HELLO as it has to be, by a client of its own. */
+static struct kvf_gpud_hello hello_of(const struct kvf_client *client)
+{
+    struct kvf_gpud_hello hello = {.hello = client->hello, .pinning = KVF_GPU_PIN_LAZY};
+
+    kvf_gpud_head_init(&hello.head, KVF_GPUD_HELLO, sizeof(hello));
+    (void)snprintf(hello.uuid, sizeof(hello.uuid), "%s", calls_device->uuid);
+    return hello;
+}
+
 /* With the daemon stopped one engine comes, and another one's pages are encoded. Is that one done
  * before the first has an answer? */
 static bool goes_on_meanwhile(void)
 {
-    struct kvf_gpud_hello hello = {.pinning = KVF_GPU_PIN_LAZY};
+    struct kvf_gpud_hello hello;
     struct kvf_seqpacket_message received;
     union kvf_gpud_message message;
     struct calls_outcome outcome = {0};
@@ -343,9 +353,7 @@ static bool goes_on_meanwhile(void)
 
     calls_client_open(&other, "balanced", seed);
     fd = channel_take(other.client);
-    hello.hello = other.client->hello;
-    kvf_gpud_head_init(&hello.head, KVF_GPUD_HELLO, sizeof(hello));
-    (void)snprintf(hello.uuid, sizeof(hello.uuid), "%s", calls.gpu->device->uuid);
+    hello = hello_of(other.client);
     assert_int_equal(kill(calls.daemon.process.pid, SIGSTOP), 0);
     assert_int_equal(kvf_seqpacket_send(fd, &hello, sizeof(hello), NULL, 0), KVF_OK);
     pause_briefly(); /* the worker finds that first, or both */
@@ -400,6 +408,73 @@ static void test_silent_channels(void **state)
         (void)close(fds[i]);
         silent[i] = kvf_close(silent[i]);
     }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Who says nothing
+ */
+
+/* Engines that do not finish their greeting are let go of, and counted: one that says nothing, one
+ * that says half of it, one that never says MAPPED. */
+static void half_greetings_end(void)
+{
+    struct calls others[3];
+    int fds[3];
+
+    for (uint32_t i = 0; i < 3; i++) {
+        struct kvf_gpud_hello hello;
+
+        others[i] = (struct calls){.daemon = calls.daemon};
+        calls_client_open(&others[i], "balanced", seed);
+        hello = hello_of(others[i].client);
+        fds[i] = channel_take(others[i].client);
+        if (i > 0) {
+            (void)kvf_seqpacket_send(fds[i], &hello, i == 1 ? 100 : sizeof(hello), NULL, 0);
+        }
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(last_type(fds[i]), KVF_GPUD_GONE);
+        (void)close(fds[i]);
+        others[i].client = kvf_close(others[i].client);
+    }
+    while (kvf_test_daemon_number(&calls.daemon, "metrics.gpu_cut_off") < 3) {
+        pause_briefly();
+    }
+    assert_true(kvf_test_daemon_log_has(&calls.daemon, "it did not greet in time"));
+}
+
+/* A worker that stands still is killed and another one started, which serves the engine. */
+static void hung_worker_ends(void)
+{
+    uint64_t starts = worker_starts();
+
+    engine_open();
+    put_until_it_works();
+    (void)calls_worker_stop(&calls);
+    while (worker_starts() == starts) {
+        pause_briefly();
+    }
+    put_until_it_works();
+    assert_true(kvf_test_daemon_number(&calls.daemon, "metrics.gpu_worker_hangs") >= 1);
+    assert_true(kvf_test_daemon_log_has(&calls.daemon, "has said nothing for"));
+    calls_close(&calls);
+}
+
+static void test_silence_has_an_end(void **state)
+{
+    static const char *const sets[] = {"gpu.devices=all", "gpu.timeout=2s",
+#ifdef KVF_TEST_WORKER
+                                       "gpu.worker=" KVF_TEST_WORKER,
+#endif
+                                       NULL};
+    struct kvf_test_daemon kept = calls.daemon;
+
+    (void)state;
+    calls_daemon_start(&calls, sets);
+    half_greetings_end();
+    hung_worker_ends();
+    calls_daemon_stop(&calls);
+    calls.daemon = kept;
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -562,6 +637,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_handles_are_of_one_tenant),
         cmocka_unit_test(test_nobody_waits_for_an_attach),
         cmocka_unit_test(test_silent_channels),
+        cmocka_unit_test(test_silence_has_an_end),
         cmocka_unit_test(test_device_fails),
         cmocka_unit_test(test_worker_lies_to_the_daemon),
     };

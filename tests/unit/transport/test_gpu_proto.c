@@ -83,8 +83,11 @@ static void test_daemon_and_worker(void **state)
     REFUSED(KVF_GPUD_FROM_WORKER, 0, ready.uuid[5], 'x'); /* behind the terminator */
     REFUSED(KVF_GPUD_FROM_WORKER, 0, ready.name[0], '\n');
     begin(KVF_GPUD_ATTACH, sizeof(message.attach));
+    message.attach.greet_ms = 1;
     only_so(KVF_GPUD_FROM_DAEMON, 1);
     REFUSED(KVF_GPUD_FROM_DAEMON, 1, attach.flags, 2);
+    REFUSED(KVF_GPUD_FROM_DAEMON, 1, attach.greet_ms, 0);
+    REFUSED(KVF_GPUD_FROM_DAEMON, 1, attach.reserved, 1);
     begin(KVF_GPUD_DETACH, sizeof(message.note));
     only_so(KVF_GPUD_FROM_DAEMON, 0);
     begin(KVF_GPUD_ENGINE, sizeof(message.note));
