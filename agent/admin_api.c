@@ -788,6 +788,7 @@ static void answer_log_level_set(struct kvf_admin_api *api, const struct kvf_adm
 
 const struct kvf_admin_route kvf_admin_routes[] = {
     {"GET", "/healthz", true, answer_health},
+    {"GET", "/livez", true, answer_health},
     {"GET", "/readyz", true, answer_ready},
     {"GET", "/metrics", true, answer_metrics},
     {"GET", "/v1/stat", false, answer_stat},

@@ -84,7 +84,8 @@ static int spawn(struct kvf_gpu_worker *worker, int fd)
     char rate[32];
     char level[16];
     char parent[16];
-    char *argv[] = {worker->host->program, device, burst, rate, level, parent, NULL};
+    char format[4];
+    char *argv[] = {worker->host->program, device, burst, rate, level, format, parent, NULL};
     posix_spawn_file_actions_t actions;
     int result;
 
@@ -96,6 +97,7 @@ static int spawn(struct kvf_gpu_worker *worker, int fd)
     (void)snprintf(burst, sizeof(burst), "%llu", (unsigned long long)config->gpu_burst_bytes);
     (void)snprintf(rate, sizeof(rate), "%llu", (unsigned long long)config->gpu_rate);
     (void)snprintf(level, sizeof(level), "%llu", (unsigned long long)config->log_level);
+    (void)snprintf(format, sizeof(format), "%u", config->log_format != 0);
     (void)snprintf(parent, sizeof(parent), "%ld", (long)getpid());
     if (posix_spawn_file_actions_init(&actions) != 0) {
         return KVF_ERR_NO_MEMORY;

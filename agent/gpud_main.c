@@ -93,6 +93,7 @@ static void ignore_signals(void)
     sigemptyset(&ignore.sa_mask);
     (void)sigaction(SIGTERM, &ignore, NULL);
     (void)sigaction(SIGINT, &ignore, NULL);
+    (void)sigaction(SIGHUP, &ignore, NULL);
     (void)sigaction(SIGPIPE, &ignore, NULL);
 }
 
@@ -102,17 +103,19 @@ int main(int argc, char **argv)
     char text[KVF_GPU_TEXT_BYTES] = "";
     char detail[128];
     uint64_t level = KVF_LOG_INFO;
+    uint64_t is_json = 0;
     int status = KVF_ERR_INVALID;
 
-    if (argc != 6 || kvf_parse_u64(argv[2], &gpud.burst_bytes, detail, sizeof(detail)) != KVF_OK ||
+    if (argc != 7 || kvf_parse_u64(argv[2], &gpud.burst_bytes, detail, sizeof(detail)) != KVF_OK ||
         kvf_parse_u64(argv[3], &gpud.rate_bytes_s, detail, sizeof(detail)) != KVF_OK ||
-        kvf_parse_u64(argv[4], &level, detail, sizeof(detail)) != KVF_OK) {
+        kvf_parse_u64(argv[4], &level, detail, sizeof(detail)) != KVF_OK ||
+        kvf_parse_u64(argv[5], &is_json, detail, sizeof(detail)) != KVF_OK) {
         fprintf(stderr, "kvferryd-gpu: kvferryd starts this program (gpu.devices)\n");
         return 2;
     }
     ignore_signals();
-    kvf_log_init(kvf_log_stderr_sink, NULL, (int)level);
-    if (is_orphan(argv[5]) || kvf_hash_init_library() != KVF_OK) {
+    kvf_log_init(is_json != 0 ? kvf_log_json_sink : kvf_log_stderr_sink, NULL, (int)level);
+    if (is_orphan(argv[6]) || kvf_hash_init_library() != KVF_OK) {
         return 1;
     }
     status = device_open(&gpud, argv[1], text, sizeof(text));

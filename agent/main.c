@@ -381,7 +381,8 @@ static int run(const struct arguments *arguments, struct kvf_config *config)
     int status = load_config(arguments, config, &error);
 
     if (status == KVF_OK) {
-        kvf_log_init(kvf_log_stderr_sink, NULL, (int)config->log_level);
+        kvf_log_init(config->log_format != 0 ? kvf_log_json_sink : kvf_log_stderr_sink, NULL,
+                     (int)config->log_level);
     }
     if (status == KVF_OK && arguments->action == ACTION_FORMAT) {
         return kvf_format_store(config, arguments->format_path, arguments->format_bytes,

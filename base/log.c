@@ -120,42 +120,85 @@ static bool stderr_is_journal(void)
     return strcmp(stream, expected) == 0;
 }
 
+/* Of a time that snprintf could be given; ours takes 25. */
+#define WALL_BYTES 96
+
+/* "2026-08-01T12:00:00.123Z" */
+static void wall_text(char out[WALL_BYTES])
+{
+    struct timespec wall;
+    struct tm utc;
+
+    clock_gettime(CLOCK_REALTIME, &wall);
+    gmtime_r(&wall.tv_sec, &utc);
+    snprintf(out, WALL_BYTES, "%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ", utc.tm_year + 1900,
+             utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec,
+             wall.tv_nsec / 1000000);
+}
+
+/* One write a line keeps lines of several threads whole. A line that stderr does not take is lost:
+ * there is nowhere left to say so. */
+static void write_line(const char *line, int length)
+{
+    if (length > 0 && write(STDERR_FILENO, line, (size_t)length) < 0) {
+        return;
+    }
+}
+
+static int known_severity(int severity)
+{
+    return severity >= 0 && severity < LEVELS ? severity : KVF_LOG_ERROR;
+}
+
 void kvf_log_stderr_sink(void *arg, int severity, const char *text)
 {
-    char line[KVF_LOG_LINE_BYTES + 96];
-    struct timespec wall;
+    char line[KVF_LOG_LINE_BYTES + WALL_BYTES + 64];
     struct timespec mono;
-    struct tm utc;
+    char wall[WALL_BYTES];
     int length;
 
     (void)arg;
-    if (severity < 0 || severity >= LEVELS) {
-        severity = KVF_LOG_ERROR;
-    }
+    severity = known_severity(severity);
     if (stderr_is_journal()) {
         length = snprintf(line, sizeof(line), "<%d>%s\n", journal_priorities[severity], text);
     } else {
-        clock_gettime(CLOCK_REALTIME, &wall);
         clock_gettime(CLOCK_MONOTONIC, &mono);
-        gmtime_r(&wall.tv_sec, &utc);
-        length = snprintf(line, sizeof(line),
-                          "%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ +%jd.%06ld %s: %s\n",
-                          utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min,
-                          utc.tm_sec, wall.tv_nsec / 1000000, (intmax_t)mono.tv_sec,
+        wall_text(wall);
+        length = snprintf(line, sizeof(line), "%s +%jd.%06ld %s: %s\n", wall, (intmax_t)mono.tv_sec,
                           mono.tv_nsec / 1000, level_names[severity], text);
     }
-    if (length < 0) {
-        return;
-    }
-    if ((size_t)length >= sizeof(line)) {
+    if (length > 0 && (size_t)length >= sizeof(line)) {
         length = sizeof(line) - 1;
         line[length - 1] = '\n';
     }
-    /* One write a line keeps lines of several threads whole. A line that stderr does not take is
-     * lost: there is nowhere left to say so. */
-    if (write(STDERR_FILENO, line, (size_t)length) < 0) {
-        return;
+    write_line(line, length);
+}
+
+void kvf_log_json_sink(void *arg, int severity, const char *text)
+{
+    char line[2 * KVF_LOG_LINE_BYTES + WALL_BYTES + 128];
+    struct timespec mono;
+    char wall[WALL_BYTES];
+    int length;
+
+    (void)arg;
+    clock_gettime(CLOCK_MONOTONIC, &mono);
+    wall_text(wall);
+    length = snprintf(line, sizeof(line),
+                      "{\"time\":\"%s\",\"monotonic\":%jd.%06ld,\"level\":\"%s\",\"message\":\"",
+                      wall, (intmax_t)mono.tv_sec, mono.tv_nsec / 1000,
+                      level_names[known_severity(severity)]);
+    for (const char *c = text; *c != '\0' && (size_t)length < sizeof(line) - 5; c++) {
+        if (*c == '"' || *c == '\\') {
+            line[length++] = '\\';
+        }
+        line[length++] = *c;
+        if ((unsigned char)*c < 0x20 || (unsigned char)*c > 0x7e) {
+            line[length - 1] = '?';
+        }
     }
+    memcpy(line + length, "\"}\n", 3);
+    write_line(line, length + 3);
 }
 
 bool kvf_log_limit_allow(struct kvf_log_limit *limit, uint64_t now_ns, uint64_t *suppressed_out)

@@ -65,6 +65,10 @@ void kvf_log(int level, const char *fmt, ...) __attribute__((format(printf, 2, 3
  * arg is ignored. */
 void kvf_log_stderr_sink(void *arg, int severity, const char *text);
 
+/* The same for collectors: one object a line, {"time": as above, "monotonic": seconds, "level":
+ * "warning", "message": "text"}. Bytes that are not ASCII become '?'. */
+void kvf_log_json_sink(void *arg, int severity, const char *text);
+
 /* At most burst lines an interval for one kind of message. Zero is not valid; fill the first two.
  * Owner: one thread. */
 struct kvf_log_limit {

@@ -457,7 +457,7 @@ class Http(Case):
         def tcp(method, path):
             return ask(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S), method,
                        path)
-        for path in ("/healthz", "/readyz", "/metrics"):
+        for path in ("/healthz", "/livez", "/readyz", "/metrics"):
             self.assertEqual(tcp("GET", path)[0], 200)
         self.assertIn("\nkvferry_ready 1\n", tcp("GET", "/metrics")[1])
         for path in ("/v1/stat", "/v1/clients", "/v1/blocks", "/v1/namespaces"):
@@ -665,6 +665,14 @@ class Command(Case):
         text = self.ok("top", "--interval", "1ms").decode()
         for words in ("ready, 0 of 16 clients", "dram    [.", "nvme 0  [", "connection "):
             self.assertIn(words, text)
+
+    def test_log_as_json(self):
+        self.daemon.signal_and_wait(signal.SIGTERM)
+        os.remove(self.daemon.log)
+        self.daemon = self.start("log.format=json")
+        for line in self.daemon.log_text().splitlines():
+            self.assertEqual(sorted(json.loads(line)), ["level", "message", "monotonic", "time"])
+        self.assertIn('"level":"info","message":"admin socket ', self.daemon.log_text())
 
     def test_log_level(self):
         self.assertEqual(self.ok("log-level"), b"info\n")

@@ -120,8 +120,8 @@ static void process_sink(void **state)
     assert_string_equal(seen.text, "three");
 }
 
-/* What the stderr sink writes for one warning, stderr being a new file. */
-static char *capture_stderr(bool is_journal)
+/* What a sink writes for one warning, stderr being a new file. */
+static char *capture_stderr(kvf_log_fn sink, bool is_journal, const char *line)
 {
     struct kvf_test_dir dir;
     char path[KVF_TEST_PATH_BYTES];
@@ -141,7 +141,7 @@ static char *capture_stderr(bool is_journal)
     setenv("JOURNAL_STREAM", stream, 1);
     saved = dup(STDERR_FILENO);
     dup2(fd, STDERR_FILENO);
-    kvf_log_stderr_sink(NULL, KVF_LOG_WARNING, "drive is slow");
+    sink(NULL, KVF_LOG_WARNING, line);
     dup2(saved, STDERR_FILENO);
     close(saved);
     close(fd);
@@ -154,7 +154,7 @@ static char *capture_stderr(bool is_journal)
 
 static void stderr_lines_have_both_clocks(void **state)
 {
-    char *text = capture_stderr(false);
+    char *text = capture_stderr(kvf_log_stderr_sink, false, "drive is slow");
     regex_t pattern;
 
     (void)state;
@@ -170,10 +170,33 @@ static void stderr_lines_have_both_clocks(void **state)
 
 static void journal_lines_have_a_priority(void **state)
 {
-    char *text = capture_stderr(true);
+    char *text = capture_stderr(kvf_log_stderr_sink, true, "drive is slow");
 
     (void)state;
     assert_string_equal(text, "<4>drive is slow\n");
+    free(text);
+}
+
+static void json_lines_are_objects(void **state)
+{
+    static const char pattern_text[] =
+        "^\\{\"time\":\"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\\.[0-9]{3}Z\","
+        "\"monotonic\":[0-9]+\\.[0-9]{6},\"level\":\"warning\","
+        "\"message\":\"a \\\\\"b\\\\\" \\\\\\\\ caf\\?\\?\"\\}\n$";
+    char longest[KVF_LOG_LINE_BYTES];
+    char *text = capture_stderr(kvf_log_json_sink, true, "a \"b\" \\ caf\xc3\xa9");
+    regex_t pattern;
+
+    (void)state;
+    assert_int_equal(regcomp(&pattern, pattern_text, REG_EXTENDED | REG_NOSUB), 0);
+    assert_int_equal(regexec(&pattern, text, 0, NULL, 0), 0);
+    regfree(&pattern);
+    free(text);
+    memset(longest, '"', sizeof(longest) - 1);
+    longest[sizeof(longest) - 1] = '\0';
+    text = capture_stderr(kvf_log_json_sink, false, longest);
+    assert_non_null(strstr(text, "\\\"\"}\n"));
+    assert_true(strlen(text) > 2 * sizeof(longest));
     free(text);
 }
 
@@ -222,6 +245,7 @@ int main(void)
         cmocka_unit_test(process_sink),
         cmocka_unit_test(stderr_lines_have_both_clocks),
         cmocka_unit_test(journal_lines_have_a_priority),
+        cmocka_unit_test(json_lines_are_objects),
         cmocka_unit_test(level_names),
         cmocka_unit_test(limit_counts_what_it_hides),
     };
