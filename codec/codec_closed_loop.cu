@@ -10,7 +10,7 @@
  */
 #include "codec/codec_closed_loop_decode.cuh"
 
-extern "C" __global__ void __launch_bounds__(LOOP_THREADS)
+extern "C" __global__ void __launch_bounds__(LOOP_THREADS, LOOP_FAST_BLOCKS)
     kvf_loop_encode_128(const __grid_constant__ struct kvf_gpu_work work, uint32_t)
 {
     kvf::loop_encode<true>(work);
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(LOOP_THREADS)
     kvf::loop_encode<false>(work);
 }
 
-extern "C" __global__ void __launch_bounds__(LOOP_THREADS)
+extern "C" __global__ void __launch_bounds__(LOOP_THREADS, LOOP_FAST_BLOCKS)
     kvf_loop_decode_128(const __grid_constant__ struct kvf_gpu_work work, uint32_t)
 {
     kvf::loop_decode<true>(work);

@@ -10,29 +10,62 @@
 namespace kvf
 {
 
-/* What is read of a block's parts before anything else is. */
-template <bool fast> struct loop_decode_shared {
-    loop_room<fast> rooms[loop_warps];
-    uint64_t stored[KVF_BLOCK_LAYERS];
-    uint64_t base[KVF_BLOCK_LAYERS];
-    uint8_t loop[KVF_BLOCK_LAYERS];
+/* A field of so many bits of a plane: its byte, from the strip's beginning on, and its first bit. */
+struct loop_field {
+    uint32_t byte;
+    uint32_t shift;
+    uint32_t mask;
+
+    loop_field() = default; /* in shared memory */
+
+    __device__ __forceinline__ loop_field(uint32_t plane, uint32_t plane_bits, uint32_t i)
+        : byte(plane + i * plane_bits / 8), shift(i * plane_bits % 8), mask((1u << plane_bits) - 1)
+    {
+    }
+
+    __device__ __forceinline__ uint32_t of(uint32_t value) const
+    {
+        return value >> shift & mask;
+    }
 };
 
 /* Where a vector lies in the strips of a kind of layers, from their beginning on. */
 struct loop_strip {
     uint32_t scale; /* or of the word with lo */
-    uint32_t zeros; /* of the row */
     uint32_t codes;
+    loop_field zero; /* of its zero, in both planes */
+    loop_field low_zero;
+
+    loop_strip() = default; /* in shared memory */
 
     __device__ __forceinline__ loop_strip(const struct kvf_gpu_tensor &tensor, uint32_t row,
                                           uint32_t token, uint32_t n_tokens)
+        : scale((row * n_tokens + token) * saw_meta_bytes(tensor)), codes(0),
+          zero(zeros_of(tensor, row, n_tokens), tensor.bits - saw_low_bits(tensor.bits), token),
+          low_zero(zeros_of(tensor, row, n_tokens) +
+                       (n_tokens * (tensor.bits - saw_low_bits(tensor.bits)) + 7) / 8,
+                   saw_low_bits(tensor.bits), token)
     {
         const saw_parts parts(tensor, 0, n_tokens);
-        uint32_t vector = row * n_tokens + token;
-        scale = vector * saw_meta_bytes(tensor);
-        zeros = (uint32_t) reinterpret_cast<uint64_t>(parts.zeros(tensor, row, n_tokens));
-        codes = (uint32_t) reinterpret_cast<uint64_t>(parts.codes) + vector * tensor.code_bytes;
+        codes = (uint32_t) reinterpret_cast<uint64_t>(parts.codes) +
+                (row * n_tokens + token) * tensor.code_bytes;
     }
+
+    static __device__ __forceinline__ uint32_t zeros_of(const struct kvf_gpu_tensor &tensor,
+                                                        uint32_t row, uint32_t n_tokens)
+    {
+        const saw_parts parts(tensor, 0, n_tokens);
+        return (uint32_t) reinterpret_cast<uint64_t>(parts.zeros(tensor, row, n_tokens));
+    }
+};
+
+/* What is read of a block's parts before anything else is. */
+template <bool fast> struct loop_decode_shared {
+    loop_room<fast> rooms[loop_warps];
+    loop_strip strips[loop_warps][2]; /* in layers by themselves, in deltas */
+    uint64_t stored[KVF_BLOCK_LAYERS];
+    uint64_t base[KVF_BLOCK_LAYERS];
+    uint8_t loop[KVF_BLOCK_LAYERS];
 };
 
 /* A warp's vector of a block. */
@@ -41,19 +74,15 @@ struct loop_vector_place {
     uint32_t token;    /* of the block */
     uint32_t n_tokens; /* of the block */
     uint64_t offset;   /* in a layer's pages */
-    loop_strip own;    /* in strips of layers by themselves */
-    loop_strip delta;
-
-    __device__ __forceinline__ loop_strip strip(bool is_delta) const
-    {
-        return is_delta ? delta : own;
-    }
+    const loop_strip *strips;
 };
 
-/* Of a vector of a layer, what is read of its strip; the layer's number says how it is stored. */
+/* Of a vector of a layer, what is read of its strip, as it is stored: whoever waits for it waits
+ * where it is used, a layer later. */
 struct loop_stored_vector {
-    uint32_t scale_bits;
+    uint32_t meta;
     uint32_t zero;
+    uint32_t low_zero;
     loop_words words; /* fast */
 };
 
@@ -63,21 +92,33 @@ static __device__ __forceinline__ loop_stored_vector loop_read(const struct kvf_
                                                                uint64_t stored, bool is_delta)
 {
     const struct kvf_gpu_tensor &tensor = work.tensors[is_delta];
-    const loop_strip strip = at.strip(is_delta);
+    const loop_strip &strip = at.strips[is_delta];
     const uint8_t *from = at_address<const uint8_t>(stored);
-    loop_stored_vector read = {0, 0, {0, 0}};
+    loop_stored_vector read = {0, 0, 0, {0, 0}};
     if (has_zeros(tensor)) {
-        read.scale_bits = *reinterpret_cast<const uint16_t *>(from + strip.scale);
-        read.zero = zero_at(from + strip.zeros, at.n_tokens, tensor.bits, at.token);
+        read.meta = *reinterpret_cast<const uint16_t *>(from + strip.scale);
+        read.zero = from[strip.zero.byte];
+        if (saw_low_bits(tensor.bits) != 0) {
+            read.low_zero = from[strip.low_zero.byte];
+        }
     } else {
-        uint32_t meta = *reinterpret_cast<const uint32_t *>(from + strip.scale);
-        read.scale_bits = meta >> 16;
-        read.zero = meta & 0xffff;
+        read.meta = *reinterpret_cast<const uint32_t *>(from + strip.scale);
     }
     if constexpr (fast) {
         read.words = loop_load_words(tensor.bits, from + strip.codes);
     }
     return read;
+}
+
+static __device__ __forceinline__ generic_stored loop_begin(const struct kvf_gpu_tensor &tensor,
+                                                            const loop_strip &strip,
+                                                            const loop_stored_vector &read)
+{
+    if (!has_zeros(tensor)) {
+        return loop_stored(tensor, read.meta >> 16, read.meta & 0xffff);
+    }
+    uint32_t zero = strip.zero.of(read.zero) << saw_low_bits(tensor.bits);
+    return loop_stored(tensor, read.meta, zero | strip.low_zero.of(read.low_zero));
 }
 
 template <bool fast>
@@ -142,7 +183,7 @@ loop_decode_layers(const struct kvf_gpu_work &work, const loop_decode_shared<fas
     uint32_t flips_own = loop_flips<fast>(work.tensors[0], at.row);
     uint32_t flips_delta = loop_flips<fast>(work.tensors[1], at.row);
     uint32_t loop = shared.loop[0];
-    loop_stored_vector next = {0, 0, {0, 0}};
+    loop_stored_vector next = {0, 0, 0, {0, 0}};
     if ((loop & KVF_GPU_LOOP_RAW) == 0) {
         next = loop_read<fast>(work, at, shared.stored[0], (loop & KVF_GPU_LOOP_DELTA) != 0);
     }
@@ -166,10 +207,11 @@ loop_decode_layers(const struct kvf_gpu_work &work, const loop_decode_shared<fas
             continue;
         }
         int32_t codes[loop_lanes<fast>::n];
-        loop_codes<fast>(tensor, read, at_address<const uint8_t>(stored + at.strip(is_delta).codes),
-                         room, codes);
+        loop_codes<fast>(tensor, read,
+                         at_address<const uint8_t>(stored + at.strips[is_delta].codes), room,
+                         codes);
         loop_inverse<fast>(tensor, room, codes);
-        loop_take<fast>(tensor, loop_stored(tensor, read.scale_bits, read.zero),
+        loop_take<fast>(tensor, loop_begin(tensor, at.strips[is_delta], read),
                         is_delta ? flips_delta : flips_own, is_delta, codes, state);
         loop_store<fast>(tensor, to, state);
     }
@@ -192,14 +234,14 @@ template <bool fast> static __device__ void loop_decode(const struct kvf_gpu_wor
         return;
     }
     uint32_t stored_token = first.token_first + token;
-    const loop_vector_place at = {
-        place.row,
-        stored_token,
-        first.n_tokens,
-        loop_offset(work, first, place.row, token),
-        loop_strip(work.tensors[0], place.row, stored_token, first.n_tokens),
-        loop_strip(work.tensors[1], place.row, stored_token, first.n_tokens),
-    };
+    loop_strip *strips = shared.strips[warp_id()];
+    if (lane_id() < 2) {
+        strips[lane_id()] = loop_strip(work.tensors[lane_id()], place.row, stored_token,
+                                       first.n_tokens);
+    }
+    __syncwarp();
+    const loop_vector_place at = {place.row, stored_token, first.n_tokens,
+                                  loop_offset(work, first, place.row, token), strips};
     float state[loop_lanes<fast>::n] = {0.0f};
     float *kept = loop_kept<fast>(work, place.row, token);
     constexpr uint32_t stride = fast ? 1 : warp_lanes;

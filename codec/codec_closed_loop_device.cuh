@@ -277,7 +277,7 @@ static __device__ __forceinline__ uint32_t loop_load_plane(const uint8_t *from, 
     case 2:
         return from[lane];
     default:
-        return from[lane / 2] >> lane % 2 * 4;
+        return from[lane / 2]; /* of two lanes: loop_codes_of chooses */
     }
 }
 
@@ -326,7 +326,9 @@ static __device__ __forceinline__ void loop_codes_of(uint32_t bits, const loop_w
     uint32_t low_bits = saw_low_bits(bits);
     const uint8_t *bytes = reinterpret_cast<const uint8_t *>(room.codes);
     uint32_t four = loop_spread(words.upper, bits - low_bits) << low_bits;
-    if (low_bits != 0) {
+    if (low_bits == 1) {
+        four |= loop_spread(words.lower >> lane_id() % 2 * 4, low_bits);
+    } else if (low_bits == 2) {
         four |= loop_spread(words.lower, low_bits);
     }
     room.codes[lane_id()] = four;

@@ -16,6 +16,7 @@ enum kvf_loop_shape {
     LOOP_TILE_TOKENS = 8,
     LOOP_THREADS = 32 * LOOP_TILE_TOKENS,
     LOOP_FAST_GROUP = 128, /* elements of a vector that stays in registers */
+    LOOP_FAST_BLOCKS = 4,  /* of these threads that a multiprocessor is to have room for */
 };
 
 #endif /* KVF_CODEC_CODEC_CLOSED_LOOP_SHAPE_H */
