@@ -7,6 +7,8 @@
  *
  * x4_fetch, x3_fetch: 4,096 tokens by kvf_gpu_x_get, from a daemon's arena to K and V in pages,
  * beside one copy of their fp16 K and V from pinned memory: the least that fetching those takes.
+ * x4_part_*: what that is made of, each alone: X from pinned memory, its decode, products, K and V
+ * into pages. If all of it ran at once the longest would be left.
  * remat_gemm_N: products of N tokens with [W_K | W_V] as they are made here, beside cuBLAS's own of
  * the same shape to bf16; remat_layer_N: with bias, norm and rotation into pages, beside the same.
  */
@@ -16,6 +18,7 @@
 
 #include "base/clock.h"
 #include "base/random.h"
+#include "codec/codec_rebuild.h"
 #include "gpu/blas.h"
 #include "kvferry.h"
 
@@ -35,6 +38,7 @@ enum {
     CHUNKS = TOKENS / CHUNK_TOKENS,
     PAGES = TOKENS / GPU_PAGE_TOKENS,
     CHUNK_PAGES = CHUNK_TOKENS / GPU_PAGE_TOKENS,
+    WINDOW = 1024,      /* tokens of a product in a fetch */
     TOKENS_MAX = 16384, /* of a product */
     STEPS = 8,          /* that are queued at a time */
 };
@@ -56,7 +60,8 @@ struct bed {
     uint64_t product; /* fp32, and bf16 of cuBLAS */
     uint8_t *host;    /* pinned: fp16 K and V */
     uint32_t ids[CHUNKS][CHUNK_PAGES];
-    uint32_t n_tokens; /* of the products that are measured */
+    uint32_t n_tokens;    /* of the products that are measured */
+    struct gpu_load load; /* X alone: of parts */
 
     struct kvf_test_daemon daemon;
     struct kvf_client *client;
@@ -328,21 +333,24 @@ static void multiply(struct bed *bed)
 }
 
 /* The same by cublasGemmEx, to bf16. */
-static void multiply_plain(struct bed *bed)
+static void plain(struct bed *bed, uint64_t x, uint64_t weights)
 {
     const float one = 1.0f;
     const float zero = 0.0f;
+    int status = bed->loops.blas.gemm(bed->loops.blas.handle, 1, 0, WIDTH, (int)bed->n_tokens,
+                                      D_MODEL, &one, (const void *)(uintptr_t)weights, 14, D_MODEL,
+                                      (const void *)(uintptr_t)x, 14, D_MODEL, &zero,
+                                      (void *)(uintptr_t)bed->product, 14, WIDTH, 68, -1);
 
+    if (status != 0) {
+        bench_die("a product failed: cuBLAS status %d", status);
+    }
+}
+
+static void multiply_plain(struct bed *bed)
+{
     for (uint32_t i = 0; i < STEPS; i++) {
-        int status = bed->loops.blas.gemm(
-            bed->loops.blas.handle, 1, 0, WIDTH, (int)bed->n_tokens, D_MODEL, &one,
-            (const void *)(uintptr_t)(bed->weights + i * W_BYTES), 14, D_MODEL,
-            (const void *)(uintptr_t)bed->x, 14, D_MODEL, &zero, (void *)(uintptr_t)bed->product,
-            14, WIDTH, 68, -1);
-
-        if (status != 0) {
-            bench_die("a product failed: cuBLAS status %d", status);
-        }
+        plain(bed, bed->x, bed->weights + i * W_BYTES);
     }
     wait_for(bed);
 }
@@ -355,6 +363,127 @@ static void rebuild_layers(struct bed *bed)
                                (bed->n_tokens + GPU_PAGE_TOKENS - 1) / GPU_PAGE_TOKENS,
                                bed->stream),
              "a layer");
+    }
+    wait_for(bed);
+}
+
+/* --- parts of a fetch -------------------------------------------------------------------------- */
+
+static void copy_x(struct bed *bed)
+{
+    gpu_must(bed->gpu,
+             bed->gpu->driver.cuMemcpyHtoDAsync(bed->x, bed->host,
+                                                gpu_load_payloads_bytes(&bed->load), bed->stream),
+             "copy");
+    wait_for(bed);
+}
+
+static void decode_x(struct bed *bed)
+{
+    gpu_load_decode(&bed->load, bed->gpu, UINT32_MAX, 0, LAYERS, bed->stream);
+    wait_for(bed);
+}
+
+static void encode_x(struct bed *bed)
+{
+    gpu_load_encode(&bed->load, bed->gpu, bed->stream);
+    wait_for(bed);
+}
+
+/* Copies within the device that move as many bytes, in n of them. */
+static void move(struct bed *bed, uint64_t from, uint64_t bytes, uint32_t n)
+{
+    uint64_t one = bytes / n / 2;
+
+    for (uint32_t i = 0; i < n; i++) {
+        gpu_must(bed->gpu,
+                 bed->gpu->driver.cuMemcpyDtoDAsync(bed->pages + i % LAYERS * LAYER_KV_BYTES, from,
+                                                    one, bed->stream),
+                 "copy");
+    }
+    wait_for(bed);
+}
+
+static void move_as_decode(struct bed *bed)
+{
+    move(bed, bed->x, LAYERS * LAYER_X_BYTES + gpu_load_payloads_bytes(&bed->load), LAYERS);
+}
+
+/* The product is fp32. */
+static void move_as_pages(struct bed *bed)
+{
+    move(bed, bed->product, KV_BYTES / 2 * 6, LAYERS * (TOKENS / WINDOW));
+}
+
+static void products(struct bed *bed)
+{
+    const struct kvf_gpu_product product = {
+        .m = WINDOW, .n = WIDTH, .k = D_MODEL, .c_stride = WIDTH, .dtype = KVF_DTYPE_BF16};
+
+    for (uint32_t i = 0; i < LAYERS * (TOKENS / WINDOW); i++) {
+        must(kvf_gpu_blas_multiply(bed->blas, &product, bed->x + i % LAYERS * LAYER_X_BYTES,
+                                   bed->weights + i % LAYERS * W_BYTES, bed->product, bed->stream),
+             "a product");
+    }
+    wait_for(bed);
+}
+
+static void products_plain(struct bed *bed)
+{
+    bed->n_tokens = TOKENS;
+    for (uint32_t i = 0; i < LAYERS; i++) {
+        plain(bed, bed->x + i * LAYER_X_BYTES, bed->weights + i * W_BYTES);
+    }
+    wait_for(bed);
+}
+
+/* K and V of a window and layer from a product, as kvf_gpu_x_get queues it. */
+static void pages_work(const struct bed *bed, struct kvf_gpu_rebuild *work)
+{
+    uint64_t vectors = (uint64_t)HEADS * GPU_PAGE_TOKENS * 2 * DIM * 2;
+
+    *work = (struct kvf_gpu_rebuild){
+        .product = bed->product,
+        .cosines = bed->tables,
+        .sines = bed->tables + (uint64_t)TOKENS_MAX * (DIM / 2) * sizeof(float),
+        .n_heads = HEADS,
+        .dim_k = DIM,
+        .dim_v = DIM,
+        .width = WIDTH,
+        .rope_dims = DIM,
+        .tokens_a_page = GPU_PAGE_TOKENS,
+        .dtype = KVF_DTYPE_BF16,
+        .kv_dtype = KVF_DTYPE_BF16,
+        .rope_style = KVF_ROPE_STYLE_HALF,
+        .n_pieces = WINDOW / CHUNK_TOKENS,
+        .piece_tokens = CHUNK_TOKENS,
+    };
+    for (uint32_t i = 0; i < 2; i++) {
+        work->pages[i] = (struct kvf_gpu_pages){vectors, 2 * DIM * 2,
+                                                (uint64_t)GPU_PAGE_TOKENS * 2 * DIM * 2};
+    }
+    for (uint32_t i = 0; i < work->n_pieces; i++) {
+        work->pieces[i] = (struct kvf_gpu_rebuild_piece){i * CHUNK_TOKENS, CHUNK_TOKENS,
+                                                         i * CHUNK_TOKENS, i * CHUNK_PAGES};
+    }
+}
+
+static void pages(struct bed *bed)
+{
+    struct kvf_gpu_rebuild work;
+    void *parameters[] = {&work};
+
+    pages_work(bed, &work);
+    for (uint32_t i = 0; i < LAYERS * (TOKENS / WINDOW); i++) {
+        const struct kvf_gpu_shape shape = {.kernel = kvf_gpu_rebuild_kernel(&work),
+                                            .n_blocks = WINDOW,
+                                            .n_threads = KVF_GPU_REBUILD_THREADS};
+
+        memcpy(work.page_ids, bed->ids[i / LAYERS * work.n_pieces],
+               WINDOW / GPU_PAGE_TOKENS * sizeof(work.page_ids[0]));
+        work.bases[0] = bed->pages + i % LAYERS * LAYER_KV_BYTES;
+        work.bases[1] = work.bases[0] + DIM * 2;
+        must(kvf_gpu_device_launch(bed->gpu, &shape, parameters, bed->stream), "K and V");
     }
     wait_for(bed);
 }
@@ -409,14 +538,50 @@ static double layer_rate(void *ctx, double seconds)
     return rate(ctx, seconds, rebuild_layers);
 }
 
+#define SIDE(once)                                                                                 \
+    static double once##_ms(void *ctx, double seconds)                                             \
+    {                                                                                              \
+        return repeat(ctx, seconds, once);                                                         \
+    }
+
+SIDE(copy_x)
+SIDE(decode_x)
+SIDE(encode_x)
+SIDE(move_as_decode)
+SIDE(products)
+SIDE(products_plain)
+SIDE(pages)
+SIDE(move_as_pages)
+
+static void measure_parts(struct bench_run *run, struct bed *bed)
+{
+    /* payloads lie where products go later: decodes come first */
+    gpu_load_init(&bed->load, bed->gpu, GPU_X_7B, "x4", TOKENS / GPU_CHUNK_TOKENS, bed->product);
+    encode_x(bed);
+    bench_pairs(run, "x4_part_copy", copy_x_ms, copy_ms, bed);
+    bench_pairs(run, "x4_part_decode", decode_x_ms, move_as_decode_ms, bed);
+    bench_pairs(run, "x4_part_products", products_ms, products_plain_ms, bed);
+    bench_pairs(run, "x4_part_pages", pages_ms, move_as_pages_ms, bed);
+    bench_pairs(run, "x4_encode", encode_x_ms, move_as_decode_ms, bed);
+}
+
 static void measure_fetch(struct bench_run *run, struct bed *bed, const char *profile,
                           const char *name)
 {
+    if (run->only != NULL && strcmp(run->only, name) != 0) {
+        return;
+    }
     engine_open(bed, profile);
     put_all(bed);
     get_all(bed); /* pins, and finds products */
     bench_pairs(run, name, fetch_ms, copy_ms, bed);
     engine_close(bed);
+}
+
+/* Is a figure of this group asked for? */
+static bool has_group(const struct bench_run *run, const char *group)
+{
+    return run->only == NULL || strncmp(run->only, group, strlen(group)) == 0;
 }
 
 static void measure_products(struct bench_run *run, struct bed *bed)
@@ -453,7 +618,12 @@ int main(int argc, char **argv)
     }
     measure_fetch(&run, &bed, "x4", "x4_fetch_vs_fp16_kv");
     measure_fetch(&run, &bed, "x3", "x3_fetch_vs_fp16_kv");
-    measure_products(&run, &bed);
+    if (has_group(&run, "x4_part_") || has_group(&run, "x4_encode")) {
+        measure_parts(&run, &bed);
+    }
+    if (has_group(&run, "remat_")) {
+        measure_products(&run, &bed);
+    }
     (void)kvf_gpu_blas_close(bed.blas);
     return 0;
 }

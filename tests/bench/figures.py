@@ -338,6 +338,13 @@ def gpu_x_figures():
         Figure("x3_fetch_vs_fp16_kv", "ms", "pinned H2D of their fp16 K and V", better="lower",
                note=f"{what}, X at 3 bits: the same"),
     ]
+    for name, limit, note in (
+            ("part_copy", "pinned H2D of their fp16 K and V", "their X from pinned memory, alone"),
+            ("part_decode", "D2D copy of as many bytes", "decoding it, alone"),
+            ("part_products", "cuBLAS, bf16, 4,096 rows", "products of 1,024 rows, alone"),
+            ("part_pages", "D2D copy of as many bytes", "rotation, K and V into pages, alone"),
+            ("encode", "D2D copy of as many bytes", "encoding their X")):
+        result.append(Figure(f"x4_{name}", "ms", limit, better="lower", note=f"{what}: {note}"))
     for n in (256, 1024, 4096, 16384):
         bar = 0.80 if n == 4096 else None
         result.append(Figure(f"remat_gemm_{n}", "TFLOP/s", "cuBLAS, bf16, same shape", bar,

@@ -104,15 +104,27 @@ double gpu_timer_s(struct kvf_gpu_device *gpu, void *from, void *to)
  */
 static void geometry_of(enum gpu_model model, struct kvf_geometry *geometry)
 {
+    static const struct {
+        uint8_t kind;
+        uint16_t n_layers;
+        uint16_t n_heads;
+        uint16_t dim_k;
+        uint16_t dim_v;
+    } models[] = {
+        [GPU_LLAMA_8B] = {KVF_KIND_KV, 32, 8, 128, 128},
+        [GPU_MLA] = {KVF_KIND_MLA, 61, 1, 512, 64},
+        [GPU_X_7B] = {KVF_KIND_X, 32, 32, 128, 0},
+    };
+
     *geometry = (struct kvf_geometry){
         .struct_bytes = sizeof(*geometry),
-        .kind = model == GPU_MLA ? KVF_KIND_MLA : KVF_KIND_KV,
+        .kind = models[model].kind,
         .dtype = KVF_DTYPE_BF16,
-        .rope_state = KVF_ROPE_POST,
-        .n_layers = model == GPU_MLA ? 61 : 32,
-        .n_heads = model == GPU_MLA ? 1 : 8,
-        .dim_k = model == GPU_MLA ? 512 : 128,
-        .dim_v = model == GPU_MLA ? 64 : 128,
+        .rope_state = models[model].kind < KVF_KIND_X ? KVF_ROPE_POST : KVF_ROPE_NONE,
+        .n_layers = models[model].n_layers,
+        .n_heads = models[model].n_heads,
+        .dim_k = models[model].dim_k,
+        .dim_v = models[model].dim_v,
         .chunk_tokens = GPU_CHUNK_TOKENS,
     };
 }
@@ -192,7 +204,13 @@ static uint64_t part_bytes(const struct kvf_codec_tensor *tensor)
 
 uint64_t gpu_load_layer_offset(const struct gpu_load *load, uint32_t layer)
 {
-    return layer * (part_bytes(&load->plan.kinds[0].k) + part_bytes(&load->plan.kinds[0].v));
+    uint64_t offset = 0;
+
+    for (uint32_t i = 0; i < layer; i++) {
+        offset += part_bytes(kvf_plan_tensor(&load->plan, i, false)) +
+                  part_bytes(kvf_plan_tensor(&load->plan, i, true));
+    }
+    return offset;
 }
 
 uint64_t gpu_load_payloads_bytes(const struct gpu_load *load)
@@ -221,6 +239,7 @@ static void fill_parts(struct gpu_load *load, uint64_t payloads)
             .n_wanted = GPU_CHUNK_TOKENS,
             .layer = (uint16_t)layer,
             .is_v = (uint8_t)is_v,
+            .loop = kvf_gpu_part_loop(plan, layer, kvf_plan_tensor(plan, layer, is_v != 0)),
         };
         kvf_gpu_part_fill(kvf_plan_tensor(plan, layer, is_v != 0), &load->parts[i]);
     }
@@ -229,9 +248,10 @@ static void fill_parts(struct gpu_load *load, uint64_t payloads)
 static void choose_launches(struct gpu_load *load)
 {
     const struct kvf_codec_plan *plan = &load->plan;
+    bool is_one = load->kinds.n == 1 || load->work.tensors[0].is_looped != 0;
 
     load->n_encode = kvf_gpu_encode(&load->work, &load->kinds, load->encode);
-    if (load->n_encode == 0 || load->kinds.n != 1 || !kvf_codec_plan_is_fixed(plan)) {
+    if (load->n_encode == 0 || !is_one || !kvf_codec_plan_is_fixed(plan)) {
         bench_die("no kernels for profile %s", plan->profile->name);
     }
 }

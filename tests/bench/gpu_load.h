@@ -33,6 +33,7 @@ uint8_t *gpu_host_memory(struct kvf_gpu_device *gpu, size_t bytes);
 enum gpu_model {
     GPU_LLAMA_8B, /* 32 layers, 8 heads of 128; pages (B, H, N, 2D) */
     GPU_MLA,      /* 61 layers, one latent of 512 and 64 rotary elements; pages (B, N, 576) */
+    GPU_X_7B,     /* X of 32 layers of 4,096 elements; pages (B, 32, N, 128) */
 };
 
 /* A burst of whole chunks of one model: pages, and payloads that it is encoded to. */
@@ -47,7 +48,8 @@ struct gpu_load {
     uint64_t layer_bytes;       /* from one layer's pages to the next one's */
     uint64_t page_bytes;        /* of one layer */
     uint32_t *page_ids;         /* of the host; the pages of a chunk lie anywhere */
-    struct kvf_gpu_kinds kinds; /* one: the benches' profiles have layers that are alike */
+    struct kvf_gpu_kinds kinds; /* one: the benches' profiles have layers that are alike, or
+                                   differences, whose kernels take all kinds at once */
     struct kvf_gpu_work work;
     struct kvf_gpu_part *parts; /* of the host */
     uint64_t device_parts;
