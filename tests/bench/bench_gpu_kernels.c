@@ -2,7 +2,8 @@
  *
  * bench_gpu_kernels.c: the codecs' kernels beside device-to-device copies of as many bytes, and
  * those of saw beside kernels with the same traffic and no maths. Llama-3.1-8B: 32 layers, 8 heads
- * of 128, chunks of 256 tokens, bursts of 256 MiB unless --chunks says otherwise (32 MiB each).
+ * of 128, chunks of 256 tokens, bursts of 256 MiB unless --chunks says otherwise (32 MiB each); of
+ * X, 32 layers of 4,096 elements, bursts of as many bytes.
  * --layers leaves all but the first ones of each burst's first chunk alone, and --thread-blocks has
  * no more of them take turns than it says: for tools that watch every access, which take a minute
  * for what a GPU does in a microsecond, and are to see thread blocks go from row to row all the
@@ -191,15 +192,17 @@ static void leave_layers(struct kernels_bench *bench)
         return;
     }
     load->work.n_parts = n_parts;
+    load->work.n_blocks = 1;
     load->n_encode = kvf_gpu_encode(&load->work, &load->kinds, load->encode);
     bench->bytes = bench->bytes / n_all * n_parts;
 }
 
-static void set_up(struct kernels_bench *bench, const char *profile, uint32_t n_chunks)
+static void set_up(struct kernels_bench *bench, enum gpu_model model, const char *profile,
+                   uint32_t n_chunks)
 {
     uint64_t payloads = gpu_memory(bench->gpu, (uint64_t)n_chunks << 25);
 
-    gpu_load_init(&bench->load, bench->gpu, GPU_LLAMA_8B, profile, n_chunks, payloads);
+    gpu_load_init(&bench->load, bench->gpu, model, profile, n_chunks, payloads);
     bench->bytes = bench->load.kv_bytes + gpu_load_payloads_bytes(&bench->load);
     leave_layers(bench);
     bench->work = bench->load.work;
@@ -251,12 +254,13 @@ static void measure_layout(struct bench_run *run, struct kernels_bench *bench, c
     bench_pairs(run, name, kernel_gb_s, copy_gb_s, bench);
 }
 
-static void measure_profile(struct bench_run *run, struct kernels_bench *bench, const char *profile,
-                            const char *label, uint32_t n_chunks)
+static void measure_profile(struct bench_run *run, struct kernels_bench *bench,
+                            enum gpu_model model, const char *profile, const char *label,
+                            uint32_t n_chunks)
 {
     char name[64];
 
-    set_up(bench, profile, n_chunks);
+    set_up(bench, model, profile, n_chunks);
     choose_encode(bench);
     snprintf(name, sizeof(name), "%s_encode_vs_copy", label);
     bench_pairs(run, name, kernel_gb_s, copy_gb_s, bench);
@@ -288,6 +292,7 @@ int main(int argc, char **argv)
         {"kivi4-g128", "kivi4_g128"},
         {"kivi2-g32", "kivi2"},
     };
+    static const char *const inputs[] = {"x3", "xcl3", "xcl2"};
     struct bench_run run;
     struct kernels_bench bench;
     uint32_t n_chunks;
@@ -306,7 +311,7 @@ int main(int argc, char **argv)
     bench.timers[1] = gpu_timer(bench.gpu);
     bench.copy_from = gpu_memory(bench.gpu, (uint64_t)n_chunks << 25);
     bench.copy_to = gpu_memory(bench.gpu, (uint64_t)n_chunks << 25);
-    set_up(&bench, "balanced", n_chunks);
+    set_up(&bench, GPU_LLAMA_8B, "balanced", n_chunks);
     measure_layout(&run, &bench, "paged");
     choose_traffic(&bench, "kvf_bench_encode_traffic");
     bench_pairs(&run, "encode_traffic_vs_copy", kernel_gb_s, copy_gb_s, &bench);
@@ -316,7 +321,11 @@ int main(int argc, char **argv)
     make_contiguous(&bench);
     measure_layout(&run, &bench, "contig");
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        measure_profile(&run, &bench, others[i].profile, others[i].label, n_chunks);
+        measure_profile(&run, &bench, GPU_LLAMA_8B, others[i].profile, others[i].label, n_chunks);
+    }
+    for (size_t i = 0; i < sizeof(inputs) / sizeof(inputs[0]); i++) {
+        /* a chunk is twice as large */
+        measure_profile(&run, &bench, GPU_X_7B, inputs[i], inputs[i], (n_chunks + 1) / 2);
     }
     /* last: it leaves no numbers in the pages */
     choose_traffic(&bench, "kvf_bench_decode_traffic");

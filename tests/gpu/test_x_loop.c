@@ -129,6 +129,9 @@ static void bed_open(struct bed *bed, const struct shape *shape)
     options.flags = KVF_ATTACH_ALLOW_UNCALIBRATED;
     options.staging_bytes = 16 << 20;
     memset(options.weights_digest, 7, sizeof(options.weights_digest));
+    if (shape->kind == KVF_KIND_XG) {
+        memset(options.factors_digest, 9, sizeof(options.factors_digest));
+    }
     assert_int_equal(kvf_open(&options, &bed->client), KVF_OK);
     assert_int_equal(kvf_gpu_open(bed->client, &gpu_options, &bed->gpu), KVF_OK);
     bed->pages = calls_alloc(LAYERS * bed->layer_bytes);
