@@ -16,10 +16,8 @@ add_library(kvf_calibrate STATIC
 target_link_libraries(kvf_calibrate PUBLIC kvf_codec kvf_base kvf_flags PRIVATE PkgConfig::JANSSON
                       PkgConfig::SODIUM PkgConfig::ZSTD m)
 
-# What K and V are projected with, out of a model's files, latents of X that hold them, and what it
-# costs to fetch either.
+# What K and V are projected with, out of a model's files, and latents of X that hold them.
 add_library(kvf_weights STATIC
-    cost.c
     weights_file.c
     weights_gguf.c
     weights_safetensors.c

@@ -4,9 +4,6 @@
  */
 #include "client/cost.h"
 
-#include <math.h>
-#include <string.h>
-
 static double kv_width(const struct kvf_weights_model *m)
 {
     return (double)m->n_heads * (m->dim_k + m->dim_v);
@@ -25,9 +22,8 @@ uint8_t kvf_cost_kind(const struct kvf_weights_model *model, const struct kvf_pr
     return kvf_profile_takes(profile, x_kind) ? x_kind : KVF_KIND_BYTES;
 }
 
-/* The plan of the largest chunk that fits a record. */
-static int plan_of(const struct kvf_weights_model *model, const struct kvf_profile *profile,
-                   struct kvf_codec_plan *plan)
+int kvf_cost_plan(const struct kvf_weights_model *model, const struct kvf_profile *profile,
+                  struct kvf_codec_plan *plan)
 {
     uint8_t kind = kvf_cost_kind(model, profile);
     struct kvf_geometry geometry = {
@@ -101,18 +97,19 @@ double kvf_cost_recompute_s(const struct kvf_weights_model *m, const struct kvf_
     return m->n_layers * n_tokens * (linear + attention) / rates->flop_per_s;
 }
 
-static void fill(const struct kvf_weights_model *m, const struct kvf_profile *profile,
-                 const struct kvf_codec_plan *plan, const struct kvf_cost_rates *rates,
-                 uint32_t n_tokens, struct kvf_cost *cost)
+void kvf_cost_times(const struct kvf_weights_model *m, const struct kvf_profile *profile,
+                    const struct kvf_codec_plan *plan, const struct kvf_cost_rates *rates,
+                    uint32_t n_tokens, struct kvf_cost *cost)
 {
     double layers = m->n_layers;
+    double slower_s;
 
     cost->bytes = stored_bytes(plan, n_tokens);
     cost->fetch_s = cost->bytes / rates->link_bytes_per_s;
     cost->rebuild_s = n_tokens * rebuild_flop(m, profile) / rates->flop_per_s;
-    cost->total_s = rates->fixed_s + (cost->fetch_s + cost->rebuild_s +
-                                      (layers - 1) * fmax(cost->fetch_s, cost->rebuild_s)) /
-                                         layers;
+    slower_s = cost->fetch_s > cost->rebuild_s ? cost->fetch_s : cost->rebuild_s;
+    cost->total_s = rates->fixed_s +
+                    (cost->fetch_s + cost->rebuild_s + (layers - 1) * slower_s) / layers;
 }
 
 int kvf_cost_of(const struct kvf_weights_model *model, const struct kvf_profile *profile,
@@ -123,17 +120,17 @@ int kvf_cost_of(const struct kvf_weights_model *model, const struct kvf_profile 
     struct kvf_cost at;
     uint32_t loses = 0; /* tokens for which computing again is as fast, or faster */
     uint32_t wins = 1;
-    int status = plan_of(model, profile, &plan);
+    int status = kvf_cost_plan(model, profile, &plan);
 
     if (status != KVF_OK) {
         return status;
     }
-    fill(model, profile, &plan, rates, n_tokens, &cost);
+    kvf_cost_times(model, profile, &plan, rates, n_tokens, &cost);
     cost.chunk_tokens = plan.geometry.chunk_tokens;
     cost.is_bound = !kvf_codec_plan_is_fixed(&plan);
     cost.bytes_a_token = stored_bytes(&plan, cost.chunk_tokens) / cost.chunk_tokens;
     for (; wins <= KVF_COST_TOKENS_MAX; wins *= 2) {
-        fill(model, profile, &plan, rates, wins, &at);
+        kvf_cost_times(model, profile, &plan, rates, wins, &at);
         if (at.total_s < kvf_cost_recompute_s(model, rates, wins)) {
             break;
         }
@@ -142,7 +139,7 @@ int kvf_cost_of(const struct kvf_weights_model *model, const struct kvf_profile 
     while (wins <= KVF_COST_TOKENS_MAX && wins - loses > 1) {
         uint32_t middle = loses + (wins - loses) / 2;
 
-        fill(model, profile, &plan, rates, middle, &at);
+        kvf_cost_times(model, profile, &plan, rates, middle, &at);
         if (at.total_s < kvf_cost_recompute_s(model, rates, middle)) {
             wins = middle;
         } else {

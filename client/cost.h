@@ -53,7 +53,17 @@ enum {
  * larger than K and V. KVF_KIND_BYTES: none. lossless profiles store K and V. */
 uint8_t kvf_cost_kind(const struct kvf_weights_model *model, const struct kvf_profile *profile);
 
-/* KVF_OK; KVF_ERR_UNSUPPORTED: the profile has no form for the model. */
+/* The plan of the largest chunk that fits a record. KVF_OK; KVF_ERR_UNSUPPORTED: the profile has no
+ * form for the model. */
+int kvf_cost_plan(const struct kvf_weights_model *model, const struct kvf_profile *profile,
+                  struct kvf_codec_plan *plan);
+
+/* bytes, fetch_s, rebuild_s and total_s of n_tokens, by the plan of model and profile. */
+void kvf_cost_times(const struct kvf_weights_model *model, const struct kvf_profile *profile,
+                    const struct kvf_codec_plan *plan, const struct kvf_cost_rates *rates,
+                    uint32_t n_tokens, struct kvf_cost *cost);
+
+/* Everything. KVF_OK; KVF_ERR_UNSUPPORTED: as of kvf_cost_plan. */
 int kvf_cost_of(const struct kvf_weights_model *model, const struct kvf_profile *profile,
                 const struct kvf_cost_rates *rates, uint32_t n_tokens, struct kvf_cost *cost_out);
 

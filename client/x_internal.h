@@ -49,8 +49,9 @@ struct kvf_x {
     struct kvf_blas blas;
     kvf_log_fn log;
     void *log_arg;
-    uint8_t kind;         /* of the client; 0: none was given */
-    bool has_differences; /* of latents: layers after base_layer are */
+    char profile[KVF_PROFILE_NAME_BYTES]; /* of the client; "": none was given */
+    uint8_t kind;                         /* likewise; 0 */
+    bool has_differences;                 /* of latents: layers after base_layer are */
     uint16_t base_layer;
     uint64_t model_fp; /* of the client's plan */
     uint64_t profile_fp;
@@ -65,6 +66,9 @@ struct kvf_x {
     float *bias_v;  /* [v_width] */
     float *gain;    /* [dim_k] */
 };
+
+/* Floating-point operations a second of products as in kvf_x_rebuild: the best of some. */
+double kvf_x_product_rate(struct kvf_x *x);
 
 /* One line to the log of what is registered. */
 void kvf_x_say(kvf_log_fn log, void *arg, const char *format, ...)

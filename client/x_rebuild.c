@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "client/client_internal.h"
 #include "client/x_internal.h"
 #include "client/x_weights.h"
@@ -237,6 +238,7 @@ static void client_take(struct kvf_x *x, const struct kvf_client *client)
 {
     const struct kvf_codec_plan *plan = &client->plan;
 
+    snprintf(x->profile, sizeof(x->profile), "%s", plan->profile->name);
     x->kind = plan->geometry.kind;
     x->has_differences = x->kind == KVF_KIND_XG && plan->profile->first_layers != 0;
     x->base_layer = plan->base_layer;
@@ -388,6 +390,27 @@ static void latent_product(struct kvf_x *x, const float *latents, uint32_t n_tok
 
     x->blas.sgemm("N", "N", &width, &n, &rank, &one, x->latent.m, &width, latents, &rank, &zero,
                   x->out, &width, 1, 1);
+}
+
+double kvf_x_product_rate(struct kvf_x *x)
+{
+    const double flop_max = 1e9; /* of one: some 10 ms */
+    double of_token = 2.0 * x->weights.d_model * (x->k_width + x->v_width);
+    uint32_t n_tokens = of_token * KVF_X_PIECE_TOKENS <= flop_max ? KVF_X_PIECE_TOKENS
+                                                                  : (uint32_t)(flop_max / of_token);
+    uint64_t best_ns = UINT64_MAX;
+
+    n_tokens = n_tokens < 16 ? 16 : n_tokens;
+    layer_load(x, 0);
+    for (int i = 0; i < 4; i++) {
+        uint64_t begun_ns = kvf_now_ns();
+        uint64_t took_ns;
+
+        product(x, x->in, n_tokens);
+        took_ns = kvf_now_ns() - begun_ns;
+        best_ns = took_ns < best_ns ? took_ns : best_ns;
+    }
+    return of_token * n_tokens * 1e9 / (double)(best_ns != 0 ? best_ns : 1);
 }
 
 static void norm(const struct kvf_x *x, float *vector)

@@ -102,6 +102,21 @@ class XFactors(c.Structure):
                 ("digest", u8 * 32)]
 
 
+class XGateOptions(c.Structure):
+    _fields_ = [("struct_bytes", u32), ("query_heads", u32), ("ffn_width", u32),
+                ("margin_percent", u32), ("x_profile", c.c_char_p), ("kv_profile", c.c_char_p),
+                ("link_bytes_per_s", c.c_double), ("flop_per_s", c.c_double),
+                ("recompute_flop_per_s", c.c_double), ("fixed_s", c.c_double), ("log", LogFn),
+                ("log_arg", ptr)]
+
+
+class XChoice(c.Structure):
+    _fields_ = [("struct_bytes", u32), ("way", u8), ("reserved", u8 * 3),
+                ("seconds", c.c_double * 3), ("choices", u64 * 3),
+                ("link_bytes_per_s", c.c_double), ("flop_per_s", c.c_double),
+                ("why", c.c_char * 192)]
+
+
 def new(kind, **fields):
     """A struct of the library that knows its size."""
     return kind(struct_bytes=c.sizeof(kind), **fields)
@@ -289,6 +304,18 @@ class Cache:
         return cache
 
 
+    def what_pays(self, n_tokens, n_bytes, seconds):
+        """What an engine would ask before it fetches, told how long the fetch before took."""
+        config, gate, choice = self.model.config, ptr(), new(XChoice)
+        self.library.x_gate_open(self.x, c.byref(new(
+            XGateOptions, query_heads=config.num_attention_heads,
+            ffn_width=config.intermediate_size)), c.byref(gate))
+        self.library.x_gate_note(gate, u64(n_bytes), c.c_double(seconds))
+        self.library.x_gate_choose(gate, n_tokens, c.byref(choice))
+        self.library.lib.kvf_x_gate_close(gate)
+        return choice.why.decode()
+
+
 def names_of(digest, tokens):
     """A key a chunk, over all tokens up to its end: a hash chain, as engines have."""
     names, name = [], digest
@@ -330,7 +357,9 @@ def main():
 
     cache = Cache(options, model, len(prompt))
     own = cache.put(prompt, names)
+    begun = time.monotonic()
     stored, n_bytes = cache.get(len(prompt), names)
+    fetch_s = time.monotonic() - begun
     begun = time.monotonic()
     rebuilt = cache.rebuild(stored)
     rebuild_ms = 1e3 * (time.monotonic() - begun)
@@ -340,6 +369,8 @@ def main():
           f"rebuilt in {rebuild_ms:.1f} ms")
     print(f"largest error of K or V: {worst_error(own, rebuilt, model.n_layers):.2e} of its root "
           "mean square")
+    if options.profile not in ("exact", "raw"):
+        print("what pays here:", cache.what_pays(len(prompt), n_bytes, fetch_s))
     from_x = model.continue_from(rebuilt, last, options.new)
     from_kv = model.continue_from(own, last, options.new)
     same = next((i for i in range(options.new) if from_x[i] != from_kv[i]), options.new)

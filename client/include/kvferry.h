@@ -901,6 +901,63 @@ KVF_API int kvf_x_put_end(struct kvf_x_put *put, const struct kvf_key *keys, uin
 /* Put nothing. Accepts NULL. Returns NULL. */
 KVF_API struct kvf_x_put *kvf_x_put_cancel(struct kvf_x_put *put);
 
+/* What pays: to fetch K and V, to fetch X and rebuild them, or to compute them again. By the
+ * formulas of `kvferry plan` (docs/x-cache.md), from the model's shape, the link's rate and those of
+ * the products; the way of the call before stays until another one is faster by a margin. */
+enum kvf_x_way {
+    KVF_X_WAY_RECOMPUTE = 0,
+    KVF_X_WAY_KV = 1,
+    KVF_X_WAY_X = 2,
+    KVF_X_WAYS = 3,
+};
+
+struct kvf_x_gate;
+
+struct kvf_x_gate_options {
+    uint32_t struct_bytes;
+    uint32_t query_heads;        /* of the model, not of the shard */
+    uint32_t ffn_width;          /* of what one token goes through */
+    uint32_t margin_percent;     /* by which another way has to be faster; 0: 10 */
+    const char *x_profile;       /* NULL: that of the client that x was opened with */
+    const char *kv_profile;      /* by which K and V are or would be stored; NULL: "exact" */
+    double link_bytes_per_s;     /* from the daemon to the pages; 0: a copy in memory is timed */
+    double flop_per_s;           /* of the rebuild; 0: products of x are timed */
+    double recompute_flop_per_s; /* of the engine's own prefill; 0: as flop_per_s */
+    double fixed_s;              /* of a fetch before its first byte */
+    kvf_log_fn log;              /* NULL: that of x. Changes of the way are said, severity 2 */
+    void *log_arg;
+};
+
+struct kvf_x_choice {
+    uint32_t struct_bytes;
+    uint8_t way; /* enum kvf_x_way */
+    uint8_t reserved[3];
+    double seconds[KVF_X_WAYS];   /* of each way */
+    uint64_t choices[KVF_X_WAYS]; /* since the gate was opened, this one included */
+    double link_bytes_per_s;      /* in force */
+    double flop_per_s;
+    char why[192]; /* one line: the figures, and whether the margin decided */
+};
+
+/* x: whose weights and rates these are; stays open for longer. Rates that are not given are timed
+ * here, some 100 ms. *gate_out is the caller's, see kvf_x_gate_close. KVF_OK; KVF_ERR_INVALID: a
+ * field is out of its range, or a profile has no form for the model, the log says which;
+ * KVF_ERR_NO_MEMORY. */
+KVF_API int kvf_x_gate_open(struct kvf_x *x, const struct kvf_x_gate_options *options,
+                            struct kvf_x_gate **gate_out);
+
+/* The way for a request of n_tokens that are all stored. Never blocks, no allocation. KVF_OK;
+ * KVF_ERR_INVALID. */
+KVF_API int kvf_x_gate_choose(struct kvf_x_gate *gate, uint32_t n_tokens,
+                              struct kvf_x_choice *choice_out);
+
+/* A fetch of so many bytes took so long: the link's rate follows, by an eighth of the difference.
+ * KVF_OK; KVF_ERR_INVALID. */
+KVF_API int kvf_x_gate_note(struct kvf_x_gate *gate, uint64_t bytes, double seconds);
+
+/* Accepts NULL. Returns NULL. */
+KVF_API struct kvf_x_gate *kvf_x_gate_close(struct kvf_x_gate *gate);
+
 /* The same on a GPU, by libkvferry_gpu: blocks of kind KVF_KIND_X are fetched, decoded and rebuilt
  * into pages in device memory, some blocks at a time, while the next ones are on their way. */
 struct kvf_gpu_x;

@@ -12,7 +12,8 @@ import types
 
 STRUCTS = {"Key": "key", "Geometry": "geometry", "TensorView": "tensor_view", "KvView": "kv_view",
            "Options": "options", "Info": "info", "Hit": "hit", "XWeights": "x_weights",
-           "XInput": "x_input", "XPutOptions": "x_put_options", "XFactors": "x_factors"}
+           "XInput": "x_input", "XPutOptions": "x_put_options", "XFactors": "x_factors",
+           "XGateOptions": "x_gate_options", "XChoice": "x_choice"}
 
 
 def main():

@@ -41,6 +41,8 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_x_input), 48);
     assert_int_equal(sizeof(struct kvf_x_put_options), 32);
     assert_int_equal(sizeof(struct kvf_x_factors), 84);
+    assert_int_equal(sizeof(struct kvf_x_gate_options), 80);
+    assert_int_equal(sizeof(struct kvf_x_choice), 264);
 }
 
 static void sizes_come_first(void **state)
@@ -64,6 +66,8 @@ static void sizes_come_first(void **state)
     assert_int_equal(offsetof(struct kvf_x_input, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_x_put_options, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_x_factors, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_x_gate_options, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_x_choice, struct_bytes), 0);
 }
 
 /* Statuses travel on the wire, element types are written to disk. */
