@@ -38,10 +38,14 @@ add_executable(kvferry
     cli_inspect_svg.c
     cli_plan.c
     cli_profiles.c
+    cli_replay.c
+    cli_store.c
     cli_svd.c
     cli_top.c
-    kvferry.c)
-target_link_libraries(kvferry PRIVATE kvf_client kvf_calibrate kvf_weights kvf_profile_file kvf_base
+    kvferry.c
+    trace_file.c)
+# replay runs the daemon's index, admission and eviction: agent/replay.h
+target_link_libraries(kvferry PRIVATE kvf_agent kvf_client kvf_calibrate kvf_weights kvf_profile_file kvf_base
                       kvf_flags
                       PkgConfig::CURL PkgConfig::JANSSON PkgConfig::SODIUM m)
 install(TARGETS kvferry RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

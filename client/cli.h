@@ -3,7 +3,7 @@
  * cli.h: the parts of the kvferry command. kvferry.c reads the arguments and finds the subcommand;
  * cli_data.c speaks to the daemon through libkvferry, cli_admin.c through the admin socket;
  * cli_inspect.c and cli_calibrate.c ask nobody, they read captures; cli_svd.c and cli_plan.c read
- * models.
+ * models, cli_replay.c traces.
  */
 #ifndef KVF_CLIENT_CLI_H
 #define KVF_CLIENT_CLI_H
@@ -75,6 +75,17 @@ struct cli {
     uint64_t queries;
     uint64_t threads;
     uint64_t rank; /* svd */
+    /* replay and plan; 0 and NULL: not said */
+    const char *trace;
+    const char *model;
+    const char *dram; /* lists of sizes */
+    const char *nvme;
+    double bytes_a_token;
+    double drive_gbs;
+    double dwpd;
+    uint64_t write_budget;
+    uint64_t block_tokens;
+    uint8_t admission; /* enum kvf_config_admission */
     /* plan; 0 and NULL: not said */
     const char *profiles;
     double link_gbs;
@@ -124,6 +135,7 @@ int cli_inspect(const struct cli *cli);
 int cli_calibrate(const struct cli *cli);
 int cli_svd(const struct cli *cli);
 int cli_plan(const struct cli *cli);
+int cli_replay(const struct cli *cli);
 
 /* Evict one key of a label through the library. */
 int cli_evict_key(const struct cli *cli);

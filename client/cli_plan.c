@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "client/cli.h"
-#include "client/cost.h"
+#include "client/cli_store.h"
 
 #define PROFILES_DEFAULT                                                                           \
     "raw,exact,safe,balanced,dense,saw3-search9,tq3,x8,x4,x3,x2,xcl4,xcl3,xcl2,xgcl4,xgcl3,xgcl2"
@@ -31,62 +31,6 @@ struct plan {
     struct row rows[ROWS_MAX];
     uint32_t n_rows;
 };
-
-static bool ends_with(const char *text, const char *end)
-{
-    size_t text_bytes = strlen(text);
-    size_t end_bytes = strlen(end);
-
-    return text_bytes >= end_bytes && strcmp(text + text_bytes - end_bytes, end) == 0;
-}
-
-/* The model's shape: of a file, with what the command line says in its place. */
-static int find_model(struct plan *plan)
-{
-    const struct cli *cli = plan->cli;
-    struct kvf_weights_model *m = &plan->model;
-    char why[KVF_WEIGHTS_WHY_BYTES];
-    const struct {
-        uint64_t value;
-        uint32_t *to;
-    } fields[] = {
-        {cli->shape.layers, &m->n_layers},     {cli->shape.d_model, &m->d_model},
-        {cli->shape.heads, &m->n_heads},       {cli->shape.query_heads, &m->n_query_heads},
-        {cli->shape.dim, &m->dim_k},           {cli->shape.dim, &m->dim_v},
-        {cli->shape.ffn_width, &m->ffn_width},
-    };
-    int status = KVF_OK;
-
-    if (cli->file != NULL &&
-        (ends_with(cli->file, ".gguf") || ends_with(cli->file, ".safetensors"))) {
-        struct kvf_weights *weights = NULL;
-
-        status = kvf_weights_open(cli->file, &weights, why);
-        if (status == KVF_OK) {
-            *m = weights->model;
-        }
-        kvf_weights_close(weights);
-    } else if (cli->file != NULL) {
-        status = kvf_weights_model_read(cli->file, m, why);
-    }
-    if (status != KVF_OK) {
-        return cli_fail(CLI_FAILED, "%s: %s", cli->file, why);
-    }
-    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
-        if (fields[i].value != 0) {
-            *fields[i].to = (uint32_t)fields[i].value;
-        }
-    }
-    if (m->n_query_heads == 0) {
-        m->n_query_heads = m->n_heads;
-    }
-    if (kvf_weights_check_model(m, why) != KVF_OK) {
-        return cli_fail(CLI_USAGE,
-                        "plan: name a model, or give --layers, --d-model, --heads and --dim (%s)",
-                        why);
-    }
-    return CLI_OK;
-}
 
 /* One profile of the list. Those of the default list that have no form for the model are left out,
  * those that were named say so. */
@@ -247,7 +191,7 @@ int cli_plan(const struct cli *cli)
     if (cli->link_gbs <= 0 || cli->tflops <= 0) {
         return cli_fail(CLI_USAGE, "plan: --link and --tflops are needed, as measured");
     }
-    code = find_model(&plan);
+    code = cli_find_model(cli, "plan", cli->file, &plan.model);
     if (code == CLI_OK) {
         plan.recompute_s = kvf_cost_recompute_s(&plan.model, &plan.rates, plan.n_tokens);
         code = add_rows(&plan);

@@ -17,6 +17,7 @@
 #include "client/calib_search.h"
 #include "client/cli.h"
 #include "client/cost.h"
+#include "client/trace_file.h"
 
 #define SOCKET_DEFAULT "/run/kvferry/kvferryd.sock"
 
@@ -77,6 +78,16 @@ static const struct option_row option_rows[] = {
     {'V', "tflops", "X", "rate of products, 10^12 operations a second"},
     {'f', "fixed", "MS", "time of a fetch before its first byte (0)"},
     {'X', "tokens", "N", "of the prompt (4096)"},
+    {'J', "trace", "FILE", "prompts to replay, as for kvferry replay"},
+    {'g', "model", "MODEL", "folder with config.json, config.json, .safetensors or .gguf file"},
+    {'Y', "bytes-a-token", "X", "what a token takes, instead of --model and --profiles"},
+    {'M', "dram", "SIZE[,SIZE]", "arenas in memory"},
+    {'E', "nvme", "SIZE[,SIZE]", "stores on a drive (0: none)"},
+    {'u', "write-budget", "RATE", "bytes a second to the drive, as 200MiB (no limit)"},
+    {'y', "admission", "RULE", "auto, all or second-sight: nvme.admission (auto)"},
+    {'O', "block-tokens", "N", "of the trace (what it says, or 512)"},
+    {'Z', "drive", "GB/S", "rate of the drive's reads, 10^9 bytes a second"},
+    {'v', "dwpd", "X", "writes of its size that the drive bears a day (1)"},
     {'2', "layers", "N", "of the model; this and what follows go before its file"},
     {'3', "d-model", "N", "elements of X, a layer's input"},
     {'4', "heads", "N", "K/V heads of a layer"},
@@ -163,6 +174,13 @@ static const struct command commands[] = {
      "many "
      "tokens on that is faster than\nto compute them again. Sizes are those of the codecs, rates "
      "are yours. Asks no daemon."},
+    {"replay", "TRACE", "gYpMEuyO234567", 1, true, cli_replay,
+     "tell what a trace of prompts hits in stores of some sizes",
+     "For each profile, --dram and --nvme: hit tokens by tier, bytes fetched, stored and written. "
+     "The trace\nis JSON lines, of Mooncake or of kvferry trace record; - is standard input. It "
+     "goes "
+     "through the\ndaemon's own index, admission and eviction, over a clock of its own. Sizes of a "
+     "token are those of\nthe codecs for --model or a shape. Asks no daemon."},
     {"bench", "", "czdDWK", 0, false, cli_bench, "measure puts and gets beside a memcpy",
      "Puts --count (256) blocks of --size with --depth in flight, gets them back, and copies the "
      "same bytes\nby memcpy on one core. The blocks are evicted at the end."},
@@ -392,6 +410,44 @@ static int take_plan_number(struct cli *cli, char letter, const char *text)
     }
 }
 
+static int take_admission(struct cli *cli, const char *text)
+{
+    static const char *const words[] = {"auto", "all", "second-sight"};
+
+    for (uint8_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        if (strcmp(words[i], text) == 0) {
+            cli->admission = i; /* as enum kvf_config_admission */
+            return CLI_OK;
+        }
+    }
+    return cli_fail(CLI_USAGE, "--admission: '%s' is neither auto, all nor second-sight", text);
+}
+
+/* Stores of replay and plan. */
+static int take_store_option(struct cli *cli, char letter, const char *text)
+{
+    char detail[256];
+
+    switch (letter) {
+    case 'Y':
+        return parse_real("bytes-a-token", text, 1e9, &cli->bytes_a_token);
+    case 'Z':
+        return parse_real("drive", text, 1e6, &cli->drive_gbs);
+    case 'v':
+        return parse_real("dwpd", text, 1e6, &cli->dwpd);
+    case 'O':
+        return parse_count("block-tokens", text, KVF_TRACE_TOKENS_MAX, &cli->block_tokens);
+    case 'y':
+        return take_admission(cli, text);
+    case 'u':
+        return kvf_parse_size(text, &cli->write_budget, detail, sizeof(detail)) == KVF_OK
+                   ? CLI_OK
+                   : cli_fail(CLI_USAGE, "--write-budget: %s", detail);
+    default:
+        return take_plan_number(cli, letter, text);
+    }
+}
+
 /* Numbers of inspect and calibrate. */
 static int take_measure_number(struct cli *cli, char letter, const char *text)
 {
@@ -423,7 +479,7 @@ static int take_measure_number(struct cli *cli, char letter, const char *text)
         cli->has_sinks = true;
         return CLI_OK;
     default:
-        return take_plan_number(cli, letter, text);
+        return take_store_option(cli, letter, text);
     }
 }
 
@@ -437,7 +493,8 @@ static int take_measure_option(struct cli *cli, char letter, const char *argumen
         {'P', &cli->profile},        {'S', &cli->svg_file},     {'L', &cli->workload},
         {'G', &cli->weights_digest}, {'F', &cli->weights_file}, {'A', &cli->adapter_digest},
         {'w', &cli->write_file},     {'N', &cli->name},         {'x', &cli->codecs},
-        {'r', &cli->rope_state},     {'p', &cli->profiles},
+        {'r', &cli->rope_state},     {'p', &cli->profiles},     {'J', &cli->trace},
+        {'g', &cli->model},          {'M', &cli->dram},         {'E', &cli->nvme},
     };
 
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
