@@ -135,6 +135,7 @@ class Engine:
     """One scheduler's connector and one worker's for each rank, and the order of calls."""
 
     BLOCK, HEADS, DIM, LAYERS, PAGES = 16, 2, 64, 2, 128
+    DEVICE = "cpu"
 
     def __init__(self, extra, tp=1, **changes):
         from kvferry.vllm import KvferryConnector
@@ -147,11 +148,10 @@ class Engine:
         for rank in range(tp):
             install.rank = rank
             worker = KvferryConnector(config, role.WORKER, cache)
-            arrays = {f"layers.{i}.attn": Array((self.PAGES, self.HEADS, self.BLOCK, 2 * self.DIM),
-                                                2) for i in range(self.LAYERS)}
-            worker.register_kv_caches(arrays)
+            arrays = [self.make_array() for _ in range(self.LAYERS)]
+            worker.register_kv_caches({f"layers.{i}.attn": a for i, a in enumerate(arrays)})
             self.workers.append(worker)
-            self.arrays.append(list(arrays.values()))
+            self.arrays.append(arrays)
         self.bad, self.received, self.table = set(), {}, {}
 
     def config(self, extra, tp, changes):
@@ -173,12 +173,16 @@ class Engine:
             speculative_config=facts["speculative_config"],
             cache_config=SimpleNamespace(enable_prefix_caching=facts["prefix"],
                                          cache_dtype="auto"),
-            device_config=SimpleNamespace(device_type="cpu"),
+            device_config=SimpleNamespace(device_type=self.DEVICE),
             kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra,
                                                kv_load_failure_policy=facts["policy"])
         ), SimpleNamespace(kv_cache_groups=facts["groups"])
 
     # --- pages ------------------------------------------------------------------------------------
+
+    def make_array(self):
+        """The pages of one layer."""
+        return Array((self.PAGES, self.HEADS, self.BLOCK, 2 * self.DIM), 2)
 
     def content(self, request, block, rank, layer):
         """The bytes of a page that the model would compute."""

@@ -6,77 +6,38 @@ usage: test_vllm.py KVFERRYD PACKAGE_FOLDER [unittest arguments]
 """
 import inspect
 import json
-import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [HERE, os.path.join(HERE, "..", "support")]
-KVFERRYD, PACKAGE = sys.argv[1:3]
-sys.path.insert(0, PACKAGE)
+PACKAGE = sys.argv[2]
+sys.path[:0] = [HERE, PACKAGE]
 TESTED = json.loads((Path(PACKAGE) / "kvferry/vllm/tested_versions.json").read_text())["vllm"][-1]
 
 import standin  # noqa: E402
 
 standin.install(TESTED)
 
-from logged import LoggedCase  # noqa: E402
-from standin import Engine, FullAttentionSpec, Request  # noqa: E402
+from case import DIGEST, DaemonCase  # noqa: E402
+from standin import Engine, FullAttentionSpec  # noqa: E402
 
 import kvferry  # noqa: E402
 from kvferry.vllm import KvferryConnector, scheduler as scheduler_module, session  # noqa: E402
 
-SMALL = ["dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
-         "staging.total=96MiB", "staging.client=2MiB", "nvme.0.bytes=128MiB",
-         "nvme.0.segment_bytes=8MiB", "clients.max=32"]
 session.RETRY_S = 0.05
 CHUNK, BLOCK = 64, Engine.BLOCK
-DIGEST = "11" * 32
 
 
-def tokens(n, seed=0):
-    return [seed * 100_000 + i for i in range(n)]
-
-
-class Case(LoggedCase):
-    def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="kvferry-vllm-")
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        self.log = os.path.join(self.folder, "log")
-        self.socket = os.path.join(self.folder, "kvferryd.sock")
-        self.warnings = []
-        handler = logging.Handler()
-        handler.emit = lambda record: self.warnings.append(record.getMessage())
-        logging.getLogger("vllm.kvferry").addHandler(handler)
-        logging.getLogger("vllm.kvferry").propagate = False
-        self.addCleanup(logging.getLogger("vllm.kvferry").removeHandler, handler)
-
-    def start(self, *more):
-        command = [KVFERRYD, "--dir", self.folder]
-        for value in SMALL + list(more):
-            command += ["--set", value]
-        self.daemon = self.start_logged(command)
-
-    def kill(self):
-        self.daemon.kill()
-        self.daemon.wait()
-
+class Case(DaemonCase):
     def engine(self, tp=1, changes=None, **settings):
-        extra = {"socket": self.socket, "chunk_tokens": CHUNK, "weights_digest": DIGEST,
-                 "lookup_budget_ms": 60_000, "load_budget_ms": 30_000, **settings}
-        engine = Engine(extra, tp, **(changes or {}))
+        engine = Engine(self.settings(**settings), tp, **(changes or {}))
         self.addCleanup(engine.close)
         return engine
-
-    def request(self, name, n, seed=0, **more):
-        return Request(name, tokens(n, seed), BLOCK, **more)
 
     def stored(self, n=200, seed=0, **settings):
         """An engine that has computed and stored a prompt, and has forgotten it."""

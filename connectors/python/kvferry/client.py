@@ -167,8 +167,11 @@ class Client:
         if geometry is not None:
             held.append(geometry._c())
             options.geometry = held[-1]
-        ffi.memmove(options.weights_digest, weights_digest, len(weights_digest))
-        ffi.memmove(options.adapter_digest, adapter_digest, len(adapter_digest))
+        for field, digest in ((options.weights_digest, weights_digest),
+                              (options.adapter_digest, adapter_digest)):
+            if len(digest) not in (0, len(field)):
+                raise ValueError(f"a digest has {len(field)} bytes, not {len(digest)}")
+            ffi.memmove(field, digest, len(digest))
         options.shard, options.shard_count = shard, shard_count
         options.staging_bytes, options.ring_entries = staging_bytes, ring_entries
         options.connect_timeout_ms = connect_timeout_ms
@@ -194,6 +197,11 @@ class Client:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
+
+    @property
+    def c(self) -> Any:
+        """The handle in C, for modules of this package; it stays this object's."""
+        return self._c
 
     def fileno(self) -> int:
         """Readable when poll() has something to do; for select, poll and event loops."""
@@ -229,7 +237,7 @@ class Client:
         """Put blocks in chain order, a status each (OK, EXISTS or a failure). Encodes on this
         thread. Blocks until all are stored, or budget_ms (0: 30000)."""
         built = _Items(items)
-        options, _held = _put_options(parent, depth, budget_ms, durable)
+        options, _held = put_options(parent, depth, budget_ms, durable)
         statuses = ffi.new("int32_t[]", max(len(items), 1))
         status = lib.kvf_put(self._c, built.c, built.n, options, statuses)
         if status == Status["ERR_INVALID"]:
@@ -241,7 +249,7 @@ class Client:
         to budget_ms (0: 10000)."""
         built = _Keys(keys)
         hits = ffi.new("struct kvf_hit[]", max(built.n, 1))
-        status = lib.kvf_get(self._c, built.c, built.n, _get_options(budget_ms), hits)
+        status = lib.kvf_get(self._c, built.c, built.n, get_options(budget_ms), hits)
         if status == Status["ERR_INVALID"]:
             raise error(status, "kvf_get")
         return [_hit(hits[i]) for i in range(built.n)]
@@ -284,7 +292,7 @@ class Client:
         """Encode into staging and queue; the pages are the caller's again when this returns. The id
         of the request. BusyError: staging or credits are used up, nothing was queued."""
         built = _Items(items)
-        options, _held = _put_options(parent, depth, budget_ms, durable)
+        options, _held = put_options(parent, depth, budget_ms, durable)
         out = ffi.new("uint64_t *")
         check(lib.kvf_submit_put(self._c, built.c, built.n, options, user, out), "kvf_submit_put")
         return int(out[0])
@@ -292,7 +300,7 @@ class Client:
     def submit_get(self, keys: Sequence[Key], budget_ms: int = 0, user: int = 0) -> int:
         """Queue a get. The id of the request."""
         built, out = _Keys(keys), ffi.new("uint64_t *")
-        check(lib.kvf_submit_get(self._c, built.c, built.n, _get_options(budget_ms), user, out),
+        check(lib.kvf_submit_get(self._c, built.c, built.n, get_options(budget_ms), user, out),
               "kvf_submit_get")
         return int(out[0])
 
@@ -358,8 +366,9 @@ class _Items:
         return self._held[-1], len(key)
 
 
-def _put_options(parent: Optional[Key], depth: int, budget_ms: int,
-                 durable: bool) -> Tuple[Any, Any]:
+def put_options(parent: Optional[Key], depth: int, budget_ms: int,
+                durable: bool) -> Tuple[Any, Any]:
+    """A kvf_put_options, and what it points to."""
     options = ffi.new("struct kvf_put_options *")
     options.struct_bytes = ffi.sizeof("struct kvf_put_options")
     options.flags = lib.KVF_PUT_DURABLE if durable else 0
@@ -371,7 +380,8 @@ def _put_options(parent: Optional[Key], depth: int, budget_ms: int,
     return options, held
 
 
-def _get_options(budget_ms: int) -> Any:
+def get_options(budget_ms: int) -> Any:
+    """A kvf_get_options."""
     options = ffi.new("struct kvf_get_options *")
     options.struct_bytes = ffi.sizeof("struct kvf_get_options")
     options.budget_ms = budget_ms

@@ -10,7 +10,7 @@ that vLLM sees; scheduler.py and worker.py do the work and know nothing of vLLM'
 """
 import logging
 from pathlib import Path
-from typing import Any, Dict, Optional, Set, Tuple
+from typing import Any, Dict, Optional, Set, Tuple, Union
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1,
@@ -26,6 +26,7 @@ from kvferry.vllm.scheduler import Scheduler
 from kvferry.vllm.session import Session
 from kvferry.vllm.settings import Settings
 from kvferry.vllm.worker import Worker, make_session
+from kvferry.vllm.worker_gpu import GpuWorker, TorchDevice
 
 logger = logging.getLogger("vllm.kvferry")
 NONE_HASH_KEY = b"vllm first parent hash, of 1"
@@ -65,7 +66,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
                              f"{transfer.kv_load_failure_policy!r}: a block may be gone when it is "
                              'to be loaded, and its request would fail; set it to "recompute"')
         self._scheduler: Optional[Scheduler] = None
-        self._worker: Optional[Worker] = None
+        self._worker: Union[Worker, GpuWorker, None] = None
         self._bad_pages: Set[int] = set()
         self._report = Report()
         self._none_hash_checked = False
@@ -99,12 +100,8 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         if device not in ("cpu", "cuda"):
             raise engine_facts.Unsupported(f"device {device}")
         layout = self._cpu_layout() if device == "cpu" else ""
-        facts = engine_facts.read(self._vllm_config, self._kv_cache_config, self._settings, device,
-                                  rank, layout)
-        if device == "cuda":
-            raise engine_facts.Unsupported("pages are on a GPU, and this release of the connector "
-                                           "serves pages in host memory")
-        return facts
+        return engine_facts.read(self._vllm_config, self._kv_cache_config, self._settings, device,
+                                 rank, layout)
 
     def _cpu_layout(self) -> str:
         """How this build's kernels arrange a page: version and instruction set."""
@@ -174,8 +171,13 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         except (engine_facts.Unsupported, KeyError) as why:
             self._disable(engine_facts.Unsupported(str(why)))
             return
-        self._worker = Worker(pages, self._session(self._facts.shard), self._facts.stores,
-                              self._warn_once)
+        facts, session = self._facts, self._session(self._facts.shard)
+        if facts.device == "cuda":
+            n_pages = int(next(iter(kv_caches.values())).shape[0])
+            self._worker = GpuWorker(pages, n_pages, session, facts.stores, TorchDevice(),
+                                     self._warn_once)
+        else:
+            self._worker = Worker(pages, session, facts.stores, self._warn_once)
 
     def _step(self) -> Optional[Step]:
         if self._worker is None or not self.has_connector_metadata():

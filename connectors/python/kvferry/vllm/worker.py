@@ -47,6 +47,25 @@ class Done:
     failed: Set[bytes] = field(default_factory=set)
     loaded: int = 0
 
+    def collect(self, requests: Set[str], bad: Set[int], report: Report,
+                counters: Counters) -> None:
+        """Add this to what a worker tells."""
+        requests.add(self.request_id)
+        bad |= self.bad
+        if self.failed:
+            report.merge(Report({self.request_id: self.failed}))
+        counters.loaded += self.loaded
+        counters.failed += len(self.failed)
+
+
+def fail(done: Done, chunks: List[LoadChunk]) -> None:
+    """Nothing of these chunks is to be believed. Only the first one is said to have failed: the
+    engine computes from its first page on, and those behind it may be fine."""
+    for chunk in chunks:
+        done.bad.update(chunk.pages)
+    if chunks:
+        done.failed.add(chunks[0].key)
+
 
 class Worker:
     """Made by the engine's thread, which calls everything but _run."""
@@ -135,12 +154,7 @@ class Worker:
                 done = self._done.get_nowait()
             except queue.Empty:
                 return requests, bad, report
-            requests.add(done.request_id)
-            bad |= done.bad
-            if done.failed:
-                report.merge(Report({done.request_id: done.failed}))
-            self.counters.loaded += done.loaded
-            self.counters.failed += len(done.failed)
+            done.collect(requests, bad, report, self.counters)
 
     def _run(self) -> None:
         """The thread of loads."""
@@ -150,30 +164,21 @@ class Worker:
                 self._load(job, done)
             except Exception as error:  # whatever it is, the request must end
                 self._warn(f"load of {job.request_id}: {error!r}")
-                self._fail(done, job.chunks)
+                fail(done, job.chunks)
             self._done.put(done)
         self._load_session.close()
-
-    @staticmethod
-    def _fail(done: Done, chunks: List[LoadChunk]) -> None:
-        """Nothing of these chunks is to be believed. Only the first one is said to have failed: the
-        engine computes from its first page on, and those behind it may be fine."""
-        for chunk in chunks:
-            done.bad.update(chunk.pages)
-        if chunks:
-            done.failed.add(chunks[0].key)
 
     def _load(self, job: LoadJob, done: Done) -> None:
         client = self._load_session.client()
         if client is None:
-            self._fail(done, job.chunks)
+            fail(done, job.chunks)
             return
         for first in range(0, len(job.chunks), GET_CHUNKS):
             part = job.chunks[first:first + GET_CHUNKS]
             good = self._load_part(client, part, job.budget_ms)
             done.loaded += good
             if good < len(part):
-                self._fail(done, job.chunks[first + good:])
+                fail(done, job.chunks[first + good:])
                 return
 
     def _load_part(self, client: Client, chunks: List[LoadChunk], budget_ms: int) -> int:

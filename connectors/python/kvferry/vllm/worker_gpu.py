@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's side for pages on a GPU: KV is encoded before it crosses the link, decoded behind it.
+
+Everything is queued on the engine's thread and nothing is waited for. What keeps pages whole is the
+order of streams: a store is encoded on the engine's own stream, behind the step that has written
+the pages and before whatever is queued later, and a load writes behind an event that is recorded
+when it is started, behind all that has read or encoded its pages. So preemption, abort and reuse
+need nothing more, and pages are free for the engine at once.
+"""
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Protocol, Set, Tuple
+
+from kvferry.buffers import Pages
+from kvferry.client import Client
+from kvferry.errors import BusyError, KvferryError, SessionError, Status
+from kvferry.gpu import Gpu, GpuEvent, GpuGet, GpuPut
+from kvferry.vllm.jobs import LoadJob, Report, StoreChunk
+from kvferry.vllm.session import Session
+from kvferry.vllm.worker import GET_CHUNKS, Counters, Done, fail
+
+
+class Device(Protocol):
+    """What is asked of the engine's framework."""
+
+    def stream(self) -> int:
+        """The stream on which steps are queued at this moment."""
+
+    def record(self) -> Tuple[int, Any]:
+        """An event recorded on that stream, and what keeps it alive."""
+
+
+class TorchDevice:
+    """The current stream of torch."""
+
+    def __init__(self) -> None:
+        import torch
+        self._cuda = torch.cuda
+
+    def stream(self) -> int:
+        return int(self._cuda.current_stream().cuda_stream)
+
+    def record(self) -> Tuple[int, Any]:
+        event = self._cuda.Event()
+        event.record()
+        return int(event.cuda_event), event
+
+
+class Load:
+    """A load under way: chunks go in parts, so that few are leased at a time."""
+
+    def __init__(self, job: LoadJob, event: int, held: Any):
+        self.job, self.event, self.held = job, event, held
+        self.begun = 0  # chunks that have been asked for
+        self.first = 0  # of them, the first one of the part in flight
+        self.good: Set[int] = set()
+        self.done = Done(job.request_id)
+
+
+class GpuWorker:
+    """Belongs to the engine's thread."""
+
+    def __init__(self, pages: Pages, n_pages: int, session: Callable[[], Session], stores: bool,
+                 device: Device, warn: Callable[[str], None]):
+        self._pages, self._n_pages = pages, n_pages
+        self._stores = stores
+        self._device = device
+        self._warn = warn
+        self._session = session()
+        self._gpu: Optional[Gpu] = None
+        self._gpu_failed = False
+        self._waiting: Deque[Load] = deque()
+        self._loads: Dict[int, Load] = {}
+        self._ended: List[Done] = []
+        self.counters = Counters()
+
+    def _handle(self) -> Optional[Gpu]:
+        """The GPU handle, opened when there is a daemon. None: not now, or never."""
+        if self._gpu is None and not self._gpu_failed:
+            client: Optional[Client] = self._session.client()
+            if client is not None:
+                try:
+                    self._gpu = Gpu(client, self._pages, self._n_pages)
+                except KvferryError as error:
+                    self._gpu_failed = True
+                    self._warn(f"the GPU is not served: {error}")
+        return self._gpu
+
+    # --- stores -----------------------------------------------------------------------------------
+
+    def store(self, chunks: List[StoreChunk]) -> None:
+        """Queue the encoding of chunks on the engine's stream. Does not block."""
+        gpu = self._handle() if self._stores and chunks else None
+        if gpu is None:
+            self.counters.skipped += len(chunks) if self._stores else 0
+            return
+        self._poll(gpu)
+        for chain in chains(chunks):
+            try:
+                _, taken = gpu.put([GpuPut(c.key, c.pages, c.token_start) for c in chain],
+                                   parent=chain[0].parent, depth=chain[0].depth,
+                                   stream=self._device.stream())
+            except (BusyError, SessionError):
+                taken = 0
+            except KvferryError as error:
+                self._warn(f"store: {error}")
+                taken = 0
+            self.counters.handed += taken
+            self.counters.skipped += len(chain) - taken
+
+    # --- loads ------------------------------------------------------------------------------------
+
+    def load(self, job: LoadJob) -> None:
+        """Start a load behind all that is on the engine's stream by now. Does not block."""
+        gpu = self._handle()
+        if gpu is None:
+            done = Done(job.request_id)
+            fail(done, job.chunks)
+            self._ended.append(done)
+            return
+        event, held = self._device.record()
+        self._waiting.append(Load(job, event, held))
+        self._start(gpu)
+
+    def _start(self, gpu: Gpu) -> None:
+        """Ask for the next part of loads that wait, as far as the handle takes them."""
+        while self._waiting:
+            load = self._waiting[0]
+            part = load.job.chunks[load.begun:load.begun + GET_CHUNKS]
+            try:
+                request = gpu.get([GpuGet(c.key, c.pages, c.token_first, c.n_tokens)
+                                   for c in part], budget_ms=load.job.budget_ms,
+                                  wait_event=load.event)
+            except BusyError:
+                c = self.counters
+                if self._loads or c.handed > c.stored + c.present + c.refused:
+                    return  # its turn comes when one of those has ended
+                self._end(self._waiting.popleft())
+                continue
+            except KvferryError as error:
+                if not isinstance(error, SessionError):
+                    self._warn(f"load: {error}")
+                self._end(self._waiting.popleft())
+                continue
+            self._waiting.popleft()
+            load.first, load.begun = load.begun, load.begun + len(part)
+            self._loads[request] = load
+
+    def _end(self, load: Load) -> None:
+        """The load is over: what has not come is bad."""
+        chunks = load.job.chunks
+        good = next((i for i in range(len(chunks)) if i not in load.good), len(chunks))
+        load.done.loaded = good
+        fail(load.done, chunks[good:])
+        self._ended.append(load.done)
+
+    def _take(self, event: GpuEvent) -> None:
+        load = self._loads.get(event.request)
+        if load is None:
+            self._count(event)
+        elif event.kind == "block":
+            if event.status == Status["OK"]:
+                load.good.add(load.first + event.index)
+        elif event.kind == "request":
+            del self._loads[event.request]
+            whole = len(load.good) == load.begun
+            if whole and load.begun < len(load.job.chunks):
+                self._waiting.appendleft(load)
+            else:
+                self._end(load)
+
+    def _count(self, event: GpuEvent) -> None:
+        """A completion of a store."""
+        if event.kind == "block":
+            if event.status == Status["OK"]:
+                self.counters.stored += 1
+            elif event.status == Status["EXISTS"]:
+                self.counters.present += 1
+            else:
+                self.counters.refused += 1
+
+    def _poll(self, gpu: Gpu) -> None:
+        try:
+            while events := gpu.poll():
+                for event in events:
+                    self._take(event)
+        except KvferryError as error:
+            self._warn(f"the GPU has failed, and is not served from here on: {error}")
+            self._give_up()
+            return
+        self._start(gpu)
+
+    def _give_up(self) -> None:
+        """The device has failed: every load ends, and no other begins."""
+        self._gpu_failed = True
+        for load in [*self._loads.values(), *self._waiting]:
+            self._end(load)
+        self._loads.clear()
+        self._waiting.clear()
+        if self._gpu is not None:
+            self._gpu.close()
+            self._gpu = None
+
+    def idle(self) -> None:
+        """Move requests along. Does not block."""
+        if self._gpu is not None:
+            self._poll(self._gpu)
+
+    def finished(self) -> Tuple[Set[str], Set[int], Report]:
+        """Loads that have ended since the last call: requests, pages that hold nothing, and keys
+        that did not load."""
+        requests: Set[str] = set()
+        bad: Set[int] = set()
+        report = Report()
+        for done in self._ended:
+            done.collect(requests, bad, report, self.counters)
+        self._ended.clear()
+        return requests, bad, report
+
+    def close(self) -> None:
+        """Wait for copies in flight, and close the handles."""
+        if self._gpu is not None:
+            self._gpu.close()
+            self._gpu = None
+        self._session.close()
+
+
+def chains(chunks: List[StoreChunk]) -> List[List[StoreChunk]]:
+    """Chunks cut where one is not the child of the one before it."""
+    made: List[List[StoreChunk]] = []
+    for chunk in chunks:
+        if made and chunk.parent == made[-1][-1].key:
+            made[-1].append(chunk)
+        else:
+            made.append([chunk])
+    return made

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""case.py: a test case with a daemon in a folder of its own, and what connectors have warned of."""
+import logging
+import os
+import shutil
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "support"))
+
+from logged import LoggedCase  # noqa: E402
+from standin import Engine, Request  # noqa: E402
+
+SMALL = ["dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
+         "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
+         "nvme.0.segment_bytes=8MiB", "clients.max=32"]
+DIGEST = "11" * 32
+
+
+class DaemonCase(LoggedCase):
+    """self.start() starts the program that is the first argument; self.warnings has lines."""
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="kvferry-connectors-")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.log = os.path.join(self.folder, "log")
+        self.socket = os.path.join(self.folder, "kvferryd.sock")
+        self.warnings = []
+        handler = logging.Handler()
+        handler.emit = lambda record: self.warnings.append(record.getMessage())
+        logger = logging.getLogger("vllm.kvferry")
+        logger.addHandler(handler)
+        logger.propagate = False
+        self.addCleanup(logger.removeHandler, handler)
+
+    def start(self, *more):
+        command = [sys.argv[1], "--dir", self.folder]
+        for value in SMALL + list(more):
+            command += ["--set", value]
+        self.daemon = self.start_logged(command)
+
+    def kill(self):
+        self.daemon.kill()
+        self.daemon.wait()
+
+    def settings(self, **changes):
+        """kv_connector_extra_config, with chunks of four pages and time for a busy machine."""
+        return {"socket": self.socket, "chunk_tokens": 4 * Engine.BLOCK, "weights_digest": DIGEST,
+                "lookup_budget_ms": 60_000, "load_budget_ms": 30_000, **changes}
+
+    @staticmethod
+    def request(name, n, seed=0, **more):
+        """A request for n tokens; those of one seed have one text."""
+        return Request(name, [seed * 100_000 + i for i in range(n)], Engine.BLOCK, **more)

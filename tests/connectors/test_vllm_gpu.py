@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The vLLM connector's GPU side: pages on the fake CUDA driver, which runs what is queued in any
+order that streams and events allow. A wait that is missing shows as wrong bytes.
+
+usage: test_vllm_gpu.py KVFERRYD PACKAGE_FOLDER [unittest arguments]
+       with KVFERRY_CUDA_DRIVER and KVFERRY_LIBRARY_DIR
+"""
+import ctypes
+import json
+import os
+import random
+import sys
+import unittest
+from pathlib import Path
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = sys.argv[2]
+sys.path[:0] = [HERE, PACKAGE]
+VERSIONS = Path(PACKAGE) / "kvferry/vllm/tested_versions.json"
+
+import standin  # noqa: E402
+
+standin.install(json.loads(VERSIONS.read_text())["vllm"][-1])
+
+from case import DaemonCase  # noqa: E402
+from standin import Array, Engine  # noqa: E402
+
+import kvferry.vllm as connector  # noqa: E402
+
+CUDA = ctypes.CDLL(os.environ["KVFERRY_CUDA_DRIVER"])
+BLOCK = Engine.BLOCK
+SEED = int(os.environ.get("KVFERRY_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+
+
+def cuda(name, *arguments):
+    result = getattr(CUDA, name)(*arguments)
+    assert result == 0, f"{name}: {result}"
+
+
+class FakeDevice:
+    """A stream, and events on it, of the fake driver."""
+
+    def __init__(self):
+        self.pointer = ctypes.c_void_p()
+        cuda("cuStreamCreateWithPriority", ctypes.byref(self.pointer), 1, 0)
+
+    def stream(self):
+        return self.pointer.value
+
+    def record(self):
+        event = ctypes.c_void_p()
+        cuda("cuEventCreate", ctypes.byref(event), 2)
+        cuda("cuEventRecord", event, self.pointer)
+        return event.value, event
+
+    def copy(self, to, data):
+        """Queue a copy; data stays until the stream has been waited for. (A copy from host memory
+        that is not pinned would be waited for; to this driver all memory is the device's.)"""
+        cuda("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(ctypes.addressof(data)),
+             ctypes.c_size_t(len(data) - 1), self.pointer)
+
+    def wait(self):
+        cuda("cuStreamSynchronize", self.pointer)
+
+
+class DeviceArray(Array):
+    """An array in memory of the fake device."""
+
+    def __init__(self, shape, item):
+        super().__init__(shape, item)
+        address = ctypes.c_uint64()
+        cuda("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(len(self.memory)))
+        self.address = address.value
+        self.memory = (ctypes.c_char * len(self.memory)).from_address(self.address)
+        self.__array_interface__ = {"data": (self.address, False)}
+
+    def page(self, i):
+        return memoryview(self.memory).cast("B")[i * self.strides[0]:(i + 1) * self.strides[0]]
+
+
+class GpuEngine(Engine):
+    """Steps are queued on a stream, as on a GPU."""
+
+    DEVICE = "cuda"
+
+    def __init__(self, extra, device, **changes):
+        self.device, self.held = device, []
+        super().__init__(extra, **changes)
+
+    def make_array(self):
+        return DeviceArray((self.PAGES, self.HEADS, self.BLOCK, 2 * self.DIM), 2)
+
+    def write(self, page, data_of):
+        for rank, arrays in enumerate(self.arrays):
+            for layer, array in enumerate(arrays):
+                data = ctypes.create_string_buffer(data_of(rank, layer))
+                self.held.append(data)
+                self.device.copy(array.address + page * array.strides[0], data)
+
+    def compute(self, request, first, end):
+        for block in range(first, end):
+            self.write(self.table[request.request_id][block],
+                       lambda rank, layer, block=block: self.content(request, block, rank, layer))
+
+    def holds(self, request, first, end):
+        self.device.wait()
+        self.held.clear()
+        return super().holds(request, first, end)
+
+
+class Case(DaemonCase):
+    def setUp(self):
+        super().setUp()
+        print(f"seed {SEED}")
+        CUDA.fake_cuda_seed(ctypes.c_uint64(SEED))
+        self.start("allow_uncalibrated=true")
+        cuda("cuInit", 0)
+        context = ctypes.c_void_p()
+        cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        cuda("cuCtxPushCurrent_v2", context)
+        self.device = FakeDevice()
+        self.addCleanup(setattr, connector, "TorchDevice", connector.TorchDevice)
+        connector.TorchDevice = lambda: self.device
+
+    def engine(self, **changes):
+        engine = GpuEngine(self.settings(**changes), self.device)
+        self.addCleanup(engine.close)
+        return engine
+
+    def store(self, engine, n=200, seed=0):
+        """Compute and store a prompt; its pages are given to others in the same moment."""
+        request = self.request(f"first {seed}", n, seed)
+        self.assertEqual(engine.load(request), 0)
+        engine.allocate(request)
+        engine.step({request: (0, n)}, compute=[(request, 0, n // BLOCK)])
+        for page in engine.table[request.request_id]:
+            engine.write(page, lambda rank, layer: bytes(engine.arrays[0][0].strides[0]))
+        engine.finish(request)
+        return request
+
+
+class Gpu(Case):
+    def test_pages_are_free_at_once(self):
+        """What is queued behind a store does not show in it."""
+        engine = self.engine()
+        for seed in range(4):
+            self.store(engine, 256, seed)
+        engine.settle()
+        for seed in range(4):
+            request = self.request(f"again {seed}", 300, seed)
+            self.assertEqual(engine.load(request), 256)
+            self.assertTrue(engine.holds(request, 0, 16), seed)
+            engine.finish(request)
+        self.assertEqual((engine.bad, self.warnings), (set(), []))
+
+    def test_load_waits_for_what_reads_its_pages(self):
+        """Pages that are still to be stored are given to a load: both are right."""
+        engine = self.engine()
+        self.store(engine, 192, 1)
+        engine.settle()
+        for turn in range(4):
+            engine.free.sort()  # so that the load gets the pages of what is stored before it
+            first = self.request(f"out {turn}", 192, 10 + turn)
+            self.assertEqual(engine.load(first), 0)
+            engine.allocate(first)
+            pages = set(engine.table[first.request_id])
+            CUDA.fake_cuda_hold(True)
+            engine.step({first: (0, 192)}, compute=[(first, 0, 12)])
+            engine.finish(first)
+            back = self.request(f"back {turn}", 200, 1)
+            self.assertEqual(engine.ask(back)[0], 192)
+            engine.allocate(back, 192)
+            engine.step({})
+            CUDA.fake_cuda_hold(False)
+            engine.wait_load(back)
+            self.assertTrue(pages & set(engine.table[back.request_id][:12]))
+            self.assertTrue(engine.holds(back, 0, 12), turn)
+            engine.finish(back)
+            engine.settle()
+            again = self.request(f"again {turn}", 200, 10 + turn)
+            self.assertEqual(engine.load(again), 192)
+            self.assertTrue(engine.holds(again, 0, 12), turn)
+            engine.finish(again)
+
+    def test_local_hit_ends_inside_a_chunk(self):
+        engine = self.engine()
+        self.store(engine, 256)
+        engine.settle()
+        request = self.request("again", 300)
+        engine.allocate(request)
+        for page in engine.table["again"]:
+            engine.write(page, lambda rank, layer: bytes(engine.arrays[0][0].strides[0]))
+        self.assertEqual(engine.load(request, computed=80), 256 - 80)
+        self.assertTrue(engine.holds(request, 5, 16))
+        self.assertFalse(any(engine.holds(request, i, i + 1) for i in range(5)))
+
+    def test_long_prompt_goes_in_parts(self):
+        n = 64 * 20
+        engine = self.engine()
+        self.store(engine, n)
+        engine.settle()
+        engine.free = list(range(engine.PAGES))
+        request = self.request("again", n)
+        self.assertEqual(engine.load(request), n - 1)
+        self.assertTrue(engine.holds(request, 0, n // BLOCK))
+
+    def test_daemon_dies_before_the_load(self):
+        engine = self.engine()
+        self.store(engine)
+        engine.settle()
+        request = self.request("again", 230)
+        self.assertEqual(engine.ask(request)[0], 192)
+        self.kill()
+        engine.allocate(request, 192)
+        engine.wait_load(request)
+        self.assertEqual(engine.bad, set(engine.table["again"][:12]))
+        self.assertEqual(engine.ask(request)[0], 0)
+
+    def test_lossy_profile(self):
+        engine = self.engine(profile="balanced", allow_uncalibrated=True)
+        self.store(engine)
+        engine.settle()
+        request = self.request("again", 230)
+        self.assertEqual(engine.load(request), 192)
+        self.assertEqual(engine.finish(request)["kvferry.profile"], "balanced")
+        self.assertEqual(engine.bad, set())
+
+
+class GpuFails(Case):
+    """After the others: the fake device does not come back."""
+
+    def test_device_fails(self):
+        engine = self.engine()
+        self.store(engine)
+        engine.settle()
+        request = self.request("again", 230)
+        self.assertEqual(engine.ask(request)[0], 192)
+        engine.allocate(request, 192)
+        engine.step({})
+        CUDA.fake_cuda_fail_after(ctypes.c_uint64(0))
+        engine.wait_load(request)
+        self.assertEqual(engine.bad, set(engine.table["again"][:12]))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0]] + sys.argv[3:])
