@@ -151,6 +151,10 @@ struct kvf_capture_set;
 int cli_open_captures(const struct cli_folders *folders, const char *what,
                       struct kvf_capture_set *set);
 
+/* Can what captures hold, K and V, be coded by this profile? CLI_OK, also where there is no such;
+ * CLI_USAGE: it is for X, and that is said. */
+int cli_check_profile(const char *name);
+
 /* Threads to use: --threads, or as many as this process may run on. */
 uint32_t cli_threads(const struct cli *cli);
 

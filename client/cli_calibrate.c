@@ -185,6 +185,9 @@ static int open_all(struct run *run)
 {
     int code = take_options(run);
 
+    if (code == CLI_OK && run->cli->profile != NULL) {
+        code = cli_check_profile(run->cli->profile);
+    }
     if (code == CLI_OK && run->cli->profile == NULL) {
         code = cli_open_captures(&run->cli->captures, "--capture", &run->captures);
     } else if (code == CLI_OK && run->cli->captures.n != 0) {

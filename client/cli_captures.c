@@ -7,6 +7,7 @@
 
 #include "client/capture.h"
 #include "client/cli.h"
+#include "codec/codec.h"
 
 int cli_open_captures(const struct cli_folders *folders, const char *what,
                       struct kvf_capture_set *set)
@@ -30,6 +31,21 @@ int cli_open_captures(const struct cli_folders *folders, const char *what,
         }
     }
     return CLI_OK;
+}
+
+int cli_check_profile(const char *name)
+{
+    const struct kvf_profile *profile = kvf_profile_find(name);
+
+    if (profile == NULL || profile->opaque || kvf_profile_takes(profile, KVF_KIND_KV)) {
+        return CLI_OK;
+    }
+    return cli_fail(
+        CLI_USAGE,
+        "--profile: '%s' is for %s, and captures hold K and V: tests/bench/run accuracy "
+        "measures what a model loses by it, and allow_uncalibrated with the flag of "
+        "attach lets it be used (docs/x-cache.md)",
+        name, kvf_profile_kinds(profile));
 }
 
 uint32_t cli_threads(const struct cli *cli)

@@ -341,7 +341,10 @@ int cli_inspect(const struct cli *cli)
         return cli_fail(CLI_USAGE, "--profile: '%s' is no profile of K and V of this release",
                         inspect.profile);
     }
-    code = cli_open_captures(&cli->captures, "a folder of captures", &inspect.captures);
+    code = cli_check_profile(inspect.profile);
+    if (code == CLI_OK) {
+        code = cli_open_captures(&cli->captures, "a folder of captures", &inspect.captures);
+    }
     if (code == CLI_OK) {
         code = run(&inspect);
     }

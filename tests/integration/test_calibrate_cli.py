@@ -75,6 +75,11 @@ class Inspect(unittest.TestCase):
         report = json.loads(self.inspect("-o", "json", *arguments))
         return report, {(row["layer"], row["head"]): row for row in report["heads"]}
 
+    def test_a_profile_for_x_is_refused(self):
+        code, out, err = run("inspect", "--profile", "x4", SMOLLM2)
+        self.assertEqual((code, out), (2, ""))
+        self.assertIn("'x4' is for X and XG, and captures hold K and V", err)
+
     def test_real_models(self):
         report, smollm2 = self.heads(SMOLLM2)
         self.assertEqual((report["profile"], report["queries"]), ("balanced", "captured"))
@@ -236,6 +241,9 @@ class Calibrate(unittest.TestCase):
             ((), "--capture is missing"),
             (("--capture", self.captures, "--profile", "safe"), "--heldout alone"),
             (("--profile", "exact"), "no lossy profile"),
+            (("--profile", "bytes"), "no lossy profile"),
+            (("--profile", "xcl3"), "'xcl3' is for X, and captures hold K and V"),
+            (("--profile", "xgcl2"), "allow_uncalibrated with the flag of attach"),
             (("--capture", self.captures, "--workload", "poems"), "poems"),
             (("--capture", self.captures, "--name", "balanced"), "--name"),
             (("--capture", self.captures, "--codecs", "zip"), "--codecs"),
