@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * transport_ucx.h: links between daemons of a cluster, over active messages of UCX.
+ *
+ * One thread of its own does everything with the network; its owner (the reactor) gives it calls
+ * and takes events, both by bounded queues, and never waits. Who fetches, has learnt where from the
+ * link's stream of blocks (net_wire.h), which this file carries and does not read.
+ *
+ *   owner                                  the network's thread
+ *   kvf_net_connect  addresses       ->    a link to each, again and again
+ *                                    <-    LINK_UP, LINK_DOWN
+ *   kvf_net_fetch    one record      ->    FETCH ... pieces into the memory given
+ *                                    <-    FETCH_DONE: all there, or why not
+ *                                    <-    SERVE: somebody wants a record
+ *   kvf_net_serve    its memory      ->    pieces out
+ *                                    <-    SERVE_DONE: the memory is not read any more
+ *   kvf_net_send     of the stream   ->    <-    MESSAGE
+ *
+ * Memory given to a fetch or serve is not touched any more once its DONE has been taken. A fetch
+ * ends within its deadline whatever the peer does. Bytes that came are not judged here.
+ */
+#ifndef KVF_TRANSPORT_TRANSPORT_UCX_H
+#define KVF_TRANSPORT_TRANSPORT_UCX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "base/status.h"
+#include "transport/net_wire.h"
+
+enum kvf_net_limits {
+    KVF_NET_PEERS_MAX = 32,    /* addresses to connect to */
+    KVF_NET_LINKS_MAX = 64,    /* in both directions */
+    KVF_NET_FETCHES_MAX = 512, /* on their way */
+    KVF_NET_SERVES_MAX = 512,
+    KVF_NET_UPCALLS_MAX = 1024, /* SERVE and MESSAGE that nobody has taken */
+};
+
+struct kvf_net;
+
+/* What a link is known by: never the same again. 0: none. */
+typedef uint64_t kvf_net_link;
+
+struct kvf_net_address {
+    struct sockaddr_storage address;
+    socklen_t bytes;
+};
+
+struct kvf_net_config {
+    uint8_t cluster_key[32];
+    uint64_t incarnation; /* of this daemon, not 0 */
+    char name[KVF_NET_NAME_BYTES];
+    struct kvf_net_address listen; /* bytes 0: nobody can connect */
+    uint64_t heartbeat_ns;
+    uint64_t silence_ns; /* a link on which nothing comes for so long is down */
+    uint64_t retry_ns;   /* first pause before an address is tried again; doubles up to 16 times */
+    void (*wake)(void *ctx); /* any thread: there is an event */
+    void *wake_ctx;
+};
+
+/* One record from a peer. Owned by the caller, untouched by it from fetch to FETCH_DONE. */
+struct kvf_net_fetch {
+    kvf_net_link link;
+    uint8_t key_id[32];
+    uint16_t shard;
+    void *record;
+    uint32_t record_bytes; /* the peer's record has exactly so many, or it is a miss */
+    uint64_t deadline_ns;  /* kvf_now_ns() */
+    int32_t status;        /* in FETCH_DONE: KVF_OK; KVF_MISS: it has none; KVF_ERR_BUSY: it cannot
+                              now; KVF_ERR_TIMEOUT; KVF_ERR_DISCONNECTED */
+    void *owner;
+    uint64_t request;    /* for the network's thread */
+    uint32_t come_bytes; /* the same */
+};
+
+/* The answer to a SERVE. The same rules. */
+struct kvf_net_serve {
+    kvf_net_link link;
+    uint64_t request; /* of the SERVE */
+    int32_t status;   /* KVF_OK: the record goes out; else only this does */
+    const void *record;
+    uint32_t record_bytes;
+    void *owner;
+    uint32_t sent_bytes;        /* for the network's thread */
+    uint32_t sends;             /* the same */
+    bool is_over;               /* the same */
+    struct kvf_net_serve *next; /* the same */
+};
+
+enum kvf_net_event_kind {
+    KVF_NET_EVENT_LINK_UP = 1,
+    KVF_NET_EVENT_LINK_DOWN = 2,
+    KVF_NET_EVENT_FETCH_DONE = 3,
+    KVF_NET_EVENT_SERVE = 4,
+    KVF_NET_EVENT_SERVE_DONE = 5,
+    KVF_NET_EVENT_MESSAGE = 6,
+};
+
+struct kvf_net_event {
+    uint8_t kind;          /* enum kvf_net_event_kind */
+    bool is_initiator;     /* LINK_UP: this side has connected */
+    uint8_t type;          /* MESSAGE: SNAPSHOT, EVENTS or RESYNC */
+    uint16_t shard;        /* SERVE */
+    uint32_t body_bytes;   /* MESSAGE */
+    uint32_t record_bytes; /* SERVE */
+    kvf_net_link link;
+    uint64_t request;     /* SERVE */
+    uint64_t incarnation; /* LINK_UP: the peer's */
+    struct kvf_net_fetch *fetch;
+    struct kvf_net_serve *serve;
+    uint8_t key_id[32];            /* SERVE */
+    void *body;                    /* MESSAGE: judged; the taker gives it back to free() */
+    char name[KVF_NET_NAME_BYTES]; /* LINK_UP: the peer's */
+    char address[64];              /* LINK_UP of an initiator: where it is */
+};
+
+/* What has happened so far. Any thread. */
+struct kvf_net_stat {
+    uint64_t protocol_errors;            /* links ended because the peer broke the protocol */
+    uint64_t refused;                    /* links refused by one side: key, version, layout, room */
+    uint64_t strangers;                  /* messages from nobody */
+    uint64_t sent_bytes, received_bytes; /* of records */
+};
+
+/* Start the thread, and listen. KVF_OK; KVF_ERR_CONFIG: the address cannot be used;
+ * KVF_ERR_UNSUPPORTED: no UCX; KVF_ERR_NO_MEMORY, _IO. why: one line. */
+int kvf_net_open(const struct kvf_net_config *config, struct kvf_net **net_out, char *why,
+                 size_t why_bytes);
+/* Ends all links; takes a second at most. Calls that are not over are forgotten: their memory is
+ * not touched any more. NULL is fine. */
+void kvf_net_close(struct kvf_net *net);
+
+/* The port that is listened on, 0: none. */
+uint16_t kvf_net_port(const struct kvf_net *net);
+/* "UCX 1.13.1, tcp" and the like. */
+const char *kvf_net_about(const struct kvf_net *net);
+void kvf_net_stat(const struct kvf_net *net, struct kvf_net_stat *stat_out);
+
+/* All below: the owner only. KVF_OK; KVF_ERR_BUSY: a queue is full, nothing has happened. */
+
+/* Keep links to these addresses and no others. */
+int kvf_net_connect(struct kvf_net *net, const struct kvf_net_address *addresses, uint32_t n);
+int kvf_net_fetch(struct kvf_net *net, struct kvf_net_fetch *fetch);
+int kvf_net_serve(struct kvf_net *net, struct kvf_net_serve *serve);
+/* Copies the body. Lost if the link is not up any more. */
+int kvf_net_send(struct kvf_net *net, kvf_net_link link, enum kvf_net_type type, const void *body,
+                 uint32_t body_bytes);
+/* End a link; it is tried again like one that broke. */
+int kvf_net_hang_up(struct kvf_net *net, kvf_net_link link);
+/* The next event. False: none. */
+bool kvf_net_poll(struct kvf_net *net, struct kvf_net_event *event_out);
+
+#endif /* KVF_TRANSPORT_TRANSPORT_UCX_H */

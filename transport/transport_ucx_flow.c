@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * transport_ucx_flow.c: what goes over links that are up: records in pieces, their credit, and the
+ * stream of blocks.
+ *
+ * Pieces may come in any order: each has its place, none comes twice (net_proto.c sees to that),
+ * and a record is there when as many bytes have come as it has. Whether they are the right ones is
+ * for its checksums to say.
+ */
+#include "transport/transport_ucx_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ----------------------------------------------------------------------------------------------
+ * Fetching
+ */
+static struct kvf_net_fetch *fetch_find(struct kvf_net *net, uint64_t request, kvf_net_link link)
+{
+    struct kvf_net_fetch *fetch = net->fetches[request % KVF_NET_FETCHES_MAX];
+
+    return fetch != NULL && fetch->request == request && fetch->link == link ? fetch : NULL;
+}
+
+static void fetch_over(struct kvf_net *net, struct kvf_net_fetch *fetch, int status)
+{
+    struct kvf_net_event event = {
+        .kind = KVF_NET_EVENT_FETCH_DONE, .link = fetch->link, .fetch = fetch};
+
+    if (fetch->request != 0) {
+        net->fetches[fetch->request % KVF_NET_FETCHES_MAX] = NULL;
+        net->n_fetches--;
+    }
+    fetch->status = status;
+    kvf_net_emit(net, &event);
+}
+
+void kvf_flow_fetch(struct kvf_net *net, struct kvf_net_fetch *fetch)
+{
+    struct kvf_link *link = kvf_link_find(net, fetch->link);
+    struct kvf_net_fetch_body body = {.record_bytes = fetch->record_bytes, .shard = fetch->shard};
+
+    fetch->request = 0;
+    fetch->come_bytes = 0;
+    if (link == NULL || !link->is_initiator) {
+        fetch_over(net, fetch, KVF_ERR_DISCONNECTED);
+        return;
+    }
+    /* the owner gives no more than there are places, so one is free */
+    do {
+        fetch->request = ++net->requests_serial;
+    } while (net->fetches[fetch->request % KVF_NET_FETCHES_MAX] != NULL);
+    net->fetches[fetch->request % KVF_NET_FETCHES_MAX] = fetch;
+    net->n_fetches++;
+    memcpy(body.key_id, fetch->key_id, sizeof(body.key_id));
+    (void)kvf_link_send(link, KVF_NET_FETCH, fetch->request, 0, &body, sizeof(body));
+}
+
+static void on_piece(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
+{
+    struct kvf_net *net = link->net;
+    struct kvf_net_fetch *fetch = fetch_find(net, head->request, kvf_link_id(link));
+
+    link->owed_bytes += head->body_bytes;
+    if (link->owed_bytes > KVF_NET_WINDOW_BYTES) {
+        kvf_link_offend(link, "pieces without credit");
+        return;
+    }
+    if (link->owed_bytes >= KVF_NET_WINDOW_BYTES / 4) {
+        uint32_t bytes = link->owed_bytes;
+
+        link->owed_bytes = 0;
+        (void)kvf_link_send(link, KVF_NET_CREDIT, 0, bytes, NULL, 0);
+    }
+    if (fetch == NULL) {
+        return; /* nobody waits for it any more */
+    }
+    if (head->offset > fetch->record_bytes ||
+        head->body_bytes > fetch->record_bytes - head->offset ||
+        head->body_bytes > fetch->record_bytes - fetch->come_bytes) {
+        kvf_link_offend(link, "a piece outside of its record");
+        return;
+    }
+    memcpy((uint8_t *)fetch->record + head->offset, body, head->body_bytes);
+    atomic_fetch_add(&net->received_bytes, head->body_bytes);
+    fetch->come_bytes += head->body_bytes;
+    if (fetch->come_bytes == fetch->record_bytes) {
+        fetch_over(net, fetch, KVF_OK);
+    }
+}
+
+static void on_answer(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
+{
+    struct kvf_net_fetch *fetch = fetch_find(link->net, head->request, kvf_link_id(link));
+    struct kvf_net_status_body answer;
+
+    memcpy(&answer, body, sizeof(answer));
+    if (fetch != NULL) {
+        fetch_over(link->net, fetch, answer.status == KVF_MISS ? KVF_MISS : KVF_ERR_BUSY);
+    }
+}
+
+static unsigned expire_fetches(struct kvf_net *net)
+{
+    unsigned n = 0;
+
+    for (uint32_t i = 0; net->n_fetches > 0 && i < KVF_NET_FETCHES_MAX; i++) {
+        struct kvf_net_fetch *fetch = net->fetches[i];
+        struct kvf_link *link;
+
+        if (fetch == NULL || fetch->deadline_ns > net->now_ns) {
+            continue;
+        }
+        link = kvf_link_find(net, fetch->link);
+        if (link != NULL) {
+            (void)kvf_link_send(link, KVF_NET_CANCEL, fetch->request, 0, NULL, 0);
+        }
+        fetch_over(net, fetch, KVF_ERR_TIMEOUT);
+        n++;
+    }
+    return n;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Serving
+ */
+static void serve_over(struct kvf_net *net, struct kvf_net_serve *serve)
+{
+    struct kvf_net_event event = {
+        .kind = KVF_NET_EVENT_SERVE_DONE, .link = serve->link, .serve = serve};
+
+    kvf_net_emit(net, &event);
+}
+
+static void answer(struct kvf_link *link, uint64_t request, int status)
+{
+    struct kvf_net_status_body body = {.status = status};
+
+    (void)kvf_link_send(link, KVF_NET_ANSWER, request, 0, &body, sizeof(body));
+}
+
+static void on_fetch(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
+{
+    struct kvf_net_event event = {
+        .kind = KVF_NET_EVENT_SERVE, .link = kvf_link_id(link), .request = head->request};
+    struct kvf_net_fetch_body fetch;
+
+    memcpy(&fetch, body, sizeof(fetch));
+    memcpy(event.key_id, fetch.key_id, sizeof(event.key_id));
+    event.shard = fetch.shard;
+    event.record_bytes = fetch.record_bytes;
+    if (!kvf_net_emit_upcall(link->net, &event)) {
+        answer(link, head->request, KVF_ERR_BUSY);
+    }
+}
+
+void kvf_flow_serve(struct kvf_net *net, struct kvf_net_serve *serve)
+{
+    struct kvf_link *link = kvf_link_find(net, serve->link);
+
+    serve->sent_bytes = 0;
+    serve->sends = 0;
+    serve->is_over = false;
+    serve->next = NULL;
+    if (link == NULL || serve->status != KVF_OK) {
+        if (link != NULL) {
+            answer(link, serve->request, serve->status);
+        }
+        serve_over(net, serve);
+        return;
+    }
+    if (link->serves == NULL) {
+        link->serves = serve;
+    } else {
+        link->serves_tail->next = serve;
+    }
+    link->serves_tail = serve;
+}
+
+/* Take it off the link's list; its memory is free when the last send is over. */
+static void serve_leave(struct kvf_link *link, struct kvf_net_serve *serve)
+{
+    struct kvf_net_serve *before = NULL;
+
+    for (struct kvf_net_serve *s = link->serves; s != serve; s = s->next) {
+        before = s;
+    }
+    if (before != NULL) {
+        before->next = serve->next;
+    } else {
+        link->serves = serve->next;
+    }
+    link->serves_tail = link->serves_tail == serve ? before : link->serves_tail;
+    serve->is_over = true;
+    if (serve->sends == 0) {
+        serve_over(link->net, serve);
+    }
+}
+
+static void on_cancel(struct kvf_link *link, const struct kvf_net_head *head)
+{
+    struct kvf_net_serve *serve = link->serves;
+
+    while (serve != NULL && serve->request != head->request) {
+        serve = serve->next;
+    }
+    if (serve != NULL) {
+        serve_leave(link, serve);
+    }
+}
+
+static void on_credit(struct kvf_link *link, const struct kvf_net_head *head)
+{
+    if (head->offset > KVF_NET_WINDOW_BYTES - link->credit_bytes) {
+        kvf_link_offend(link, "credit for more than was sent");
+        return;
+    }
+    link->credit_bytes += head->offset;
+}
+
+static unsigned send_pieces(struct kvf_link *link)
+{
+    struct kvf_net *net = link->net;
+    unsigned n = 0;
+
+    while (link->serves != NULL && link->piece_sends < KVF_NET_LINK_SENDS_MAX && !link->is_broken) {
+        struct kvf_net_serve *serve = link->serves;
+        uint32_t offset = serve->sent_bytes;
+        uint32_t bytes = serve->record_bytes - offset;
+        struct kvf_link_send *send;
+
+        bytes = bytes < KVF_NET_PIECE_BYTES ? bytes : KVF_NET_PIECE_BYTES;
+        if (bytes > link->credit_bytes) {
+            break;
+        }
+        send = kvf_pool_get(&net->sends);
+        if (send == NULL) {
+            break;
+        }
+        send->serve = serve;
+        serve->sends++;
+        serve->sent_bytes += bytes;
+        link->credit_bytes -= bytes;
+        atomic_fetch_add(&net->sent_bytes, bytes);
+        (void)kvf_link_send_body(link, send, KVF_NET_PIECE, serve->request, offset,
+                                 (const uint8_t *)serve->record + offset, bytes);
+        n++;
+        if (serve->sent_bytes == serve->record_bytes) {
+            serve_leave(link, serve);
+        }
+    }
+    return n;
+}
+
+void kvf_flow_sent(struct kvf_link_send *send)
+{
+    struct kvf_net *net = send->link->net;
+
+    if (send->owned != NULL) {
+        atomic_fetch_sub(&net->stream_sends[send->link - net->links], 1);
+    }
+    if (send->serve != NULL) {
+        send->serve->sends--;
+        if (send->serve->is_over && send->serve->sends == 0) {
+            serve_over(net, send->serve);
+        }
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * The stream
+ */
+void kvf_flow_stream(struct kvf_net *net, const struct kvf_net_command *command)
+{
+    struct kvf_link *link = kvf_link_find(net, command->link);
+    struct kvf_link_send *send = link != NULL ? kvf_pool_get(&net->sends) : NULL;
+
+    if (send == NULL) { /* a gap, which the other side will see */
+        atomic_fetch_sub(&net->stream_sends[(command->link & 0xff) % KVF_NET_LINKS_MAX], 1);
+        free(command->data);
+        return;
+    }
+    send->owned = command->data;
+    (void)kvf_link_send_body(link, send, command->type, 0, 0, command->data, command->n);
+}
+
+static void on_stream(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
+{
+    struct kvf_net_event event = {.kind = KVF_NET_EVENT_MESSAGE,
+                                  .link = kvf_link_id(link),
+                                  .type = head->type,
+                                  .body_bytes = head->body_bytes};
+
+    event.body = malloc(head->body_bytes + 1);
+    if (event.body == NULL) {
+        return; /* a gap: there will be a new snapshot */
+    }
+    if (head->body_bytes > 0) {
+        memcpy(event.body, body, head->body_bytes);
+    }
+    if (!kvf_net_emit_upcall(link->net, &event)) {
+        free(event.body);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * All of it
+ */
+void kvf_flow_message(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
+{
+    switch (head->type) {
+    case KVF_NET_FETCH:
+        on_fetch(link, head, body);
+        break;
+    case KVF_NET_ANSWER:
+        on_answer(link, head, body);
+        break;
+    case KVF_NET_PIECE:
+        on_piece(link, head, body);
+        break;
+    case KVF_NET_CREDIT:
+        on_credit(link, head);
+        break;
+    case KVF_NET_CANCEL:
+        on_cancel(link, head);
+        break;
+    case KVF_NET_SNAPSHOT:
+    case KVF_NET_EVENTS:
+    case KVF_NET_RESYNC:
+        on_stream(link, head, body);
+        break;
+    case KVF_NET_BYE:
+        kvf_link_break(link, KVF_ERR_DISCONNECTED, "it says goodbye");
+        break;
+    default:
+        break; /* HEARTBEAT, CONFIRM: that they came is all they say */
+    }
+}
+
+void kvf_flow_end(struct kvf_link *link)
+{
+    struct kvf_net *net = link->net;
+    kvf_net_link id = kvf_link_id(link);
+
+    for (uint32_t i = 0; net->n_fetches > 0 && i < KVF_NET_FETCHES_MAX; i++) {
+        if (net->fetches[i] != NULL && net->fetches[i]->link == id) {
+            fetch_over(net, net->fetches[i], KVF_ERR_DISCONNECTED);
+        }
+    }
+    while (link->serves != NULL) {
+        serve_leave(link, link->serves);
+    }
+}
+
+unsigned kvf_flow_turn(struct kvf_net *net)
+{
+    unsigned n = expire_fetches(net);
+
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        if (net->links[i].state == KVF_LINK_UP && net->links[i].serves != NULL) {
+            n += send_pieces(&net->links[i]);
+        }
+    }
+    return n;
+}

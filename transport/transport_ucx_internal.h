@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * transport_ucx_internal.h: what the files of the network's thread share; not for others.
+ *
+ *   transport_ucx.c        the thread, its queues, opening and closing
+ *   transport_ucx_link.c   links: connect, accept, handshake, liveness, close
+ *   transport_ucx_flow.c   messages of links that are up: records and their credit, the stream
+ *
+ * Everything here is the thread's but for what is marked otherwise.
+ */
+#ifndef KVF_TRANSPORT_TRANSPORT_UCX_INTERNAL_H
+#define KVF_TRANSPORT_TRANSPORT_UCX_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/env.h"
+#include "base/log.h"
+#include "base/pool.h"
+#include "base/ring.h"
+#include "transport/net_proto.h"
+#include "transport/transport_ucx.h"
+#include "transport/ucx_api.h"
+
+enum kvf_net_inner_limits {
+    KVF_NET_SENDS_MAX = 2048,      /* messages that UCX has not taken yet */
+    KVF_NET_LINK_SENDS_MAX = 64,   /* of them PIECEs of one link */
+    KVF_NET_STREAM_SENDS_MAX = 16, /* of them of one link's stream */
+    KVF_NET_REQUESTS_MAX = 8,      /* connections that have come and are not links yet */
+    KVF_NET_LINK_EVENTS_MAX = 4 * KVF_NET_LINKS_MAX,
+};
+
+#define KVF_NET_AM_ID 7
+
+enum kvf_link_state {
+    KVF_LINK_FREE = 0,
+    KVF_LINK_CONNECTING = 1, /* initiator: HELLO is on its way, WELCOME awaited */
+    KVF_LINK_ACCEPTED = 2,   /* acceptor: HELLO awaited */
+    KVF_LINK_WELCOMED = 3,   /* acceptor: CONFIRM awaited */
+    KVF_LINK_UP = 4,
+    KVF_LINK_CLOSING = 5,
+};
+
+/* An address to connect to. */
+struct kvf_link_peer {
+    struct kvf_net_address address;
+    uint32_t link; /* 1 + index; 0: none now */
+    uint32_t failures;
+    uint64_t next_try_ns;
+    int32_t said; /* status of the last failure that was logged */
+    bool is_wanted;
+    char text[64]; /* the address */
+};
+
+struct kvf_link {
+    struct kvf_net *net;
+    uint8_t state; /* enum kvf_link_state */
+    uint8_t version;
+    bool is_initiator;
+    bool is_broken;  /* to be closed at the next safe place: never inside of a callback */
+    bool is_refused; /* WELCOME says no; closed a moment later */
+    bool owes_up, owes_down;
+    int32_t status; /* why it is broken */
+    uint32_t generation;
+    uint32_t peer; /* initiator */
+    uint32_t sends;
+    uint32_t piece_sends;
+    ucp_ep_h ep;
+    ucs_status_ptr_t closing;
+    uint64_t incarnation; /* the other side's */
+    uint64_t sequence;
+    uint64_t begun_ns, came_ns, sent_ns;
+    uint64_t end_ns; /* refused: when it is closed */
+    struct kvf_net_replay replay;
+    uint8_t nonce[KVF_NET_NONCE_BYTES];
+    uint8_t key[32];
+    uint32_t credit_bytes; /* acceptor: of PIECEs that may go out */
+    uint32_t owed_bytes;   /* initiator: of PIECEs that came and no CREDIT has gone out for */
+    struct kvf_net_serve *serves, *serves_tail;
+    char name[KVF_NET_NAME_BYTES];
+    char why[160];
+};
+
+/* One message that UCX may still read. */
+struct kvf_link_send {
+    struct kvf_net_head head;
+    uint8_t body[sizeof(struct kvf_net_welcome)];
+    void *owned; /* body of the stream, to be freed */
+    struct kvf_link *link;
+    uint32_t generation; /* of the link */
+    struct kvf_net_serve *serve;
+};
+
+enum kvf_net_command_kind {
+    KVF_NET_COMMAND_CONNECT = 1,
+    KVF_NET_COMMAND_FETCH = 2,
+    KVF_NET_COMMAND_SERVE = 3,
+    KVF_NET_COMMAND_SEND = 4,
+    KVF_NET_COMMAND_HANG_UP = 5,
+};
+
+struct kvf_net_command {
+    uint8_t kind; /* enum kvf_net_command_kind */
+    uint8_t type; /* SEND */
+    uint32_t n;   /* CONNECT: addresses; SEND: bytes */
+    kvf_net_link link;
+    void *data; /* CONNECT, SEND: to be freed; FETCH, SERVE: the call */
+};
+
+struct kvf_net {
+    struct kvf_net_config config;
+    struct kvf_ucx_api ucx;
+    uint8_t peer_key[32];
+    uint64_t layout_fp;
+    struct kvf_env env;
+    char about[64];
+    uint16_t port;
+
+    ucp_context_h context;
+    ucp_worker_h worker;
+    ucp_listener_h listener;
+    int worker_fd;
+    int waker_fd;
+    int epoll_fd;
+    pthread_t thread;
+    bool has_thread;
+    _Atomic bool stop;        /* the owner sets */
+    _Atomic bool is_sleeping; /* the owner skips the system call while the thread is awake */
+
+    struct kvf_ring commands;                         /* from the owner */
+    struct kvf_ring events;                           /* to the owner */
+    bool has_news;                                    /* events since the owner was woken */
+    uint32_t fetches_count, serves_count;             /* the owner's: not yet DONE */
+    _Atomic uint32_t upcalls, link_events;            /* in events, not yet taken */
+    _Atomic uint32_t stream_sends[KVF_NET_LINKS_MAX]; /* given and not yet gone */
+    _Atomic uint64_t protocol_errors, refused, strangers, sent_bytes, received_bytes;
+
+    uint64_t now_ns;
+    uint32_t generations;
+    uint64_t requests_serial;
+    struct kvf_link links[KVF_NET_LINKS_MAX];
+    struct kvf_link_peer peers[KVF_NET_PEERS_MAX];
+    uint32_t n_peers;
+    struct kvf_net_fetch *fetches[KVF_NET_FETCHES_MAX]; /* by request, modulo */
+    uint32_t n_fetches;
+    struct kvf_pool sends;
+    ucp_conn_request_h arrivals[KVF_NET_REQUESTS_MAX];
+    uint32_t n_arrivals;
+    struct kvf_log_limit stranger_log;
+};
+
+static inline kvf_net_link kvf_link_id(const struct kvf_link *link)
+{
+    return (uint64_t)link->generation << 8 | (uint64_t)(link - link->net->links);
+}
+
+/* transport_ucx.c */
+/* Tell the owner. Room for it is reserved by whoever calls. */
+void kvf_net_emit(struct kvf_net *net, const struct kvf_net_event *event);
+/* Tell the owner of a SERVE or MESSAGE. False: it has too many already. */
+bool kvf_net_emit_upcall(struct kvf_net *net, const struct kvf_net_event *event);
+
+/* transport_ucx_link.c */
+void kvf_link_connect(struct kvf_net *net, struct kvf_net_address *addresses, uint32_t n);
+/* The link of this id, NULL: gone. */
+struct kvf_link *kvf_link_find(struct kvf_net *net, kvf_net_link id);
+/* It is to be closed; the first reason counts. */
+void kvf_link_break(struct kvf_link *link, int status, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The same because the peer has broken the protocol. */
+void kvf_link_offend(struct kvf_link *link, const char *why);
+/* Send a message of body_bytes, at most what a send has room for. False: the link is broken. */
+bool kvf_link_send(struct kvf_link *link, enum kvf_net_type type, uint64_t request, uint32_t offset,
+                   const void *body, uint32_t body_bytes);
+/* The same with a body that lives until the send is over. */
+bool kvf_link_send_body(struct kvf_link *link, struct kvf_link_send *send, enum kvf_net_type type,
+                        uint64_t request, uint32_t offset, const void *body, uint32_t body_bytes);
+/* The callbacks of UCX. */
+ucs_status_t kvf_link_message(void *arg, const void *header, size_t header_bytes, void *data,
+                              size_t bytes, const ucp_am_recv_param_t *param);
+void kvf_link_arrive(ucp_conn_request_h request, void *arg);
+/* Timers and whatever could not be done in a callback. Returns how much was done. */
+unsigned kvf_link_turn(struct kvf_net *net);
+/* Close all. True: none is left. */
+bool kvf_link_close_all(struct kvf_net *net);
+
+/* transport_ucx_flow.c */
+/* A message of a link that is up, sealed and judged. */
+void kvf_flow_message(struct kvf_link *link, const struct kvf_net_head *head, const void *body);
+void kvf_flow_fetch(struct kvf_net *net, struct kvf_net_fetch *fetch);
+void kvf_flow_serve(struct kvf_net *net, struct kvf_net_serve *serve);
+void kvf_flow_stream(struct kvf_net *net, const struct kvf_net_command *command);
+/* A send is over. */
+void kvf_flow_sent(struct kvf_link_send *send);
+/* The link is down: whatever it carried ends. */
+void kvf_flow_end(struct kvf_link *link);
+/* Pieces out, deadlines. Returns how much was done. */
+unsigned kvf_flow_turn(struct kvf_net *net);
+
+#endif /* KVF_TRANSPORT_TRANSPORT_UCX_INTERNAL_H */

@@ -1,0 +1,732 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * transport_ucx_link.c: links between daemons: connect, accept, handshake, liveness, close.
+ *
+ *   FREE -> CONNECTING --WELCOME--> UP -> CLOSING -> FREE          initiator
+ *   FREE -> ACCEPTED --HELLO--> WELCOMED --CONFIRM--> UP -> ...    acceptor
+ *
+ * What a stranger can do: make a link that ends after HANDSHAKE_NS. A message whose MAC is wrong is
+ * dropped and counted, and the link it claims to belong to does not notice; only whoever has the
+ * session's key can end a link by breaking the protocol.
+ */
+#include "transport/transport_ucx_internal.h"
+
+#include <arpa/inet.h>
+#include <assert.h>
+#include <netdb.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "transport/proto.h"
+
+#define HANDSHAKE_NS (5 * KVF_NS_PER_S)
+#define LINGER_NS    (300 * KVF_NS_PER_MS) /* for a refusal to arrive */
+#define RETRY_SHIFT  4                     /* the pause doubles so often */
+
+/* ----------------------------------------------------------------------------------------------
+ * Small things
+ */
+struct kvf_link *kvf_link_find(struct kvf_net *net, kvf_net_link id)
+{
+    struct kvf_link *link = &net->links[(id & 0xff) % KVF_NET_LINKS_MAX];
+
+    return link->state == KVF_LINK_UP && !link->is_broken && kvf_link_id(link) == id ? link : NULL;
+}
+
+/* Who is at the other end, for people. */
+static const char *label(const struct kvf_link *link)
+{
+    if (link->is_initiator) {
+        return link->net->peers[link->peer].text;
+    }
+    return link->name[0] != '\0' ? link->name : "a node that connected";
+}
+
+void kvf_link_break(struct kvf_link *link, int status, const char *fmt, ...)
+{
+    va_list args;
+
+    if (link->is_broken || link->state == KVF_LINK_CLOSING) {
+        return;
+    }
+    link->is_broken = true;
+    link->status = status;
+    va_start(args, fmt);
+    (void)vsnprintf(link->why, sizeof(link->why), fmt, args);
+    va_end(args);
+}
+
+void kvf_link_offend(struct kvf_link *link, const char *why)
+{
+    if (!link->is_broken) {
+        atomic_fetch_add(&link->net->protocol_errors, 1);
+    }
+    kvf_link_break(link, KVF_ERR_PROTOCOL, "it broke the protocol: %s", why);
+}
+
+static struct kvf_link *link_new(struct kvf_net *net)
+{
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        struct kvf_link *link = &net->links[i];
+
+        if (link->state == KVF_LINK_FREE) {
+            memset(link, 0, sizeof(*link));
+            link->net = net;
+            link->generation = ++net->generations;
+            link->begun_ns = net->now_ns;
+            link->came_ns = net->now_ns;
+            link->sent_ns = net->now_ns;
+            link->credit_bytes = KVF_NET_WINDOW_BYTES;
+            link->version = KVF_NET_VERSION_MIN;
+            return link;
+        }
+    }
+    return NULL;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Sending
+ */
+static void send_over(struct kvf_link_send *send, ucs_status_t status)
+{
+    struct kvf_link *link = send->link;
+
+    link->sends--;
+    link->piece_sends -= send->head.type == KVF_NET_PIECE;
+    if (status != UCS_OK) {
+        kvf_link_break(link, KVF_ERR_DISCONNECTED, "%s", link->net->ucx.ucs_status_string(status));
+    }
+    kvf_flow_sent(send);
+    free(send->owned);
+    kvf_pool_put(&link->net->sends, send);
+}
+
+static void on_sent(void *request, ucs_status_t status, void *arg)
+{
+    struct kvf_link_send *send = arg;
+    struct kvf_net *net = send->link->net;
+
+    send_over(send, status);
+    net->ucx.ucp_request_free(request);
+}
+
+bool kvf_link_send_body(struct kvf_link *link, struct kvf_link_send *send, enum kvf_net_type type,
+                        uint64_t request, uint32_t offset, const void *body, uint32_t body_bytes)
+{
+    struct kvf_net *net = link->net;
+    bool greets = type == KVF_NET_HELLO || type == KVF_NET_WELCOME;
+    ucp_request_param_t param = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS |
+                        UCP_OP_ATTR_FIELD_USER_DATA,
+        /* eager: nothing is fetched from our memory, and the peer needs no room for it first */
+        .flags = UCP_AM_SEND_FLAG_REPLY | UCP_AM_SEND_FLAG_EAGER,
+        .cb.send = on_sent,
+        .user_data = send,
+    };
+    ucs_status_ptr_t sent;
+
+    send->link = link;
+    send->head = (struct kvf_net_head){
+        .magic = KVF_NET_MAGIC,
+        .version = greets ? KVF_NET_VERSION_MIN : link->version,
+        .type = (uint8_t)type,
+        .flags = link->is_initiator ? 0 : KVF_NET_FROM_ACCEPTOR,
+        .incarnation = net->config.incarnation,
+        .sequence = ++link->sequence,
+        .request = request,
+        .body_bytes = body_bytes,
+        .offset = offset,
+    };
+    kvf_net_seal(greets ? net->peer_key : link->key, &send->head, body);
+    link->sends++;
+    link->piece_sends += type == KVF_NET_PIECE;
+    link->sent_ns = net->now_ns;
+    sent = net->ucx.ucp_am_send_nbx(link->ep, KVF_NET_AM_ID, &send->head, sizeof(send->head), body,
+                                    body_bytes, &param);
+    if (!UCS_PTR_IS_PTR(sent)) { /* over already, well or not */
+        send_over(send, UCS_PTR_RAW_STATUS(sent));
+    }
+    return !link->is_broken;
+}
+
+bool kvf_link_send(struct kvf_link *link, enum kvf_net_type type, uint64_t request, uint32_t offset,
+                   const void *body, uint32_t body_bytes)
+{
+    struct kvf_link_send *send;
+
+    assert(body_bytes <= sizeof(send->body));
+    if (link->is_broken || link->ep == NULL) {
+        return false;
+    }
+    send = kvf_pool_get(&link->net->sends);
+    if (send == NULL) {
+        kvf_link_break(link, KVF_ERR_BUSY, "too many messages wait to be sent");
+        return false;
+    }
+    if (body_bytes > 0) {
+        memcpy(send->body, body, body_bytes);
+    }
+    return kvf_link_send_body(link, send, type, request, offset, send->body, body_bytes);
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Handshake
+ */
+static void become_up(struct kvf_link *link)
+{
+    link->state = KVF_LINK_UP;
+    link->owes_up = true;
+    if (link->is_initiator) {
+        struct kvf_link_peer *peer = &link->net->peers[link->peer];
+
+        peer->failures = 0;
+        peer->said = KVF_OK;
+    }
+    if (link->is_initiator) {
+        kvf_log(KVF_LOG_INFO, "peers: %s: linked with %s", label(link), link->name);
+    } else {
+        kvf_log(KVF_LOG_INFO, "peers: %s has linked with this node", link->name);
+    }
+}
+
+static void send_hello(struct kvf_link *link)
+{
+    struct kvf_net *net = link->net;
+    struct kvf_net_hello hello = {.version_min = KVF_NET_VERSION_MIN,
+                                  .version_max = KVF_NET_VERSION_MAX,
+                                  .ucx_version = net->ucx.major << 16 | net->ucx.minor << 8 |
+                                                 net->ucx.release,
+                                  .layout_fp = net->layout_fp};
+
+    kvf_env_random_fill(&net->env, link->nonce, sizeof(link->nonce));
+    memcpy(hello.nonce, link->nonce, sizeof(hello.nonce));
+    memcpy(hello.name, net->config.name, sizeof(hello.name));
+    (void)kvf_link_send(link, KVF_NET_HELLO, 0, 0, &hello, sizeof(hello));
+}
+
+/* Answer a HELLO. status KVF_OK: the link goes on with CONFIRM; else it ends when that has gone. */
+static void send_welcome(struct kvf_link *link, const struct kvf_net_hello *hello, int status,
+                         const char *text)
+{
+    struct kvf_net *net = link->net;
+    struct kvf_net_welcome welcome = {.status = status,
+                                      .version = status == KVF_OK ? link->version : 0,
+                                      .ucx_version = net->ucx.major << 16 | net->ucx.minor << 8 |
+                                                     net->ucx.release,
+                                      .layout_fp = net->layout_fp};
+
+    kvf_env_random_fill(&net->env, welcome.nonce, sizeof(welcome.nonce));
+    memcpy(welcome.hello_nonce, hello->nonce, sizeof(welcome.hello_nonce));
+    memcpy(welcome.name, net->config.name, sizeof(welcome.name));
+    (void)snprintf(welcome.text, sizeof(welcome.text), "%s", text);
+    kvf_net_session_key(net->peer_key, hello->nonce, welcome.nonce, link->incarnation,
+                        net->config.incarnation, link->key);
+    if (status == KVF_OK) {
+        link->state = KVF_LINK_WELCOMED;
+    } else {
+        link->is_refused = true;
+        link->end_ns = net->now_ns + LINGER_NS;
+        atomic_fetch_add(&net->refused, status != KVF_EXISTS);
+    }
+    (void)kvf_link_send(link, KVF_NET_WELCOME, 0, 0, &welcome, sizeof(welcome));
+}
+
+static void on_hello(struct kvf_link *link, const struct kvf_net_head *head,
+                     const struct kvf_net_hello *hello)
+{
+    struct kvf_net *net = link->net;
+    uint64_t suppressed;
+    const char *text = "";
+    int status = KVF_OK;
+
+    if (!kvf_net_is_sealed(net->peer_key, head, hello)) {
+        status = KVF_ERR_REFUSED;
+        text = "it has another cluster key; give all nodes the same cluster_key file";
+    } else if (head->incarnation == net->config.incarnation) {
+        status = KVF_EXISTS;
+        text = "this is the node itself";
+    } else if (hello->version_min > KVF_NET_VERSION_MAX ||
+               hello->version_max < KVF_NET_VERSION_MIN) {
+        status = KVF_ERR_VERSION;
+        text = "no version of the protocol in common; run releases next to each other";
+    } else if (hello->layout_fp != net->layout_fp) {
+        status = KVF_ERR_MISMATCH;
+        text = "its blocks have another layout; run the same release on all nodes";
+    } else {
+        memcpy(link->name, hello->name, sizeof(link->name));
+        link->incarnation = head->incarnation;
+        link->version = hello->version_max < KVF_NET_VERSION_MAX ? (uint8_t)hello->version_max
+                                                                 : KVF_NET_VERSION_MAX;
+    }
+    if (status < 0 && kvf_log_limit_allow(&net->stranger_log, net->now_ns, &suppressed)) {
+        kvf_log(KVF_LOG_WARNING, "peers: a node that calls itself '%s' is refused: %s", hello->name,
+                text);
+    }
+    send_welcome(link, hello, status, text);
+}
+
+/* Another link of ours leads to the same daemon. */
+static bool is_double(const struct kvf_link *link, uint64_t incarnation)
+{
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        const struct kvf_link *other = &link->net->links[i];
+
+        if (other != link && other->is_initiator && other->state == KVF_LINK_UP &&
+            other->incarnation == incarnation) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void on_welcome(struct kvf_link *link, const struct kvf_net_head *head,
+                       const struct kvf_net_welcome *welcome)
+{
+    struct kvf_net *net = link->net;
+
+    if (!kvf_net_is_sealed(net->peer_key, head, welcome)) {
+        /* whoever answers, it is nobody to talk with */
+        atomic_fetch_add(&net->refused, 1);
+        kvf_link_break(link, KVF_ERR_REFUSED,
+                       "it has another cluster key; give all nodes the same cluster_key file");
+        return;
+    }
+    if (memcmp(welcome->hello_nonce, link->nonce, sizeof(link->nonce)) != 0) {
+        kvf_link_offend(link, "an old WELCOME");
+        return;
+    }
+    if (welcome->status != KVF_OK) {
+        atomic_fetch_add(&net->refused, welcome->status != KVF_EXISTS);
+        kvf_link_break(link, welcome->status, "it refuses: %s", welcome->text);
+        return;
+    }
+    if (welcome->version < KVF_NET_VERSION_MIN || welcome->version > KVF_NET_VERSION_MAX ||
+        welcome->layout_fp != net->layout_fp) {
+        kvf_link_break(link, KVF_ERR_VERSION,
+                       "it chose a version or layout that this node does not know");
+        return;
+    }
+    if (is_double(link, head->incarnation)) {
+        kvf_link_break(link, KVF_EXISTS, "another address leads there, too");
+        return;
+    }
+    link->incarnation = head->incarnation;
+    link->version = (uint8_t)welcome->version;
+    memcpy(link->name, welcome->name, sizeof(link->name));
+    kvf_net_session_key(net->peer_key, link->nonce, welcome->nonce, net->config.incarnation,
+                        link->incarnation, link->key);
+    if (kvf_link_send(link, KVF_NET_CONFIRM, 0, 0, NULL, 0)) {
+        become_up(link);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Receiving
+ */
+static struct kvf_link *link_of_ep(struct kvf_net *net, ucp_ep_h ep)
+{
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        struct kvf_link *link = &net->links[i];
+
+        if (link->ep == ep && link->state != KVF_LINK_FREE && link->state != KVF_LINK_CLOSING) {
+            return link;
+        }
+    }
+    return NULL;
+}
+
+static void greet(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
+{
+    union {
+        struct kvf_net_hello hello;
+        struct kvf_net_welcome welcome;
+    } copy;
+
+    memcpy(&copy, body, head->body_bytes);
+    link->came_ns = link->net->now_ns;
+    if (head->type == KVF_NET_HELLO) {
+        on_hello(link, head, &copy.hello);
+    } else {
+        on_welcome(link, head, &copy.welcome);
+    }
+}
+
+/* A message of a link in a state that allows it. False: it is nobody's. */
+static bool take_message(struct kvf_link *link, const struct kvf_net_head *head, const void *body,
+                         size_t bytes)
+{
+    bool is_session = link->state == KVF_LINK_WELCOMED || link->state == KVF_LINK_UP;
+    const char *why;
+
+    if (link->is_broken || link->is_refused) {
+        return true; /* it is on its way out */
+    }
+    if (kvf_net_head_check(head, bytes, link->is_initiator, &why) != KVF_OK) {
+        return false;
+    }
+    if ((link->state == KVF_LINK_ACCEPTED && head->type == KVF_NET_HELLO) ||
+        (link->state == KVF_LINK_CONNECTING && head->type == KVF_NET_WELCOME)) {
+        if (kvf_net_body_check(head, body, &why) != KVF_OK) {
+            return false;
+        }
+        greet(link, head, body);
+        return true;
+    }
+    if (!is_session || head->type == KVF_NET_HELLO || head->type == KVF_NET_WELCOME ||
+        head->version != link->version || head->incarnation != link->incarnation ||
+        !kvf_net_is_sealed(link->key, head, body) ||
+        !kvf_net_replay_accept(&link->replay, head->sequence)) {
+        return false;
+    }
+    if (kvf_net_body_check(head, body, &why) != KVF_OK) {
+        kvf_link_offend(link, why);
+        return true;
+    }
+    link->came_ns = link->net->now_ns;
+    if (link->state == KVF_LINK_WELCOMED) {
+        become_up(link); /* any message under the session's key confirms it */
+    }
+    kvf_flow_message(link, head, body);
+    return true;
+}
+
+ucs_status_t kvf_link_message(void *arg, const void *header, size_t header_bytes, void *data,
+                              size_t bytes, const ucp_am_recv_param_t *param)
+{
+    struct kvf_net *net = arg;
+    struct kvf_link *link = NULL;
+    struct kvf_net_head head;
+
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) != 0) {
+        link = link_of_ep(net, param->reply_ep);
+    }
+    /* a rendezvous is nothing that we send: its data stays where it is */
+    if (link == NULL || header_bytes != sizeof(head) ||
+        (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0) {
+        atomic_fetch_add(&net->strangers, 1);
+        return UCS_OK;
+    }
+    memcpy(&head, header, sizeof(head));
+    if (!take_message(link, &head, data, bytes)) {
+        atomic_fetch_add(&net->strangers, 1);
+    }
+    return UCS_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * Connecting and accepting
+ */
+static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
+{
+    struct kvf_link *link = arg;
+
+    if (link->ep == ep) {
+        kvf_link_break(link, KVF_ERR_DISCONNECTED, "%s", link->net->ucx.ucs_status_string(status));
+    }
+}
+
+/* Give a link its endpoint. */
+static void open_endpoint(struct kvf_link *link, ucp_ep_params_t *params)
+{
+    struct kvf_net *net = link->net;
+    ucs_status_t status;
+
+    params->field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
+    params->err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params->err_handler.cb = on_error;
+    params->err_handler.arg = link;
+    status = net->ucx.ucp_ep_create(net->worker, params, &link->ep);
+    if (status != UCS_OK) {
+        link->ep = NULL;
+        kvf_link_break(link, KVF_ERR_DISCONNECTED, "%s", net->ucx.ucs_status_string(status));
+    }
+}
+
+void kvf_link_arrive(ucp_conn_request_h request, void *arg)
+{
+    struct kvf_net *net = arg;
+
+    if (net->n_arrivals == KVF_NET_REQUESTS_MAX) {
+        (void)net->ucx.ucp_listener_reject(net->listener, request);
+        return;
+    }
+    net->arrivals[net->n_arrivals++] = request;
+}
+
+static void accept_one(struct kvf_net *net, ucp_conn_request_h request)
+{
+    struct kvf_link *link = link_new(net);
+    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST,
+                              .conn_request = request};
+
+    if (link == NULL) {
+        atomic_fetch_add(&net->refused, 1);
+        (void)net->ucx.ucp_listener_reject(net->listener, request);
+        return;
+    }
+    link->state = KVF_LINK_ACCEPTED;
+    open_endpoint(link, &params);
+}
+
+static void connect_peer(struct kvf_net *net, uint32_t number)
+{
+    struct kvf_link_peer *peer = &net->peers[number];
+    struct kvf_link *link = link_new(net);
+    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR,
+                              .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER,
+                              .sockaddr = {.addr = (const struct sockaddr *)&peer->address.address,
+                                           .addrlen = peer->address.bytes}};
+
+    if (link == NULL) {
+        return;
+    }
+    peer->link = 1 + (uint32_t)(link - net->links);
+    link->is_initiator = true;
+    link->peer = number;
+    link->state = KVF_LINK_CONNECTING;
+    open_endpoint(link, &params);
+    if (!link->is_broken) {
+        send_hello(link);
+    }
+}
+
+static bool is_same_address(const struct kvf_net_address *a, const struct kvf_net_address *b)
+{
+    return a->bytes == b->bytes && memcmp(&a->address, &b->address, a->bytes) == 0;
+}
+
+static void peer_init(struct kvf_link_peer *peer, const struct kvf_net_address *address)
+{
+    char host[48] = "?";
+    char port[8] = "?";
+
+    memset(peer, 0, sizeof(*peer));
+    peer->address = *address;
+    (void)getnameinfo((const struct sockaddr *)&address->address, address->bytes, host,
+                      sizeof(host), port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
+    (void)snprintf(peer->text, sizeof(peer->text),
+                   address->address.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+}
+
+/* Addresses keep their places: links name them by number. */
+void kvf_link_connect(struct kvf_net *net, struct kvf_net_address *addresses, uint32_t n)
+{
+    bool known[KVF_NET_PEERS_MAX] = {false};
+
+    for (uint32_t p = 0; p < net->n_peers; p++) {
+        net->peers[p].is_wanted = false;
+        for (uint32_t i = 0; i < n; i++) {
+            if (is_same_address(&net->peers[p].address, &addresses[i])) {
+                net->peers[p].is_wanted = true;
+                known[i] = true;
+            }
+        }
+        if (!net->peers[p].is_wanted && net->peers[p].link != 0) {
+            kvf_link_break(&net->links[net->peers[p].link - 1], KVF_ERR_CANCELED,
+                           "its address is not a peer's any more");
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t p = 0;
+
+        while (p < net->n_peers && (net->peers[p].is_wanted || net->peers[p].link != 0)) {
+            p++;
+        }
+        if (!known[i] && p < KVF_NET_PEERS_MAX) {
+            peer_init(&net->peers[p], &addresses[i]);
+            net->peers[p].is_wanted = true;
+            net->n_peers = p == net->n_peers ? p + 1 : net->n_peers;
+        }
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * The end of a link
+ */
+static void say_broken(struct kvf_link *link, bool was_up)
+{
+    struct kvf_link_peer *peer = link->is_initiator ? &link->net->peers[link->peer] : NULL;
+    int level = link->status == KVF_ERR_CANCELED || link->status == KVF_EXISTS ? KVF_LOG_INFO
+                                                                               : KVF_LOG_WARNING;
+    uint64_t suppressed;
+
+    if (was_up) {
+        kvf_log(level, "peers: %s%s%s: link ended: %s", label(link), peer != NULL ? ", " : "",
+                peer != NULL ? link->name : "", link->why);
+    } else if (peer != NULL && peer->said != link->status) {
+        peer->said = link->status; /* once, however often it is tried */
+        kvf_log(level, "peers: %s: no link: %s", peer->text, link->why);
+    } else if (peer == NULL && !link->is_refused &&
+               kvf_log_limit_allow(&link->net->stranger_log, link->net->now_ns, &suppressed)) {
+        kvf_log(level, "peers: a node connected and made no link: %s", link->why);
+    }
+}
+
+static void begin_close(struct kvf_link *link)
+{
+    struct kvf_net *net = link->net;
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                 .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    bool was_up = link->state == KVF_LINK_UP;
+
+    say_broken(link, was_up);
+    link->state = KVF_LINK_CLOSING;
+    link->owes_down = was_up && !link->owes_up; /* the owner knows it */
+    link->owes_up = false;
+    kvf_flow_end(link);
+    if (link->ep != NULL) {
+        link->closing = net->ucx.ucp_ep_close_nbx(link->ep, &param);
+    }
+}
+
+/* True: the place is free again. */
+static bool finish_close(struct kvf_link *link)
+{
+    struct kvf_net *net = link->net;
+
+    if (link->closing != NULL && UCS_PTR_IS_PTR(link->closing)) {
+        if (net->ucx.ucp_request_check_status(link->closing) == UCS_INPROGRESS) {
+            return false;
+        }
+        net->ucx.ucp_request_free(link->closing);
+    }
+    link->closing = NULL;
+    link->ep = NULL;
+    if (link->sends != 0 || link->owes_down) {
+        return false;
+    }
+    if (link->is_initiator) {
+        struct kvf_link_peer *peer = &net->peers[link->peer];
+        uint32_t shift = peer->failures < RETRY_SHIFT ? peer->failures : RETRY_SHIFT;
+        uint64_t pause_ns = net->config.retry_ns << shift;
+
+        if (link->status == KVF_EXISTS || link->status == KVF_ERR_REFUSED ||
+            link->status == KVF_ERR_VERSION || link->status == KVF_ERR_MISMATCH) {
+            pause_ns = net->config.retry_ns << RETRY_SHIFT; /* nothing changes soon */
+        }
+        peer->failures++;
+        /* by lot, so that nodes that lost each other do not meet in step */
+        peer->next_try_ns = net->now_ns + pause_ns / 2 +
+                            kvf_env_random_u64(&net->env) % (pause_ns / 2 + 1);
+        peer->link = 0;
+    }
+    link->state = KVF_LINK_FREE;
+    return true;
+}
+
+bool kvf_link_close_all(struct kvf_net *net)
+{
+    bool all = true;
+
+    for (uint32_t i = 0; i < net->n_arrivals; i++) {
+        (void)net->ucx.ucp_listener_reject(net->listener, net->arrivals[i]);
+    }
+    net->n_arrivals = 0;
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        struct kvf_link *link = &net->links[i];
+
+        if (link->state == KVF_LINK_UP && !link->is_broken && !link->is_refused) {
+            struct kvf_net_status_body body = {.status = KVF_ERR_TIER_OFF};
+
+            link->is_refused = true; /* nothing is taken from it any more */
+            link->end_ns = net->now_ns + LINGER_NS;
+            (void)kvf_link_send(link, KVF_NET_BYE, 0, 0, &body, sizeof(body));
+        }
+        if (link->state != KVF_LINK_FREE && link->state != KVF_LINK_CLOSING &&
+            (link->is_broken || link->sends == 0 || net->now_ns > link->end_ns)) {
+            kvf_link_break(link, KVF_ERR_CANCELED, "this node ends");
+            begin_close(link);
+        }
+        link->owes_down = false;
+        all &= link->state == KVF_LINK_FREE || finish_close(link);
+    }
+    return all;
+}
+
+/* ----------------------------------------------------------------------------------------------
+ * The turn
+ */
+
+/* Tell the owner of a link that came or went. */
+static void tell(struct kvf_link *link)
+{
+    struct kvf_net *net = link->net;
+    struct kvf_net_event event = {.link = kvf_link_id(link),
+                                  .is_initiator = link->is_initiator,
+                                  .incarnation = link->incarnation};
+
+    if (atomic_load(&net->link_events) >= KVF_NET_LINK_EVENTS_MAX) {
+        return; /* once more in the next turn */
+    }
+    atomic_fetch_add(&net->link_events, 1);
+    event.kind = link->owes_up ? KVF_NET_EVENT_LINK_UP : KVF_NET_EVENT_LINK_DOWN;
+    memcpy(event.name, link->name, sizeof(event.name));
+    if (link->is_initiator) {
+        (void)snprintf(event.address, sizeof(event.address), "%s", net->peers[link->peer].text);
+    }
+    if (link->owes_up) {
+        link->owes_up = false;
+    } else {
+        link->owes_down = false;
+    }
+    kvf_net_emit(net, &event);
+}
+
+static void check_time(struct kvf_link *link)
+{
+    struct kvf_net *net = link->net;
+
+    if (link->is_refused) {
+        if (net->now_ns >= link->end_ns) {
+            kvf_link_break(link, KVF_ERR_REFUSED, "it was refused");
+        }
+    } else if (link->state != KVF_LINK_UP) {
+        if (net->now_ns - link->begun_ns > HANDSHAKE_NS) {
+            kvf_link_break(link, KVF_ERR_TIMEOUT, "no answer");
+        }
+    } else if (net->now_ns > link->came_ns + net->config.silence_ns) {
+        kvf_link_break(link, KVF_ERR_TIMEOUT, "nothing was heard from it");
+    } else if (net->now_ns >= link->sent_ns + net->config.heartbeat_ns) {
+        (void)kvf_link_send(link, KVF_NET_HEARTBEAT, 0, 0, NULL, 0);
+    }
+}
+
+unsigned kvf_link_turn(struct kvf_net *net)
+{
+    unsigned n = net->n_arrivals;
+
+    for (uint32_t i = 0; i < net->n_arrivals; i++) {
+        accept_one(net, net->arrivals[i]);
+    }
+    net->n_arrivals = 0;
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        struct kvf_link *link = &net->links[i];
+
+        if (link->state == KVF_LINK_FREE) {
+            continue;
+        }
+        if (link->owes_up || link->owes_down) {
+            tell(link);
+            n++;
+        }
+        if (link->state == KVF_LINK_CLOSING) {
+            n += finish_close(link);
+            continue;
+        }
+        check_time(link);
+        if (link->is_broken) {
+            begin_close(link);
+            n++;
+        }
+    }
+    for (uint32_t p = 0; p < net->n_peers; p++) {
+        if (net->peers[p].is_wanted && net->peers[p].link == 0 &&
+            net->now_ns >= net->peers[p].next_try_ns) {
+            connect_peer(net, p);
+            n++;
+        }
+    }
+    return n;
+}

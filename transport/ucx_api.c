@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ucx_api.c: UCX, opened at run time.
+ */
+#include "transport/ucx_api.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/status.h"
+
+static const struct {
+    const char *symbol;
+    size_t offset;
+} functions[] = {
+#define FUNCTION_ENTRY(name) {#name, offsetof(struct kvf_ucx_api, name)},
+    KVF_UCP_FUNCTIONS(FUNCTION_ENTRY)
+#undef FUNCTION_ENTRY
+        {"ucs_status_string", offsetof(struct kvf_ucx_api, ucs_status_string)},
+};
+
+/* Before the library is there: it reads them when it is loaded. */
+static void set_defaults(void)
+{
+    static const char *const values[][2] = {
+        {"UCX_HANDLE_ERRORS", "none"}, /* signals are the daemon's */
+        {"UCX_MEM_EVENTS", "n"},       /* no hooks in malloc and mmap */
+        {"UCX_LOG_LEVEL", "fatal"},    /* a peer that dies is one line, and ours */
+        {"UCX_WARN_UNUSED_ENV_VARS", "n"},
+        {"UCX_TCP_CM_REUSEADDR", "y"}, /* a daemon that starts again has its port at once */
+    };
+
+    for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+        (void)setenv(values[i][0], values[i][1], 0);
+    }
+}
+
+int kvf_ucx_api_open(struct kvf_ucx_api *api, char *text, size_t text_bytes)
+{
+    const char *path = getenv("KVFERRY_UCX");
+    void *library;
+
+    *api = (struct kvf_ucx_api){0};
+    if (path == NULL || path[0] == '\0') {
+        path = "libucp.so.0";
+    }
+    set_defaults();
+    library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (library == NULL) {
+        (void)snprintf(text, text_bytes, "UCX cannot be loaded: %s; install libucx0", dlerror());
+        return KVF_ERR_UNSUPPORTED;
+    }
+    for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
+        void *address = dlsym(library, functions[i].symbol);
+
+        if (address == NULL) {
+            (void)snprintf(text, text_bytes,
+                           "UCX is too old: %s has no %s; 1.13 or newer is needed", path,
+                           functions[i].symbol);
+            (void)dlclose(library);
+            return KVF_ERR_UNSUPPORTED;
+        }
+        memcpy((char *)api + functions[i].offset, &address, sizeof(address));
+    }
+    (void)dlclose(library); /* it stays, by RTLD_NODELETE */
+    api->ucp_get_version(&api->major, &api->minor, &api->release);
+    if (api->major == 1 && api->minor < 13) {
+        (void)snprintf(text, text_bytes, "UCX is %u.%u: 1.13 or newer is needed", api->major,
+                       api->minor);
+        return KVF_ERR_UNSUPPORTED;
+    }
+    return KVF_OK;
+}
