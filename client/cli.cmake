@@ -45,8 +45,8 @@ add_executable(kvferry
     kvferry.c
     trace_file.c)
 # replay runs the daemon's index, admission and eviction: agent/replay.h
-target_link_libraries(kvferry PRIVATE kvf_agent kvf_client kvf_calibrate kvf_weights kvf_profile_file kvf_base
-                      kvf_flags
+target_link_libraries(kvferry PRIVATE kvf_agent kvf_client kvf_calibrate kvf_weights
+                      kvf_profile_file kvf_base kvf_flags
                       PkgConfig::CURL PkgConfig::JANSSON PkgConfig::SODIUM m)
 install(TARGETS kvferry RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/docs/man/kvferry.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)

@@ -42,7 +42,8 @@ int cli_parse_sizes(const char *name, const char *text, struct cli_sizes *sizes_
 void cli_case_init(const struct cli *cli, const struct kvf_trace *trace, uint32_t chunk_tokens,
                    uint64_t dram_bytes, uint64_t nvme_bytes, struct cli_store_case *store_out);
 
-/* Replay the trace. see, or NULL: told of every prompt. CLI_OK, or an exit code after saying why. */
+/* Replay the trace. see, or NULL: told of every prompt. CLI_OK, or an exit code after saying
+ * why. */
 typedef void (*cli_case_fn)(void *arg, const struct kvf_trace_request *request,
                             uint32_t tokens_dram, uint32_t tokens_nvme);
 int cli_case_run(const struct kvf_trace *trace, struct cli_store_case *store, cli_case_fn see,

@@ -12,7 +12,7 @@ import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-TRACE = os.path.join(ROOT, "tests", "data", "trace", "mooncake-conversation-150.jsonl")
+TRACE = os.path.join(ROOT, "tests", "data", "trace", "mooncake-conversation-600.jsonl")
 KVFERRY = sys.argv[1]
 SHAPE = ["--layers", "32", "--d-model", "4096", "--heads", "8", "--query-heads", "32", "--dim",
          "128", "--ffn", "14336"]
@@ -56,7 +56,7 @@ class Replay(unittest.TestCase):
         truth = Unbounded()
         out = rows("replay", TRACE, "--bytes-a-token", "1000", "--dram", "16GiB")
         row = out["rows"][0]
-        self.assertEqual(out["requests"], 150)
+        self.assertEqual(out["requests"], 600)
         self.assertEqual((out["blocks"], out["tokens"]), (truth.blocks, truth.tokens))
         self.assertEqual((row["hits_dram"], row["hits_nvme"]), (truth.hits, 0))
         self.assertEqual(row["tokens_dram"], truth.hit_tokens)
@@ -73,7 +73,7 @@ class Replay(unittest.TestCase):
         self.assertEqual(row["written_bytes"], row["writes"] * row["record_bytes"])
 
     def test_smaller_records_hit_more(self):
-        out = rows("replay", TRACE, *SHAPE, "--profiles", "raw,balanced", "--dram", "2GiB,64GiB")
+        out = rows("replay", TRACE, *SHAPE, "--profiles", "raw,balanced", "--dram", "16GiB,256GiB")
         self.assertEqual([row["profile"] for row in out["rows"]],
                          ["raw", "raw", "balanced", "balanced"])
         raw, raw_more, balanced, _ = [row["tokens_dram"] for row in out["rows"]]
@@ -94,7 +94,7 @@ class Replay(unittest.TestCase):
             text = file.read()
         code, out, _ = run("replay", "-", "--bytes-a-token", "1000", "--dram", "1GiB", data=text)
         self.assertEqual(code, 0)
-        self.assertIn("150 prompts", out)
+        self.assertIn("600 prompts", out)
         self.assertIn("hit dram", out)
 
     def test_refusals(self):
