@@ -367,7 +367,7 @@ static void rebuild_layers(struct bed *bed)
     wait_for(bed);
 }
 
-/* --- parts of a fetch -------------------------------------------------------------------------- */
+/* --- parts of a fetch ------------------------------------------------------------------------- */
 
 static void copy_x(struct bed *bed)
 {

@@ -76,6 +76,10 @@ if(TARGET kvf_test_daemon)
     kvf_add_calls_test(NAME order CLIENT kvf_client_gpu_mutated SOURCES test_order.c
                        OPTIONS -Wl,--wrap=kvf_lease_release)
 
+    kvf_add_calls_test(NAME x_order CLIENT kvf_client_gpu_mutated SOURCES test_x_order.c)
+    set_property(TEST fake_gpu_x_order APPEND PROPERTY
+                 ENVIRONMENT KVFERRY_CUBLASLT=$<TARGET_FILE:kvf_fake_cuda>)
+
     # The same between processes.
     add_executable(kvferryd-gpu-mutated ${gpud_sources} ${kvf_calls_folder}/mutant_env.c
                    ${kvf_calls_folder}/fake_image.c)

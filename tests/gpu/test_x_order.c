@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_x_order.c: who waits for whom where K and V are made of stored X.
+ *
+ * W_K is the unit matrix, times a power of two that each layer has for itself, and W_V the same
+ * from right to left: K and V are X to the bit, and a product that another one has overwritten, a
+ * window that holds the blocks of the next, pages that a step still reads, all show as wrong bytes.
+ * A round gets blocks into pages that a stream reads until then, by two calls on two streams, and
+ * rebuilds X of device memory on these and a third. Everything the host does is one call behind
+ * what allows it.
+ *
+ * All rounds must be right. Then each wait of gpu_x.c, which lists them, is taken out, in a process
+ * of its own, and some round has to go wrong: on the fake driver, which runs what is queued in any
+ * order that is allowed. On a GPU this is reported and not required.
+ */
+#include "base/mutant.h"
+#include "tests/gpu/calls.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "codec/codec_fp.h"
+
+const char *kvf_mutant_chosen;
+
+static const char *const mutants[] = {
+    "x_blocks_wait", "x_window_wait", "x_product_wait", "x_reader_wait", "x_return_wait",
+};
+
+enum {
+    LAYERS = 2,
+    WIDTH = 128, /* of X, K and V */
+    HEADS = 2,
+    DIM = WIDTH / HEADS,
+    CHUNK = 16,
+    PAGE = 8,
+    CHUNK_PAGES = CHUNK / PAGE,
+    WINDOW = 4 * CHUNK,
+    BLOCKS = 10, /* stored */
+    GOT = 7,     /* by a call: windows of 1, 4 and 2 */
+    CALLS = 2,
+    OWN = 6, /* rebuilt from X of device memory: of blocks 0, 1, ... */
+    PAGES = (CALLS * GOT + OWN) * CHUNK_PAGES,
+    ROUNDS = 40,
+    ROUNDS_MIN = 5,
+    MUTANT_ROUNDS = 1000,
+    GARBAGE = 0x3c,
+    DELAY_BYTES = 64 << 20, /* some 30 us of a GPU */
+};
+
+typedef uint16_t page_set[LAYERS][PAGES][PAGE][HEADS][2][DIM];
+
+static struct calls calls;
+static struct kvf_random_seeded random_bits;
+static uint64_t first_key; /* of this process: the daemon outlives it */
+
+static struct kvf_client *client;
+static struct kvf_gpu *gpu;
+static struct kvf_gpu_x *x;
+static uint16_t stored[BLOCKS][LAYERS][CHUNK][WIDTH];
+static uint16_t matrices[LAYERS][2 * WIDTH][WIDTH];
+static char keys[BLOCKS][24];
+static uint64_t device_x; /* all that is stored */
+static uint64_t device_matrices;
+static uint64_t pages;
+static uint64_t snapshot;
+static uint64_t delay;
+static size_t delay_bytes;
+static page_set *have; /* pinned */
+static void *reader;
+static void *streams[CALLS + 1];
+static void *read_done;
+
+/* --- the engine ------------------------------------------------------------------------------- */
+
+static void client_open(void)
+{
+    struct kvf_geometry geometry = {.struct_bytes = sizeof(geometry),
+                                    .dtype = KVF_DTYPE_BF16,
+                                    .n_layers = LAYERS,
+                                    .chunk_tokens = CHUNK};
+    struct kvf_gpu_options gpu_options = {.struct_bytes = sizeof(gpu_options),
+                                          .load_window_bytes = 1 << 20};
+    struct kvf_options options;
+
+    assert_int_equal(kvf_x_geometry(KVF_KIND_X, WIDTH, &geometry), KVF_OK);
+    kvf_test_client_options(&calls.daemon, &options);
+    options.geometry = &geometry;
+    options.profile = "raw";
+    options.staging_bytes = 8 << 20;
+    memset(options.weights_digest, 7, sizeof(options.weights_digest));
+    assert_int_equal(kvf_open(&options, &client), KVF_OK);
+    assert_int_equal(kvf_gpu_open(client, &gpu_options, &gpu), KVF_OK);
+}
+
+static void blocks_put(void)
+{
+    void *layers[LAYERS];
+
+    for (uint32_t b = 0; b < BLOCKS; b++) {
+        struct kvf_kv_view view = {
+            .struct_bytes = sizeof(view),
+            .tokens_a_page = CHUNK,
+            .k = {layers, sizeof(stored[0][0]), WIDTH * 2, client->geometry.dim_k * 2u}};
+        struct kvf_put_item item = {.struct_bytes = sizeof(item),
+                                    .source = KVF_SOURCE_VIEW,
+                                    .key = calls_key(first_key + b, keys[b]),
+                                    .token_start = b * CHUNK,
+                                    .kv = &view};
+
+        for (uint32_t l = 0; l < LAYERS; l++) {
+            layers[l] = stored[b][l];
+            for (uint32_t i = 0; i < CHUNK * WIDTH; i++) {
+                float value = (float)(int16_t)kvf_random_seeded_next(&random_bits);
+
+                (&stored[b][l][0][0])[i] = kvf_bf16_from_f32(value);
+            }
+        }
+        assert_int_equal(kvf_put(client, &item, 1, NULL, NULL), KVF_OK);
+    }
+}
+
+static void x_open(void)
+{
+    const void *lists[2][LAYERS];
+    void *layers[2][LAYERS];
+    struct kvf_x_weights weights = {.struct_bytes = sizeof(weights),
+                                    .d_model = WIDTH,
+                                    .n_layers = LAYERS,
+                                    .n_heads = HEADS,
+                                    .dim_k = DIM,
+                                    .dim_v = DIM,
+                                    .dtype = KVF_DTYPE_BF16,
+                                    .kv_dtype = KVF_DTYPE_BF16,
+                                    .rope_style = KVF_ROPE_STYLE_NONE,
+                                    .w_k = lists[0],
+                                    .w_v = lists[1]};
+    struct kvf_gpu_x_options options = {
+        .struct_bytes = sizeof(options),
+        .window_tokens = WINDOW,
+        .pages = {.struct_bytes = sizeof(options.pages),
+                  .n_pages = PAGES,
+                  .tokens_a_page = PAGE,
+                  .k = {layers[0], sizeof((*have)[0][0]), sizeof((*have)[0][0][0]),
+                        sizeof((*have)[0][0][0][0])},
+                  .v = {layers[1], sizeof((*have)[0][0]), sizeof((*have)[0][0][0]),
+                        sizeof((*have)[0][0][0][0])}},
+    };
+
+    memset(weights.weights_digest, 7, sizeof(weights.weights_digest));
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        lists[0][l] = (const uint8_t *)(uintptr_t)device_matrices + l * sizeof(matrices[0]);
+        lists[1][l] = (const uint8_t *)lists[0][l] + sizeof(matrices[0]) / 2;
+        layers[0][l] = (uint8_t *)(uintptr_t)pages + l * sizeof((*have)[0]);
+        layers[1][l] = (uint8_t *)layers[0][l] + sizeof((*have)[0][0][0][0][0]);
+    }
+    assert_int_equal(kvf_gpu_x_open(gpu, &weights, &options, &x), KVF_OK);
+}
+
+static void engine_open(void)
+{
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        for (uint32_t i = 0; i < WIDTH; i++) {
+            matrices[l][i][i] = kvf_bf16_from_f32((float)(1 << l));
+            matrices[l][WIDTH + i][WIDTH - 1 - i] = matrices[l][i][i];
+        }
+    }
+    client_open();
+    blocks_put();
+    device_matrices = calls_alloc(sizeof(matrices));
+    calls_write(device_matrices, matrices, sizeof(matrices));
+    device_x = calls_alloc(sizeof(stored));
+    calls_write(device_x, stored, sizeof(stored));
+    pages = calls_alloc(sizeof(page_set));
+    snapshot = calls_alloc(sizeof(page_set));
+    have = calls_pinned(sizeof(page_set));
+    delay_bytes = calls_fake.fake_cuda_seed != NULL ? 4096 : DELAY_BYTES;
+    delay = calls_alloc(delay_bytes);
+    reader = calls_stream();
+    read_done = calls_event();
+    for (uint32_t i = 0; i < CALLS + 1; i++) {
+        streams[i] = calls_stream();
+    }
+    x_open();
+}
+
+static void engine_close(void)
+{
+    x = kvf_gpu_x_close(x);
+    gpu = kvf_gpu_close(gpu);
+    client = kvf_close(client);
+}
+
+/* --- rounds ----------------------------------------------------------------------------------- */
+
+/* What a call asks for: other blocks each time, into pages of its own. */
+struct wanted {
+    uint32_t blocks[GOT];
+    uint32_t ids[GOT][CHUNK_PAGES];
+    struct kvf_gpu_x_item items[GOT];
+};
+
+static void wanted_make(struct wanted *wanted, uint32_t set)
+{
+    uint32_t first = (uint32_t)kvf_random_seeded_next(&random_bits) % BLOCKS;
+    uint32_t step = kvf_random_seeded_next(&random_bits) % 2 != 0 ? 3 : 7;
+
+    for (uint32_t i = 0; i < GOT; i++) {
+        uint32_t b = (first + i * step) % BLOCKS;
+
+        for (uint32_t p = 0; p < CHUNK_PAGES; p++) {
+            wanted->ids[i][p] = (set * GOT + i) * CHUNK_PAGES + p;
+        }
+        wanted->blocks[i] = b;
+        wanted->items[i] = (struct kvf_gpu_x_item){.struct_bytes = sizeof(wanted->items[i]),
+                                                   .n_pages = CHUNK_PAGES,
+                                                   .key = {keys[b], sizeof(keys[b]) - 1},
+                                                   .pages = wanted->ids[i]};
+    }
+}
+
+/* Are K and V of a block there, or, of a block that is none, what was there before? */
+static bool is_block(uint32_t layer, uint32_t first_page, const uint16_t from[CHUNK][WIDTH])
+{
+    for (uint32_t t = 0; t < CHUNK; t++) {
+        uint16_t(*slot)[2][DIM] = (*have)[layer][first_page + t / PAGE][t % PAGE];
+
+        for (uint32_t i = 0; i < WIDTH; i++) {
+            float factor = (float)(1 << layer);
+            uint16_t k = kvf_bf16_from_f32(kvf_f32_from_bf16(from[t][i]) * factor);
+            uint16_t v = kvf_bf16_from_f32(kvf_f32_from_bf16(from[t][WIDTH - 1 - i]) * factor);
+
+            if (slot[i / DIM][0][i % DIM] != k || slot[i / DIM][1][i % DIM] != v) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static void read_back(uint64_t from, void *stream)
+{
+    calls_check(calls_device->driver.cuMemcpyDtoHAsync(have, from, sizeof(page_set), stream));
+    calls_check(calls_device->driver.cuStreamSynchronize(stream));
+}
+
+static bool is_wanted_there(const struct wanted *wanted)
+{
+    for (uint32_t i = 0; i < GOT; i++) {
+        for (uint32_t l = 0; l < LAYERS; l++) {
+            if (!is_block(l, wanted->ids[i][0], stored[wanted->blocks[i]][l])) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+/* The step that reads the pages: they hold garbage until it has. */
+static void step_queue(uint32_t n_delays)
+{
+    const struct kvf_gpu_driver *driver = &calls_device->driver;
+
+    calls_check(driver->cuMemsetD8Async(pages, GARBAGE, sizeof(page_set), reader));
+    for (uint32_t i = 0; i < n_delays; i++) {
+        calls_check(driver->cuMemsetD8Async(delay, (unsigned char)i, delay_bytes, reader));
+    }
+    calls_check(driver->cuMemcpyDtoDAsync(snapshot, pages, sizeof(page_set), reader));
+    calls_check(driver->cuEventRecord(read_done, reader));
+}
+
+static bool is_garbage(void)
+{
+    const uint8_t *bytes = (const uint8_t *)have;
+
+    for (size_t i = 0; i < sizeof(page_set); i++) {
+        if (bytes[i] != GARBAGE) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* X of device memory, on one stream after the other, behind the step. */
+static bool own_queue(void)
+{
+    bool is_good = true;
+
+    for (uint32_t i = 0; i < OWN; i++) {
+        uint32_t first = (CALLS * GOT + i) * CHUNK_PAGES;
+        uint32_t ids[CHUNK_PAGES] = {first, first + 1};
+        const void *from = (const void *)(uintptr_t)(device_x + i * sizeof(stored[0]));
+        void *stream = streams[i % (CALLS + 1)];
+
+        calls_check(calls_device->driver.cuStreamWaitEvent(stream, read_done, 0));
+        is_good = is_good &&
+                  kvf_gpu_x_rebuild(x, 0, from, CHUNK, 0, ids, CHUNK_PAGES, stream) == KVF_OK;
+    }
+    return is_good;
+}
+
+static bool is_all_there(const struct wanted wanted[CALLS])
+{
+    bool is_right = true;
+
+    for (uint32_t c = 0; c < CALLS && is_right; c++) {
+        is_right = is_wanted_there(&wanted[c]);
+    }
+    for (uint32_t i = 0; i < OWN && is_right; i++) {
+        is_right = is_block(0, (CALLS * GOT + i) * CHUNK_PAGES, stored[i][0]);
+    }
+    return is_right;
+}
+
+/* True: every byte was right. */
+static bool round_run(uint32_t number)
+{
+    struct wanted wanted[CALLS];
+    int32_t statuses[GOT];
+    bool is_right = true;
+
+    step_queue(number % 4);
+    for (uint32_t c = 0; c < CALLS && is_right; c++) {
+        /* on a stream of the library's all is there at once */
+        void *stream = (number + c) % 3 == 0 ? NULL : streams[c];
+
+        wanted_make(&wanted[c], c);
+        is_right = kvf_gpu_x_get(x, wanted[c].items, GOT, NULL, read_done, stream, statuses) ==
+                   KVF_OK;
+        if (is_right && stream == NULL) {
+            read_back(pages, streams[CALLS]);
+            is_right = is_wanted_there(&wanted[c]);
+        }
+    }
+    is_right = is_right && own_queue();
+    for (uint32_t i = 0; i < CALLS + 1; i++) {
+        calls_check(calls_device->driver.cuStreamSynchronize(streams[i]));
+    }
+    read_back(pages, streams[0]);
+    is_right = is_right && is_all_there(wanted);
+    read_back(snapshot, reader);
+    return is_right && is_garbage();
+}
+
+static void test_rounds(void **state)
+{
+    uint32_t n = kvf_test_scaled(ROUNDS);
+
+    (void)state;
+    engine_open();
+    for (uint32_t i = 0; i < (n < ROUNDS_MIN ? ROUNDS_MIN : n); i++) {
+        if (!round_run(i)) {
+            fail_msg("round %u", i);
+        }
+    }
+    engine_close();
+}
+
+/* --- mutants ---------------------------------------------------------------------------------- */
+
+/* In a child: exit code 1 says that a round went wrong, a signal as well. */
+static void mutant_run(const char *mutant)
+{
+    uint32_t n = calls_fake.fake_cuda_seed != NULL ? MUTANT_ROUNDS : kvf_test_scaled(MUTANT_ROUNDS);
+
+    kvf_mutant_chosen = mutant;
+    engine_open();
+    for (uint32_t i = 0; i < n; i++) {
+        if (!round_run(i)) {
+            printf("%s: caught in round %u\n", mutant, i);
+            (void)fflush(stdout);
+            _exit(1);
+        }
+    }
+    _exit(0);
+}
+
+static int run_alone(const char *program, const char *mutant, size_t number)
+{
+    char key[24];
+    int wait_status = 0;
+    pid_t pid;
+
+    (void)snprintf(key, sizeof(key), "%zu", 1000 * (number + 1));
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        (void)execl(program, program, mutant, calls.daemon.socket_path, key, (char *)NULL);
+        _exit(127);
+    }
+    assert_int_equal(waitpid(pid, &wait_status, 0), pid);
+    return wait_status;
+}
+
+static void test_each_removed_wait_is_caught(void **state)
+{
+    char program[KVF_TEST_PATH_BYTES];
+    ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 1);
+
+    (void)state;
+    assert_true(n > 0);
+    program[n] = 0;
+    for (size_t i = 0; i < sizeof(mutants) / sizeof(mutants[0]); i++) {
+        int wait_status = run_alone(program, mutants[i], i);
+        bool is_caught = WIFSIGNALED(wait_status) || WEXITSTATUS(wait_status) == 1;
+
+        print_message("%s: %s\n", mutants[i], is_caught ? "caught" : "not caught");
+        assert_false(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) > 1);
+        if (calls_fake.fake_cuda_seed != NULL) {
+            assert_true(is_caught);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rounds),
+        cmocka_unit_test(test_each_removed_wait_is_caught),
+    };
+    uint64_t seed;
+    int failed;
+
+    if (!calls_begin(&seed)) {
+        return 77;
+    }
+    kvf_random_seeded_init(&random_bits, seed);
+    if (argc == 4) {
+        (void)snprintf(calls.daemon.socket_path, sizeof(calls.daemon.socket_path), "%s", argv[2]);
+        first_key = strtoull(argv[3], NULL, 10);
+        mutant_run(argv[1]);
+    }
+    calls_daemon_start(&calls, NULL);
+    failed = cmocka_run_group_tests(tests, NULL, NULL);
+    calls_daemon_stop(&calls);
+    return failed;
+}
