@@ -30,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/gpu_latent.h"
 #include "client/x_weights.h"
 #include "codec/codec_rebuild.h"
 #include "gpu/blas.h"
@@ -45,7 +46,7 @@ enum {
 /* X of some blocks on their way. */
 struct window {
     struct kvf_gpu_region *region; /* a page a block */
-    uint64_t address;              /* [layers][blocks][chunk_tokens][d_model] */
+    uint64_t address;              /* [layers][blocks][chunk_tokens][stored] */
     void *stream;                  /* of decodes into it */
     void *rebuilt;                 /* event */
     uint32_t first;                /* of its blocks among the call's */
@@ -66,10 +67,12 @@ struct kvf_gpu_x {
     struct kvf_x_weights weights; /* lists of pointers are copies */
     struct kvf_gpu_region pages;  /* strides and layers alone */
     struct kvf_gpu_blas *blas;
-    void *stream; /* for callers without one */
+    struct kvf_gpu_latent *latent; /* what makes X of latents; NULL: X is stored */
+    void *stream;                  /* for callers without one */
     uint32_t chunk_tokens;
     uint32_t blocks_a_window;
     uint32_t piece_tokens; /* that a kernel is told of at once */
+    uint32_t stored;       /* elements a token of a window: of X, or of its latent */
     uint32_t k_width;
     uint32_t width;
     uint64_t product;   /* fp32 [window tokens][width] */
@@ -86,6 +89,7 @@ struct kvf_gpu_x {
 static int check_open(const struct kvf_gpu *gpu, const struct kvf_x_weights *weights)
 {
     const struct kvf_geometry *geometry = &gpu->plan.geometry;
+    uint32_t stored = weights->stored_width != 0 ? weights->stored_width : weights->d_model;
 
     if (gpu->agent != NULL) {
         kvf_client_log(gpu->client, 0,
@@ -93,15 +97,15 @@ static int check_open(const struct kvf_gpu *gpu, const struct kvf_x_weights *wei
                        "the GPU with path ENGINE");
         return KVF_ERR_UNSUPPORTED;
     }
-    if (geometry->kind != KVF_KIND_X || weights->n_layers != geometry->n_layers ||
-        weights->d_model != (uint32_t)geometry->n_heads * geometry->dim_k ||
+    if (geometry->kind < KVF_KIND_X || weights->n_layers != geometry->n_layers ||
+        stored != (uint32_t)geometry->n_heads * geometry->dim_k ||
         weights->dtype != geometry->dtype ||
         (weights->dtype != KVF_DTYPE_BF16 && weights->dtype != KVF_DTYPE_F16) ||
         weights->d_model % 8 != 0) {
         kvf_client_log(gpu->client, 0,
                        "weights for X: %u layers of %u elements are not what the client's X has "
                        "(kind X, %u layers of %u), or X and matrices are not both bf16, or fp16",
-                       weights->n_layers, weights->d_model, geometry->n_layers,
+                       weights->n_layers, stored, geometry->n_layers,
                        (uint32_t)geometry->n_heads * geometry->dim_k);
         return KVF_ERR_INVALID;
     }
@@ -167,7 +171,7 @@ static int pages_take(struct kvf_gpu_x *x, const struct kvf_gpu_region_options *
 static int window_region(struct kvf_gpu_x *x, struct window *window)
 {
     const struct kvf_geometry *geometry = &x->gpu->plan.geometry;
-    uint64_t token_bytes = (uint64_t)x->weights.d_model * kvf_dtype_bytes(x->weights.dtype);
+    uint64_t token_bytes = (uint64_t)x->stored * kvf_dtype_bytes(x->weights.dtype);
     uint64_t page_bytes = token_bytes * x->chunk_tokens;
     void **layers = malloc(x->weights.n_layers * sizeof(*layers));
     struct kvf_gpu_region_options options = {
@@ -198,7 +202,7 @@ static int memory_take(struct kvf_gpu_x *x)
     struct kvf_gpu_device *device = x->gpu->device;
     const struct kvf_gpu_driver *driver = &device->driver;
     uint64_t tokens = (uint64_t)x->blocks_a_window * x->chunk_tokens;
-    uint64_t window_bytes = tokens * x->weights.d_model * kvf_dtype_bytes(x->weights.dtype) *
+    uint64_t window_bytes = tokens * x->stored * kvf_dtype_bytes(x->weights.dtype) *
                             x->weights.n_layers;
     int status = kvf_gpu_device_result(device,
                                        driver->cuMemAlloc(&x->memory, WINDOWS * window_bytes),
@@ -236,8 +240,12 @@ static int x_start(struct kvf_gpu_x *x, char *text, size_t text_bytes)
     }
     if (status != KVF_OK) {
         snprintf(text, text_bytes, "%s", device->text);
+        return status;
     }
-    return status;
+    return x->gpu->plan.geometry.kind == KVF_KIND_XG
+               ? kvf_gpu_latent_open(x->gpu, &x->weights, x->blocks_a_window * x->chunk_tokens,
+                                     &x->latent, text, text_bytes)
+               : KVF_OK;
 }
 
 int kvf_gpu_x_open(struct kvf_gpu *gpu, const struct kvf_x_weights *weights,
@@ -268,6 +276,7 @@ int kvf_gpu_x_open(struct kvf_gpu *gpu, const struct kvf_x_weights *weights,
     x->blocks_a_window = (options->window_tokens != 0 ? options->window_tokens : WINDOW_TOKENS) /
                          x->chunk_tokens;
     x->blocks_a_window = x->blocks_a_window != 0 ? x->blocks_a_window : 1;
+    x->stored = weights->stored_width != 0 ? weights->stored_width : weights->d_model;
     x->k_width = (uint32_t)weights->n_heads * weights->dim_k;
     x->width = x->k_width + (uint32_t)weights->n_heads * weights->dim_v;
     status = pages_take(x, &options->pages);
@@ -320,6 +329,7 @@ struct kvf_gpu_x *kvf_gpu_x_close(struct kvf_gpu_x *x)
             window_drop(x, &x->windows[i]);
         }
         kvf_gpu_event_drop(x->gpu, x->single);
+        (void)kvf_gpu_latent_close(x->latent);
         (void)kvf_gpu_blas_close(x->blas);
         (void)driver->cuMemFree(x->memory);
         (void)driver->cuMemFree(x->product);
@@ -609,7 +619,7 @@ static int window_wait(struct kvf_gpu_x *x, uint32_t w, int32_t *statuses)
 static int window_rebuild(struct kvf_gpu_x *x, struct window *window,
                           const struct kvf_gpu_x_item *items, const int32_t *statuses, void *stream)
 {
-    uint64_t layer_bytes = (uint64_t)x->blocks_a_window * x->chunk_tokens * x->weights.d_model *
+    uint64_t layer_bytes = (uint64_t)x->blocks_a_window * x->chunk_tokens * x->stored *
                            kvf_dtype_bytes(x->weights.dtype);
     uint32_t n = 0; /* whole chunks: products of few numbers of rows */
     int recorded;
@@ -626,7 +636,14 @@ static int window_rebuild(struct kvf_gpu_x *x, struct window *window,
         }
     }
     for (uint32_t layer = 0; n != 0 && layer < x->weights.n_layers && status == KVF_OK; layer++) {
-        status = layer_queue(x, layer, window->address + layer * layer_bytes, n, stream);
+        uint64_t from = window->address + layer * layer_bytes;
+
+        if (x->latent != NULL) {
+            status = kvf_gpu_latent_queue(x->latent, x->blas, layer, from, n, stream, &from);
+        }
+        if (status == KVF_OK) {
+            status = layer_queue(x, layer, from, n, stream);
+        }
     }
     recorded = kvf_gpu_record(x->gpu, window->rebuilt, stream);
     return status == KVF_OK ? recorded : status;

@@ -77,14 +77,14 @@ void kvf_x_say(kvf_log_fn log, void *arg, const char *format, ...)
 /* Open the file that the weights name, and compare it with them and with the digest that the client
  * attached with. KVF_OK; KVF_ERR_MISMATCH, _IO, _CORRUPT, _FOREIGN, _NO_MEMORY: the log says
  * why. */
-int kvf_latent_open(struct kvf_x *x, const uint8_t factors_digest[KVF_DIGEST_BYTES]);
+KVF_API int kvf_latent_open(struct kvf_x *x, const uint8_t factors_digest[KVF_DIGEST_BYTES]);
 
 /* Accepts one that is not open. */
-void kvf_latent_close(struct kvf_latent *latent);
+KVF_API void kvf_latent_close(struct kvf_latent *latent);
 
 /* Read a layer's factors, unless they are there. KVF_OK; KVF_ERR_IO, _CORRUPT, _NO_MEMORY: the log
  * says why. */
-int kvf_latent_load(struct kvf_x *x, uint32_t layer);
+KVF_API int kvf_latent_load(struct kvf_x *x, uint32_t layer);
 
 /* Is a layer stored as the latent of a difference? */
 bool kvf_latent_is_difference(const struct kvf_x *x, uint32_t layer);

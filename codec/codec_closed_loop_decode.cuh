@@ -10,7 +10,7 @@
 namespace kvf
 {
 
-/* A field of so many bits of a plane: its byte, from the strip's beginning on, and its first bit. */
+/* A field of so many bits of a plane: its byte, from the strip's beginning on, and first bit. */
 struct loop_field {
     uint32_t byte;
     uint32_t shift;

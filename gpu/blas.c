@@ -282,7 +282,7 @@ int kvf_gpu_blas_multiply(struct kvf_gpu_blas *blas, const struct kvf_gpu_produc
                           uint64_t a, uint64_t b, uint64_t c, void *stream)
 {
     const float one = 1.0f;
-    const float zero = 0.0f;
+    const float before = product->adds ? 1.0f : 0.0f;
     int status = KVF_OK;
     const struct shape *shape = shape_find(blas, product, &status);
 
@@ -290,7 +290,7 @@ int kvf_gpu_blas_multiply(struct kvf_gpu_blas *blas, const struct kvf_gpu_produc
         return status;
     }
     return blas->lt.cublasLtMatmul(blas->handle, blas->desc, &one, pointer_of(b), shape->layouts[0],
-                                   pointer_of(a), shape->layouts[1], &zero, pointer_of(c),
+                                   pointer_of(a), shape->layouts[1], &before, pointer_of(c),
                                    shape->layouts[2], pointer_of(c), shape->layouts[2],
                                    shape->choice.algorithm, pointer_of(blas->workspace),
                                    KVF_GPU_BLAS_WORKSPACE_BYTES, stream) == LT_SUCCESS

@@ -2,14 +2,15 @@
  *
  * blas.h: products on the GPU by cuBLASLt, opened at run time as the driver is.
  *
- * A product is C = A B^T, all by rows: A [m][k] and B [n][k] of bf16 or fp16, C [m][n] of fp32, and
- * sums in fp32. What it takes for one shape is found once and kept.
+ * A product is C = A B^T, or C += A B^T, all by rows: A [m][k] and B [n][k] of bf16 or fp16, C
+ * [m][n] of fp32, and sums in fp32. What it takes for one shape is found once and kept.
  *
  * Owner: one thread at a time. Calls are made between kvf_gpu_device_enter and _leave.
  */
 #ifndef KVF_GPU_BLAS_H
 #define KVF_GPU_BLAS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,6 +29,7 @@ struct kvf_gpu_product {
     uint32_t k;
     uint32_t c_stride; /* elements from row to row of C */
     uint8_t dtype;     /* of A and B: KVF_DTYPE_BF16, KVF_DTYPE_F16 */
+    bool adds;         /* to what C has */
 };
 
 /* Open libcublasLt.so.13 or .12, or what KVFERRY_CUBLASLT names, and take a workspace. device stays

@@ -42,7 +42,7 @@ if(TARGET kvf_test_daemon)
     set_property(TEST fake_gpu_x_get APPEND PROPERTY
                  ENVIRONMENT KVFERRY_CUBLASLT=$<TARGET_FILE:kvf_fake_cuda>)
     foreach(target test_gpu_x_get test_fake_gpu_x_get)
-        target_link_libraries(${target} PRIVATE m)
+        target_link_libraries(${target} PRIVATE kvf_weights m)
     endforeach()
 
     # Path AGENT: workers with kernels of the fake driver, and one whose waits can be taken out.

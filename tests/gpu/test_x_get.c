@@ -4,6 +4,7 @@
  * what the C codec decodes, |error| <= 2 bf16 ulp of max(|reference|, 2^-6 of the vector's root
  * mean square), which is the error of fp32 sums of some hundred terms and of one rounding.
  */
+#include "client/x_svd.h"
 #include "tests/gpu/calls.h"
 
 #include <setjmp.h>
@@ -23,6 +24,7 @@
 enum {
     LAYERS = 3,
     WIDTH = 256, /* of X */
+    RANK = 128,  /* of its latents */
     HEADS = 2,
     DIM_K = 96,
     DIM_V = 64,
@@ -70,6 +72,8 @@ static uint16_t x_in[BLOCKS][LAYERS][CHUNK][WIDTH];
 static uint16_t x_stored[BLOCKS][LAYERS][CHUNK][WIDTH]; /* as it comes back */
 static uint16_t out[LAYERS][PAGES][PAGE][HEADS][DIM_K + DIM_V];
 static uint64_t n_keys = 1;
+static float factors[LAYERS][WIDTH][RANK]; /* U */
+static char factors_path[KVF_TEST_PATH_BYTES];
 
 static float uniform(void)
 {
@@ -107,6 +111,7 @@ struct shape {
     bool is_apart; /* W_V does not follow W_K */
     const char *profile;
     uint32_t window_tokens;
+    bool has_latents; /* kind XG, differences from layer 1 on */
 };
 
 static void reference_k(const struct shape *shape, uint32_t layer, uint32_t position, double *x)
@@ -151,7 +156,7 @@ static void reference(const struct shape *shape, const uint16_t *x, uint32_t lay
     }
 }
 
-static void assert_vector(const double *want, const uint16_t *have, uint32_t dim)
+static void assert_vector(const double *want, const uint16_t *have, uint32_t dim, double ulps)
 {
     double square = 0;
 
@@ -164,12 +169,33 @@ static void assert_vector(const double *want, const uint16_t *have, uint32_t dim
         double ulp = ldexp(1.0, ilogb(about) - 7);
         double error = fabs((double)kvf_f32_from_bf16(have[i]) - want[i]);
 
-        if (!(error <= 2 * ulp)) {
+        if (!(error <= ulps * ulp)) {
             print_error("element %u is %.9g, not %.9g\n", i, (double)kvf_f32_from_bf16(have[i]),
                         want[i]);
         }
-        assert_true(error <= 2 * ulp);
+        assert_true(error <= ulps * ulp);
     }
+}
+
+/* X of a token as it is stored, or as the sum of its latents. */
+static const uint16_t *x_of(const struct shape *shape, uint32_t block, uint32_t layer,
+                            uint32_t token, uint16_t to[WIDTH])
+{
+    if (!shape->has_latents) {
+        return x_stored[block][layer][token];
+    }
+    for (uint32_t i = 0; i < WIDTH; i++) {
+        double sum = 0;
+
+        for (uint32_t l = 0; l <= layer; l++) {
+            for (uint32_t r = 0; r < RANK; r++) {
+                sum += (double)kvf_f32_from_bf16(x_stored[block][l][token][r]) *
+                       (double)factors[l][i][r];
+            }
+        }
+        to[i] = kvf_bf16_from_f32((float)sum);
+    }
+    return to;
 }
 
 /* All that a token's page slot has, of a layer. */
@@ -177,12 +203,14 @@ static void assert_token(const struct shape *shape, const uint16_t *x, uint32_t 
                          uint32_t position, uint16_t slot[HEADS][DIM_K + DIM_V])
 {
     double want[DIM_K];
+    /* sums of latents are rounded to X, some of them the other way */
+    double ulps = shape->has_latents ? 8 : 2;
 
     for (uint32_t head = 0; head < HEADS; head++) {
         reference(shape, x, layer, position, head, false, want);
-        assert_vector(want, slot[head], DIM_K);
+        assert_vector(want, slot[head], DIM_K, ulps);
         reference(shape, x, layer, position, head, true, want);
-        assert_vector(want, slot[head] + DIM_K, DIM_V);
+        assert_vector(want, slot[head] + DIM_K, DIM_V, ulps);
     }
 }
 
@@ -212,7 +240,9 @@ static void client_open(struct bed *bed, const struct shape *shape)
                                           .load_window_bytes = 1 << 18};
     struct kvf_options options;
 
-    assert_int_equal(kvf_x_geometry(KVF_KIND_X, WIDTH, &geometry), KVF_OK);
+    assert_int_equal(kvf_x_geometry(shape->has_latents ? KVF_KIND_XG : KVF_KIND_X,
+                                    shape->has_latents ? RANK : WIDTH, &geometry),
+                     KVF_OK);
     kvf_test_client_options(&the_daemon.daemon, &options);
     options.geometry = &geometry;
     options.profile = shape->profile;
@@ -221,6 +251,12 @@ static void client_open(struct bed *bed, const struct shape *shape)
     options.log = keep_log;
     options.log_arg = bed;
     memset(options.weights_digest, 7, sizeof(options.weights_digest));
+    if (shape->has_latents) {
+        struct kvf_x_factors facts = {.struct_bytes = sizeof(facts)};
+
+        assert_int_equal(kvf_x_factors_read(factors_path, &facts, NULL, NULL), KVF_OK);
+        memcpy(options.factors_digest, facts.digest, sizeof(options.factors_digest));
+    }
     assert_int_equal(kvf_open(&options, &bed->client), KVF_OK);
     assert_int_equal(kvf_gpu_open(bed->client, &gpu_options, &bed->gpu), KVF_OK);
 }
@@ -275,6 +311,8 @@ static void weights_make(struct bed *bed, const struct shape *shape)
     bed->weights = (struct kvf_x_weights){
         .struct_bytes = sizeof(bed->weights),
         .d_model = WIDTH,
+        .stored_width = shape->has_latents ? RANK : 0,
+        .svd_file = shape->has_latents ? factors_path : NULL,
         .n_layers = LAYERS,
         .n_heads = HEADS,
         .dim_k = DIM_K,
@@ -415,7 +453,9 @@ static void check_get(const struct shape *shape, bool has_stream)
                 if (b == missing || (b == shorter && t >= 11)) {
                     assert_kept(slot, TOKEN_BYTES);
                 } else if ((b + l + t) % 9 == 0) {
-                    assert_token(shape, x_stored[b][l][t], l, b * CHUNK + t, slot);
+                    uint16_t x[WIDTH];
+
+                    assert_token(shape, x_of(shape, b, l, t, x), l, b * CHUNK + t, slot);
                 }
             }
         }
@@ -426,11 +466,13 @@ static void check_get(const struct shape *shape, bool has_stream)
 static void every_shape(void **state)
 {
     static const struct shape shapes[] = {
-        {KVF_ROPE_STYLE_HALF, false, false, false, "x4", 64},
-        {KVF_ROPE_STYLE_INTERLEAVED, true, false, false, "x3", 0},
-        {KVF_ROPE_STYLE_HALF, true, true, false, "x2", 96},
-        {KVF_ROPE_STYLE_NONE, false, true, false, "exact", 32},
-        {KVF_ROPE_STYLE_HALF, true, false, false, "raw", 1},
+        {KVF_ROPE_STYLE_HALF, false, false, false, "x4", 64, false},
+        {KVF_ROPE_STYLE_INTERLEAVED, true, false, false, "x3", 0, false},
+        {KVF_ROPE_STYLE_HALF, true, true, false, "x2", 96, false},
+        {KVF_ROPE_STYLE_NONE, false, true, false, "exact", 32, false},
+        {KVF_ROPE_STYLE_HALF, true, false, false, "raw", 1, false},
+        {KVF_ROPE_STYLE_HALF, false, false, false, "xcl3", 64, false},
+        {KVF_ROPE_STYLE_HALF, true, true, false, "xgcl3-d1", 96, true},
     };
 
     (void)state;
@@ -442,7 +484,7 @@ static void every_shape(void **state)
 /* The same X by one call a layer, with W_V elsewhere than behind W_K. */
 static void single_layers(void **state)
 {
-    static const struct shape shape = {KVF_ROPE_STYLE_HALF, true, false, true, "raw", 32};
+    static const struct shape shape = {KVF_ROPE_STYLE_HALF, true, false, true, "raw", 32, false};
     struct bed bed;
     uint32_t ids[2 * CHUNK_PAGES];
     const uint32_t n_tokens = CHUNK + 13;
@@ -475,7 +517,7 @@ static void single_layers(void **state)
 /* What is wrong is said, and nothing happens. */
 static void refusals(void **state)
 {
-    static const struct shape shape = {KVF_ROPE_STYLE_HALF, false, false, false, "x4", 64};
+    static const struct shape shape = {KVF_ROPE_STYLE_HALF, false, false, false, "x4", 64, false};
     struct bed bed;
     struct kvf_gpu_x_item items[BLOCKS];
     uint32_t ids[BLOCKS][CHUNK_PAGES];
@@ -516,6 +558,32 @@ static void refusals(void **state)
     bed_close(&bed);
 }
 
+/* Factors that only have to be numbers: what is stored is latents, not X. */
+static void factors_write(const struct kvf_test_dir *dir)
+{
+    const struct kvf_weights_model facts = {.n_layers = LAYERS,
+                                            .d_model = WIDTH,
+                                            .n_query_heads = HEADS,
+                                            .n_heads = HEADS,
+                                            .dim_k = DIM_K,
+                                            .dim_v = DIM_V};
+    static const float m[RANK][KV_WIDTH];
+    uint8_t digest[KVF_DIGEST_BYTES];
+    struct kvf_svd_writer *writer;
+    char why[KVF_SVD_WHY_BYTES];
+
+    memset(digest, 7, sizeof(digest));
+    kvf_test_dir_path(dir, "model.svd", factors_path);
+    assert_int_equal(kvf_svd_writer_open(factors_path, &facts, RANK, digest, &writer, why), KVF_OK);
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        for (uint32_t i = 0; i < WIDTH * RANK; i++) {
+            factors[l][i / RANK][i % RANK] = uniform() / 16;
+        }
+        assert_int_equal(kvf_svd_writer_add(writer, factors[l][0], m[0], why), KVF_OK);
+    }
+    assert_int_equal(kvf_svd_writer_commit(writer, why), KVF_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -523,6 +591,7 @@ int main(void)
         cmocka_unit_test(single_layers),
         cmocka_unit_test(refusals),
     };
+    struct kvf_test_dir files;
     uint64_t seed;
     int failed;
 
@@ -530,7 +599,10 @@ int main(void)
         return 77;
     }
     kvf_random_seeded_init(&random_bits, seed);
+    kvf_test_dir_create(&files);
+    factors_write(&files);
     failed = calls_run(&the_daemon, tests);
+    kvf_test_dir_remove(&files);
     calls_device_close();
     return failed;
 }

@@ -9,6 +9,7 @@
 #include <assert.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "codec/codec_fp.h"
 #include "codec/codec_rebuild.h"
@@ -60,8 +61,10 @@ void fake_product_run(const struct fake_product *p)
                     sums[lane] += x[i + lane] * y[i + lane];
                 }
             }
-            c[(size_t)row * p->c_stride + column] = ((sums[0] + sums[4]) + (sums[2] + sums[6])) +
-                                                    ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+            float *sum = &c[(size_t)row * p->c_stride + column];
+
+            *sum = (p->adds ? *sum : 0.0f) + (((sums[0] + sums[4]) + (sums[2] + sums[6])) +
+                                              ((sums[1] + sums[5]) + (sums[3] + sums[7])));
         }
     }
     free(a);
@@ -154,6 +157,23 @@ void fake_rebuild_run(const struct kvf_gpu_rebuild *work)
         assert(work->pieces[i].n_tokens <= work->piece_tokens);
         for (uint32_t token = 0; token < work->pieces[i].n_tokens; token++) {
             rebuild_token(work, &work->pieces[i], token);
+        }
+    }
+}
+
+/* --- latents ---------------------------------------------------------------------------------- */
+
+void fake_latent_run(const char *kernel, const struct kvf_gpu_latent_work *work)
+{
+    bool cleans = strcmp(kernel, "kvf_latent_clean") == 0;
+    uint16_t *to = (uint16_t *)(uintptr_t)(cleans ? work->from : work->to);
+
+    for (size_t i = 0; i < work->n; i++) {
+        if (!cleans) {
+            store((uint8_t)work->dtype, (uint8_t *)to, (uint32_t)i,
+                  ((const float *)(uintptr_t)work->from)[i]);
+        } else if (!(fabsf(load((uint8_t)work->dtype, work->from, i)) < 0x1p64f)) {
+            to[i] = 0;
         }
     }
 }
@@ -265,10 +285,12 @@ EXPORT int cublasLtMatmul(void *handle, void *desc, const void *alpha, const voi
         .k = (uint32_t)la->rows,
         .c_stride = (uint32_t)lc->stride,
         .type = la->type,
+        .adds = *(const float *)beta == 1.0f,
     };
 
     assert(handle == &the_handle && *(const int *)desc == 1 && *(const float *)alpha == 1.0f &&
-           *(const float *)beta == 0.0f && c == d && c_layout == d_layout && algorithm != NULL);
+           (*(const float *)beta == 0.0f || product.adds) && c == d && c_layout == d_layout &&
+           algorithm != NULL);
     assert(la->rows == lb->rows && la->stride == (int64_t)la->rows && lb->stride == la->stride &&
            la->type == lb->type && (la->type == F16 || la->type == BF16));
     assert(lc->type == 0 && lc->rows == la->columns && lc->columns == lb->columns &&

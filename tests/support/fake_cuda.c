@@ -56,7 +56,8 @@ struct op {
     const char *kernel;
     struct kvf_gpu_work work;
     uint32_t tensors;
-    struct kvf_gpu_rebuild rebuild; /* of kvf_rebuild, in place of the two */
+    struct kvf_gpu_rebuild rebuild;    /* of kvf_rebuild, in place of the two */
+    struct kvf_gpu_latent_work latent; /* of kvf_latent_*, likewise */
     uint32_t n_blocks;
     struct fake_product product;
 };
@@ -111,6 +112,11 @@ static bool is_rebuild(const char *kernel)
     return strncmp(kernel, "kvf_rebuild", sizeof("kvf_rebuild") - 1) == 0;
 }
 
+static bool is_latent(const char *kernel)
+{
+    return strncmp(kernel, "kvf_latent_", sizeof("kvf_latent_") - 1) == 0;
+}
+
 static void op_run(struct op *op)
 {
     switch (op->kind) {
@@ -126,6 +132,8 @@ static void op_run(struct op *op)
         fake_counts.kernels++;
         if (is_rebuild(op->kernel)) {
             fake_rebuild_run(&op->rebuild);
+        } else if (is_latent(op->kernel)) {
+            fake_latent_run(op->kernel, &op->latent);
         } else {
             fake_kernel_run(op->kernel, &op->work, op->tensors);
         }
@@ -559,6 +567,8 @@ int fake_cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsign
     op.n_blocks = grid_x;
     if (is_rebuild(kernel->name)) {
         op.rebuild = *(const struct kvf_gpu_rebuild *)parameters[0];
+    } else if (is_latent(kernel->name)) {
+        op.latent = *(const struct kvf_gpu_latent_work *)parameters[0];
     } else {
         op.work = *(const struct kvf_gpu_work *)parameters[0];
         op.tensors = *(const uint32_t *)parameters[1];

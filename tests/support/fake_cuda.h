@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "codec/codec_gpu.h"
+#include "codec/codec_latent.h"
 #include "codec/codec_rebuild.h"
 
 struct fake_cuda_counts {
@@ -68,6 +69,7 @@ struct fake_product {
     uint32_t k;
     uint32_t c_stride;
     int type; /* as cuBLAS numbers them */
+    bool adds;
 };
 
 /* Queue a product; a result as of the driver. */
@@ -76,6 +78,9 @@ void fake_product_run(const struct fake_product *product);
 
 /* K and V of a product. */
 void fake_rebuild_run(const struct kvf_gpu_rebuild *work);
+
+/* kvf_latent_clean and _narrow. */
+void fake_latent_run(const char *kernel, const struct kvf_gpu_latent_work *work);
 
 /* Is there a kernel of this name? */
 bool fake_kernel_exists(const char *name);

@@ -512,7 +512,7 @@ bool fake_kernel_exists(const char *name)
 {
     return begins(name, "kvf_raw_") || begins(name, "kvf_exact_") || begins(name, "kvf_saw_") ||
            begins(name, "kvf_tq_") || begins(name, "kvf_kivi_") || begins(name, "kvf_escapes_") ||
-           begins(name, "kvf_rebuild") || begins(name, "kvf_loop_");
+           begins(name, "kvf_rebuild") || begins(name, "kvf_loop_") || begins(name, "kvf_latent_");
 }
 
 void fake_kernel_run(const char *name, const struct kvf_gpu_work *work, uint32_t tensors)
