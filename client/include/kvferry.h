@@ -959,8 +959,8 @@ KVF_API int kvf_x_gate_note(struct kvf_x_gate *gate, uint64_t bytes, double seco
 KVF_API struct kvf_x_gate *kvf_x_gate_close(struct kvf_x_gate *gate);
 
 /* The same on a GPU, by libkvferry_gpu: blocks of kind KVF_KIND_X or KVF_KIND_XG are fetched,
- * decoded and rebuilt into pages in device memory, some blocks at a time, while the next ones are on
- * their way. */
+ * decoded and rebuilt into pages in device memory, some blocks at a time, while the next ones are
+ * on their way. */
 struct kvf_gpu_x;
 
 struct kvf_gpu_x_options {
@@ -972,14 +972,14 @@ struct kvf_gpu_x_options {
 };
 
 /* Register weights. gpu has a client of kind KVF_KIND_X or KVF_KIND_XG whose geometry is that of
- * the weights, and stays the caller's, open for longer than *x_out. All arrays of the weights are in
- * device memory, but for the lists of a layer's pointers, which are in host memory and copied.
+ * the weights, and stays the caller's, open for longer than *x_out. All arrays of the weights are
+ * in device memory, but for the lists of a layer's pointers, which are in host memory and copied.
  * svd_file is read here: factors of all layers go to device memory. X, latents and the matrices
  * have one dtype, BF16 or F16; a product takes W_K and W_V at once where W_V follows W_K in memory,
  * as in the fused matrices of serving engines. Needs cuBLASLt of CUDA 12 or 13 (opened at run time;
  * $KVFERRY_CUBLASLT names another file). Blocks. Statuses as of kvf_x_open, and
- * KVF_ERR_UNSUPPORTED: no cuBLASLt, or path AGENT; KVF_ERR_NO_MEMORY: no room for the windows or the
- * factors. */
+ * KVF_ERR_UNSUPPORTED: no cuBLASLt, or path AGENT; KVF_ERR_NO_MEMORY: no room for the windows or
+ * the factors. */
 KVF_API int kvf_gpu_x_open(struct kvf_gpu *gpu, const struct kvf_x_weights *weights,
                            const struct kvf_gpu_x_options *options, struct kvf_gpu_x **x_out);
 
