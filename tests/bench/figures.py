@@ -357,10 +357,28 @@ def gpu_x_figures():
     return result
 
 
+def replay_figures():
+    arena = "arena of 10,000 raw blocks of 512 tokens, no drive"
+    result = [Figure(f"replay_{profile}_hit", "of blocks", "a store that forgets nothing",
+                     note=f"{profile}, {arena}")
+              for profile in ("raw", "balanced", "dense", "max")]
+    store = "2,500 blocks in memory, 40,000 on the drive"
+    result.append(Figure("replay_free_writes", "of blocks",
+                         note=f"written where there is no budget; {store}"))
+    for budget in ("0.1", "0.2", "0.4"):
+        for name, rule in (("auto", "second sight below half a budget, else all"),
+                           ("all", "all while there is budget"), ("second", "at second sight")):
+            result.append(Figure(f"replay_{name}_{budget}", "of blocks", "no write budget",
+                                 note=f"hit, {rule}; budget of {budget} of the blocks looked up"))
+            result.append(Figure(f"replay_{name}_{budget}_writes", "of blocks",
+                                 note="written, the same"))
+    return result
+
+
 FIGURES = {"local": LOCAL, "codec": codec_figures(), "nvme": nvme_figures(),
            "gpu": (GPU_KERNELS + gpu_link_figures() + gpu_calls_figures() +
                    gpu_stolen_figures() + gpu_agent_figures() + gpu_x_figures()),
-           "hostile": HOSTILE, "accuracy": ACCURACY}
+           "hostile": HOSTILE, "replay": replay_figures(), "accuracy": ACCURACY}
 
 
 def fio_names():

@@ -138,6 +138,13 @@ class Arguments(unittest.TestCase):
     def test_unknown_figure(self):
         self.assertIn("codec has no figure 'speed'", self.refused("codec", "--only", "speed"))
 
+    def test_no_trace(self):
+        with tempfile.TemporaryDirectory() as build:
+            self.assertIn("replay needs a trace by --trace",
+                          self.refused("replay", "--build", build))
+            self.assertIn("replay needs a trace by --trace",
+                          self.refused("replay", "--build", build, "--trace", build + "/none"))
+
     def test_missing_folder(self):
         self.assertIn("is not a folder", self.refused("nvme", "--dir", os.path.join(HERE, "none")))
 
