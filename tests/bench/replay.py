@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bench replay: kvferry replay on a trace of prompts, by profile at equal bytes, and by what the
-drive admits under write budgets. Nothing here depends on the machine."""
+"""The bench replay: kvferry replay on a trace of prompts, by profile at equal bytes, and by what
+the drive admits under write budgets. Nothing here depends on the machine."""
 import json
 import os
 import subprocess
