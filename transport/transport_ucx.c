@@ -284,10 +284,7 @@ static bool device_of(const struct kvf_net_address *address, char *name, size_t 
             const struct sockaddr_in *a = (const void *)i->ifa_addr;
             const struct sockaddr_in *b = (const void *)&address->address;
 
-            found = a->sin_addr.s_addr == b->sin_addr.s_addr ||
-                    /* all of 127.0.0.0/8 is the loopback device's */
-                    (ntohl(a->sin_addr.s_addr) >> 24 == 127 &&
-                     ntohl(b->sin_addr.s_addr) >> 24 == 127);
+            found = a->sin_addr.s_addr == b->sin_addr.s_addr;
         } else if (i->ifa_addr->sa_family == AF_INET6) {
             const struct sockaddr_in6 *a = (const void *)i->ifa_addr;
             const struct sockaddr_in6 *b = (const void *)&address->address;

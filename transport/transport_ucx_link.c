@@ -174,6 +174,31 @@ bool kvf_link_send(struct kvf_link *link, enum kvf_net_type type, uint64_t reque
 /* ----------------------------------------------------------------------------------------------
  * Handshake
  */
+/* Tell the owner of a link that came or went. */
+static void tell(struct kvf_link *link)
+{
+    struct kvf_net *net = link->net;
+    struct kvf_net_event event = {.link = kvf_link_id(link),
+                                  .is_initiator = link->is_initiator,
+                                  .incarnation = link->incarnation};
+
+    if (atomic_load(&net->link_events) >= KVF_NET_LINK_EVENTS_MAX) {
+        return; /* once more in the next turn */
+    }
+    atomic_fetch_add(&net->link_events, 1);
+    event.kind = link->owes_up ? KVF_NET_EVENT_LINK_UP : KVF_NET_EVENT_LINK_DOWN;
+    memcpy(event.name, link->name, sizeof(event.name));
+    if (link->is_initiator) {
+        (void)snprintf(event.address, sizeof(event.address), "%s", net->peers[link->peer].text);
+    }
+    if (link->owes_up) {
+        link->owes_up = false;
+    } else {
+        link->owes_down = false;
+    }
+    kvf_net_emit(net, &event);
+}
+
 static void become_up(struct kvf_link *link)
 {
     link->state = KVF_LINK_UP;
@@ -184,6 +209,7 @@ static void become_up(struct kvf_link *link)
         peer->failures = 0;
         peer->said = KVF_OK;
     }
+    tell(link); /* now: messages may follow in this very turn */
     if (link->is_initiator) {
         kvf_log(KVF_LOG_INFO, "peers: %s: linked with %s", label(link), link->name);
     } else {
@@ -648,31 +674,6 @@ bool kvf_link_close_all(struct kvf_net *net)
 /* ----------------------------------------------------------------------------------------------
  * The turn
  */
-
-/* Tell the owner of a link that came or went. */
-static void tell(struct kvf_link *link)
-{
-    struct kvf_net *net = link->net;
-    struct kvf_net_event event = {.link = kvf_link_id(link),
-                                  .is_initiator = link->is_initiator,
-                                  .incarnation = link->incarnation};
-
-    if (atomic_load(&net->link_events) >= KVF_NET_LINK_EVENTS_MAX) {
-        return; /* once more in the next turn */
-    }
-    atomic_fetch_add(&net->link_events, 1);
-    event.kind = link->owes_up ? KVF_NET_EVENT_LINK_UP : KVF_NET_EVENT_LINK_DOWN;
-    memcpy(event.name, link->name, sizeof(event.name));
-    if (link->is_initiator) {
-        (void)snprintf(event.address, sizeof(event.address), "%s", net->peers[link->peer].text);
-    }
-    if (link->owes_up) {
-        link->owes_up = false;
-    } else {
-        link->owes_down = false;
-    }
-    kvf_net_emit(net, &event);
-}
 
 static void check_time(struct kvf_link *link)
 {
