@@ -648,10 +648,11 @@ int main(int argc, char **argv)
                                        NULL};
     int failed;
 
-    if (argc == 6 && getenv("KVF_TEST_LIE") != NULL) {
+    (void)argc;
+    (void)argv;
+    if (getenv("KVF_TEST_LIE") != NULL) { /* started as a worker, by a daemon of this test */
         liar(getenv("KVF_TEST_LIE"));
     }
-    (void)argv;
     if (!calls_begin(&seed)) {
         return 77;
     }
