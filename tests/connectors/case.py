@@ -12,6 +12,13 @@ sys.path.insert(0, os.path.join(HERE, "..", "support"))
 from logged import LoggedCase  # noqa: E402
 from standin import Engine, Request  # noqa: E402
 
+from kvferry.vllm import session, worker  # noqa: E402
+
+# Time for a busy machine: no test's verdict is to depend on how fast it is.
+session.CONNECT_TIMEOUT_MS = 60_000
+session.RETRY_S = 0.05
+worker.ROOM_S = 60.0
+
 SMALL = ["dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
          "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
          "nvme.0.segment_bytes=8MiB", "clients.max=32"]

@@ -152,7 +152,7 @@ class Engine:
             worker.register_kv_caches({f"layers.{i}.attn": a for i, a in enumerate(arrays)})
             self.workers.append(worker)
             self.arrays.append(arrays)
-        self.bad, self.received, self.table = set(), {}, {}
+        self.bad, self.received, self.done, self.table = set(), {}, set(), {}
 
     def config(self, extra, tp, changes):
         spec = FullAttentionSpec(block_size=self.BLOCK, num_kv_heads=self.HEADS,
@@ -270,7 +270,7 @@ class Engine:
             if self.received[name] == self.tp:
                 del self.received[name]
                 done.add(name)
-        self.done = getattr(self, "done", set()) | done
+        self.done |= done
         return done
 
     @staticmethod
@@ -311,11 +311,11 @@ class Engine:
 
     def wait_load(self, request):
         end = time.monotonic() + WAIT_S
-        self.done = set()
         while request.request_id not in self.done:
             assert time.monotonic() < end, "a load does not end"
             self.step({})
             time.sleep(0.001)
+        self.done.remove(request.request_id)
 
     def finish(self, request):
         """The request is over: what its response carries."""

@@ -27,9 +27,9 @@ from case import DIGEST, DaemonCase  # noqa: E402
 from standin import Engine, FullAttentionSpec  # noqa: E402
 
 import kvferry  # noqa: E402
-from kvferry.vllm import KvferryConnector, scheduler as scheduler_module, session  # noqa: E402
+from kvferry.vllm import KvferryConnector, session, worker  # noqa: E402
+from kvferry.vllm import scheduler as scheduler_module  # noqa: E402
 
-session.RETRY_S = 0.05
 CHUNK, BLOCK = 64, Engine.BLOCK
 
 
@@ -215,6 +215,8 @@ class Stores(Case):
 
     def test_full_staging_drops_stores(self):
         engine = self.stored(64)
+        self.addCleanup(setattr, worker, "ROOM_S", worker.ROOM_S)
+        worker.ROOM_S = 0.001
         self.daemon.send_signal(signal.SIGSTOP)  # nothing is taken out of staging
         try:
             for i in range(20):
@@ -247,6 +249,23 @@ class Failures(Case):
         again = self.request("t", 200)
         self.assertEqual(engine.load(again), 192)
         self.assertTrue(engine.holds(again, 0, 12))
+
+    def test_daemon_comes_back_under_an_engine(self):
+        self.start()
+        engine = self.stored(200)
+        with kvferry.Client(self.socket) as other:
+            other.put([kvferry.Put(b"behind the others", data=b"x")], durable=True)
+        self.kill()
+        self.assertEqual(engine.load(self.request("meanwhile", 230)), 0)
+        self.start()
+        request, end = self.request("again", 230), time.monotonic() + 120
+        while engine.ask(request)[0] == 0 and time.monotonic() < end:
+            time.sleep(0.01)  # attaching is tried now and then
+        self.assertEqual(engine.load(request), 192)
+        self.assertTrue(engine.holds(request, 0, 12))
+        other = self.request("other", 200, seed=1)
+        engine.prefill(other)
+        self.assertEqual(engine.load(self.request("other again", 230, seed=1)), 192)
 
     def test_chunks_on_the_drive(self):
         self.start()

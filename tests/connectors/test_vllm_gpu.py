@@ -237,8 +237,10 @@ class GpuFails(Case):
         request = self.request("again", 230)
         self.assertEqual(engine.ask(request)[0], 192)
         engine.allocate(request, 192)
+        CUDA.fake_cuda_hold(True)
         engine.step({})
         CUDA.fake_cuda_fail_after(ctypes.c_uint64(0))
+        CUDA.fake_cuda_hold(False)
         engine.wait_load(request)
         self.assertEqual(engine.bad, set(engine.table["again"][:12]))
 

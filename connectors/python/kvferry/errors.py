@@ -32,6 +32,12 @@ class BusyError(KvferryError):
 class SessionError(KvferryError):
     """There is no daemon, or the connection to it broke; the handle reconnects by itself."""
 
+    @property
+    def is_attaching(self) -> bool:
+        """The handle is about to attach to a daemon again, or has not tried yet: polls move it
+        along. False: nobody listens."""
+        return bool(self.status == Status["ERR_DISCONNECTED"])
+
 
 class RefusedError(KvferryError):
     """Policy: the profile is not calibrated, a quota is used up, the namespace takes no writes."""

@@ -179,9 +179,13 @@ class Scheduler:
                 request.asked, request.asked_at = first, now
                 self._lookups[request.in_flight] = request
             self._poll(client, request, POLL_MS)
+        except SessionError as error:
+            if error.is_attaching:
+                client.poll(POLL_MS)
+                return self._is_late(request, first, now)
+            return self._settle(request, Found(first, 0, 0, 0, now))
         except KvferryError as error:
-            if not isinstance(error, SessionError):
-                self._warn_once(f"lookup: {error}")
+            self._warn_once(f"lookup: {error}")
             return self._settle(request, Found(first, 0, 0, 0, now))
         return self._judge(request, first)
 
@@ -329,8 +333,8 @@ class Scheduler:
             self._scheduled(made, request_id, cached.new_block_ids[i],
                             request_id not in cached.resumed_req_ids,
                             cached.num_computed_tokens[i], output)
-        client = self._session.client()
-        if client is not None and self._lookups:
+        client = self._session.client() if self._session.is_open else None
+        if client is not None:
             self._poll(client, None, 0)
         self._drop_old()
         return made

@@ -25,6 +25,11 @@ class Session:
         self._next_try = 0.0
         self._said = ""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there has been a daemon: client() does not block then."""
+        return self._client is not None
+
     def client(self) -> Optional[Client]:
         """The handle, or None while there is no daemon. Blocks up to CONNECT_TIMEOUT_MS, at most
         once a second, while there is none."""

@@ -111,9 +111,9 @@ class Worker:
             try:
                 client.submit_put([item], parent=chunk.parent, depth=chunk.depth)
                 return
-            except BusyError:
+            except (BusyError, SessionError) as error:
                 left = deadline - time.monotonic()
-                if left <= 0:
+                if left <= 0 or (isinstance(error, SessionError) and not error.is_attaching):
                     raise
                 self._collect(client, max(1, int(left * 1000)))
 
@@ -133,7 +133,7 @@ class Worker:
 
     def idle(self) -> None:
         """Take completions of stores. Does not block."""
-        client = self._store_session.client() if self._stores else None
+        client = self._store_session.client() if self._store_session.is_open else None
         if client is not None:
             self._collect(client)
 
@@ -184,6 +184,8 @@ class Worker:
     def _load_part(self, client: Client, chunks: List[LoadChunk], budget_ms: int) -> int:
         """Load chunks; how many leading ones are good."""
         try:
+            if not client.info().connected:
+                client.ping(max(budget_ms, 1))  # a daemon that has come back is attached to first
             hits = client.get([chunk.key for chunk in chunks], budget_ms)
         except KvferryError:
             return 0

@@ -7,6 +7,7 @@ the pages and before whatever is queued later, and a load writes behind an event
 when it is started, behind all that has read or encoded its pages. So preemption, abort and reuse
 need nothing more, and pages are free for the engine at once.
 """
+import time
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Protocol, Set, Tuple
 
@@ -50,6 +51,7 @@ class Load:
 
     def __init__(self, job: LoadJob, event: int, held: Any):
         self.job, self.event, self.held = job, event, held
+        self.deadline = time.monotonic() + job.budget_ms / 1000
         self.begun = 0  # chunks that have been asked for
         self.first = 0  # of them, the first one of the part in flight
         self.good: Set[int] = set()
@@ -139,6 +141,8 @@ class GpuWorker:
             except KvferryError as error:
                 if not isinstance(error, SessionError):
                     self._warn(f"load: {error}")
+                elif error.is_attaching and time.monotonic() < load.deadline:
+                    return  # polls move that along
                 self._end(self._waiting.popleft())
                 continue
             self._waiting.popleft()
