@@ -3,7 +3,7 @@
  * bench_gpu_kernels.c: the codecs' kernels beside device-to-device copies of as many bytes, and
  * those of saw beside kernels with the same traffic and no maths. Llama-3.1-8B: 32 layers, 8 heads
  * of 128, chunks of 256 tokens, bursts of 256 MiB unless --chunks says otherwise (32 MiB each); of
- * X, 32 layers of 4,096 elements, bursts of as many bytes.
+ * X, 32 layers of 2,048 elements, as many bytes.
  * --layers leaves all but the first ones of each burst's first chunk alone, and --thread-blocks has
  * no more of them take turns than it says: for tools that watch every access, which take a minute
  * for what a GPU does in a microsecond, and are to see thread blocks go from row to row all the
@@ -324,8 +324,7 @@ int main(int argc, char **argv)
         measure_profile(&run, &bench, GPU_LLAMA_8B, others[i].profile, others[i].label, n_chunks);
     }
     for (size_t i = 0; i < sizeof(inputs) / sizeof(inputs[0]); i++) {
-        /* a chunk is twice as large */
-        measure_profile(&run, &bench, GPU_X_7B, inputs[i], inputs[i], (n_chunks + 1) / 2);
+        measure_profile(&run, &bench, GPU_X_2048, inputs[i], inputs[i], n_chunks);
     }
     /* last: it leaves no numbers in the pages */
     choose_traffic(&bench, "kvf_bench_decode_traffic");
