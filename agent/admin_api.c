@@ -419,13 +419,13 @@ static json_t *hbm_json(const struct kvf_control_stat *stat)
 static json_t *stat_json(const struct kvf_control_stat *stat)
 {
     json_t *object = json_pack(
-        "{s:o, s:o, s:o, s:b, s:b, s:i, s:i, s:o, s:o, s:o, s:o}", "version",
+        "{s:o, s:o, s:o, s:b, s:b, s:b, s:i, s:i, s:o, s:o, s:o, s:o}", "version",
         text_json(stat->version), "incarnation", hex64_json(stat->incarnation), "uptime_s",
         u64_json(stat->uptime_s), "ready", (int)stat->ready, "draining", (int)stat->draining,
-        "clients", (int)stat->clients, "clients_max", (int)stat->clients_max, "index_entries",
-        u64_json(stat->index_entries), "index_capacity", u64_json(stat->index_capacity),
-        "staging_used_bytes", u64_json(stat->staging_used_bytes), "staging_total_bytes",
-        u64_json(stat->staging_total_bytes));
+        "disabled", (int)stat->disabled, "clients", (int)stat->clients, "clients_max",
+        (int)stat->clients_max, "index_entries", u64_json(stat->index_entries), "index_capacity",
+        u64_json(stat->index_capacity), "staging_used_bytes", u64_json(stat->staging_used_bytes),
+        "staging_total_bytes", u64_json(stat->staging_total_bytes));
 
     if (object == NULL) {
         return NULL;
@@ -500,12 +500,12 @@ static json_t *namespace_json(const void *row)
 {
     const struct kvf_control_namespace *n = row;
 
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:i, s:o, s:o, s:o}", "namespace_id",
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:b, s:i, s:o, s:o, s:o}", "namespace_id",
                      hex64_json(n->namespace_id), "epoch", u64_json(n->epoch), "tenant",
                      text_json(n->tenant), "label", text_json(n->label), "profile",
-                     text_json(n->profile), "lossless", (int)n->lossless, "clients",
-                     (int)n->clients, "blocks", u64_json(n->blocks), "dram_bytes",
-                     u64_json(n->dram_bytes), "nvme_bytes", u64_json(n->nvme_bytes));
+                     text_json(n->profile), "lossless", (int)n->lossless, "disabled",
+                     (int)n->disabled, "clients", (int)n->clients, "blocks", u64_json(n->blocks),
+                     "dram_bytes", u64_json(n->dram_bytes), "nvme_bytes", u64_json(n->nvme_bytes));
 }
 
 /* Rows of an answered question as {"<name>": [...], "next_cursor": "..."}. */
@@ -726,6 +726,38 @@ static void answer_purge(struct kvf_admin_api *api, const struct kvf_admin_reque
     question_free(question);
 }
 
+/* disable and enable: of a namespace, or of all. */
+static void answer_service(struct kvf_admin_api *api, const struct kvf_admin_request *request,
+                           struct kvf_admin_reply *reply, enum kvf_control_op op)
+{
+    struct question *question;
+    uint64_t namespace_id = 0;
+
+    if (!hex64_argument(request, "namespace", &namespace_id, reply)) {
+        return;
+    }
+    question = question_new(op, 0, 0);
+    if (question != NULL) {
+        question->control.namespace_id = namespace_id;
+    }
+    if (ask(api, &question, KVF_ADMIN_ANSWER_MS, reply)) {
+        kvf_admin_reply_status(reply, HTTP_OK, "ok", question->control.text);
+    }
+    question_free(question);
+}
+
+static void answer_disable(struct kvf_admin_api *api, const struct kvf_admin_request *request,
+                           struct kvf_admin_reply *reply)
+{
+    answer_service(api, request, reply, KVF_CONTROL_DISABLE);
+}
+
+static void answer_enable(struct kvf_admin_api *api, const struct kvf_admin_request *request,
+                          struct kvf_admin_reply *reply)
+{
+    answer_service(api, request, reply, KVF_CONTROL_ENABLE);
+}
+
 static void answer_drain(struct kvf_admin_api *api, const struct kvf_admin_request *request,
                          struct kvf_admin_reply *reply)
 {
@@ -800,6 +832,8 @@ const struct kvf_admin_route kvf_admin_routes[] = {
     {"POST", "/v1/evict", false, answer_evict},
     {"POST", "/v1/purge", false, answer_purge},
     {"POST", "/v1/drain", false, answer_drain},
+    {"POST", "/v1/disable", false, answer_disable},
+    {"POST", "/v1/enable", false, answer_enable},
     {"POST", "/v1/reload", false, answer_reload},
     {"GET", "/v1/log-level", false, answer_log_level},
     {"POST", "/v1/log-level", false, answer_log_level_set},

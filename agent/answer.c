@@ -88,6 +88,7 @@ static void answer_stat(struct kvf_agent *agent, struct kvf_control *control)
                    KVF_VERSION_MINOR, KVF_VERSION_PATCH);
     stat->ready = kvf_agent_is_ready(agent);
     stat->draining = agent->is_draining;
+    stat->disabled = agent->service.is_all_off;
     stat->clients = agent->sessions_count;
     stat->clients_max = (uint32_t)agent->config->clients_max;
     stat->index_entries = agent->index.count;
@@ -258,6 +259,7 @@ static void answer_namespaces(struct kvf_agent *agent, struct kvf_control *contr
         row = &rows[control->n_rows++];
         memset(row, 0, sizeof(*row));
         row->namespace_id = ns->id;
+        row->disabled = ns->is_off;
         row->epoch = agent->n_drives > 0 ? kvf_nvme_namespace_epoch(agent->drives[0].store, ns->id)
                                          : 0;
         if (ns->is_known) {
@@ -653,6 +655,14 @@ static void answer(struct kvf_agent *agent, struct kvf_control *control)
     case KVF_CONTROL_DRAIN:
         kvf_agent_stop(agent);
         finish(control, KVF_OK);
+        return;
+    case KVF_CONTROL_DISABLE:
+        finish(control, kvf_service_disable(agent, control->namespace_id, control->text,
+                                            sizeof(control->text)));
+        return;
+    case KVF_CONTROL_ENABLE:
+        finish(control, kvf_service_enable(agent, control->namespace_id, control->text,
+                                           sizeof(control->text)));
         return;
     case KVF_CONTROL_CALIBRATIONS:
         control->calibrations = agent->calibrations != NULL

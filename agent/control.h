@@ -32,6 +32,8 @@ enum kvf_control_op {
     KVF_CONTROL_DRAIN = 8,        /* begin to stop, as SIGTERM does */
     KVF_CONTROL_CALIBRATIONS = 9, /* fills calibrations */
     KVF_CONTROL_RELOAD = 10,      /* read calibration.dir again, as SIGHUP does; fills text */
+    KVF_CONTROL_DISABLE = 11,     /* namespace_id, 0: all: misses only; fills text */
+    KVF_CONTROL_ENABLE = 12,      /* the opposite; fills text */
 };
 
 struct kvf_control_client {
@@ -73,6 +75,7 @@ struct kvf_control_namespace {
     char label[64];
     char profile[16];
     bool lossless;
+    bool disabled;
     uint32_t clients;
     uint64_t blocks, dram_bytes, nvme_bytes;
 };
@@ -100,6 +103,7 @@ struct kvf_control_stat {
     uint64_t uptime_s;
     char version[32];
     bool ready, draining;
+    bool disabled; /* all namespaces are */
     uint32_t clients, clients_max;
     uint64_t index_entries, index_capacity;
     uint64_t staging_used_bytes, staging_total_bytes;

@@ -15,6 +15,7 @@
  *   key_name.c   names of blocks                            /
  *   answer.c     the admin thread's questions               /
  *   reload.c     calibration.dir, read again                /
+ *   service.c    namespaces out of service                  /
  *
  * A flight is one record on its way: from staging into a slot (FILL), from a drive or a GPU into a
  * slot (LOAD), or from a slot to a drive (WRITE) or a GPU (PROMOTE). An op is one block of one
@@ -112,6 +113,7 @@ struct kvf_namespace {
     uint16_t shard_count;
     bool is_known; /* a client has attached; else only found on a drive */
     bool is_lossless;
+    bool is_off; /* out of service: service.c */
     uint32_t clients;
     uint64_t blocks;
     uint64_t dram_bytes;
@@ -410,6 +412,15 @@ struct kvf_sweep {
     int32_t status;
 };
 
+/* Out of service: service.c. */
+#define KVF_SERVICE_OFF_MAX 64
+
+struct kvf_service {
+    bool is_all_off;
+    uint32_t n_off;
+    uint64_t off[KVF_SERVICE_OFF_MAX]; /* ids of namespaces, attached or not */
+};
+
 /* ----------------------------------------------------------------------------------------------
  * The agent. Owner of everything: the reactor, but for what is marked otherwise.
  */
@@ -481,7 +492,8 @@ struct kvf_agent {
     struct kvf_gpu_host *gpu_host;         /* NULL: no device is configured */
     struct kvf_calibrations *calibrations; /* held; NULL: no folder */
     struct kvf_reload *reload;             /* the one that runs */
-    struct kvf_session *sessions;          /* sessions_capacity of them */
+    struct kvf_service service;
+    struct kvf_session *sessions; /* sessions_capacity of them */
     uint32_t sessions_capacity;
     uint32_t sessions_count;
     uint32_t sessions_high; /* no session in use from here on */
@@ -789,6 +801,13 @@ void kvf_admit_refund(struct kvf_drive *drive, uint64_t bytes);
 uint64_t kvf_admit_credit(struct kvf_drive *drive);
 /* Is there budget to keep a record when its segment is reused? */
 bool kvf_admit_allows_reinsertion(struct kvf_drive *drive);
+
+/* service.c: is a namespace in service? */
+bool kvf_service_has(const struct kvf_agent *agent, uint64_t namespace_id);
+/* Take a namespace out of service, or put it back; 0: all. text: what is so now, or why not.
+ * KVF_OK; KVF_ERR_BUSY: KVF_SERVICE_OFF_MAX are; KVF_ERR_INVALID: one, where all are. */
+int kvf_service_disable(struct kvf_agent *agent, uint64_t namespace_id, char *text, size_t bytes);
+int kvf_service_enable(struct kvf_agent *agent, uint64_t namespace_id, char *text, size_t bytes);
 
 /* reload.c: read calibration.dir again; control: who asked, NULL: nobody waits. */
 void kvf_reload_start(struct kvf_agent *agent, struct kvf_control *control);

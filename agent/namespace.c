@@ -94,6 +94,7 @@ int kvf_namespace_get(struct kvf_agent *agent, uint64_t id, uint16_t shard_count
     memset(place, 0, sizeof(*place));
     place->id = id;
     place->shard_count = shard_count;
+    place->is_off = !kvf_service_has(agent, id);
     *index_out = (uint16_t)(place - agent->namespaces);
     return KVF_OK;
 }

@@ -262,6 +262,10 @@ void kvf_request_start_put(struct kvf_request *request, const struct kvf_shm_key
         (request->sqe.flags & KVF_SQE_DURABLE) != 0) {
         status = KVF_ERR_INVALID; /* a time to live is kept in memory only */
     }
+    if (status == KVF_OK && agent->namespaces[session->namespace_index].is_off) {
+        agent->metrics.put_disabled++;
+        status = KVF_ERR_REFUSED;
+    }
     if (status == KVF_OK && agent->is_draining) {
         status = KVF_ERR_BUSY;
     }

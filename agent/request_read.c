@@ -35,6 +35,12 @@ static int get_from_tier(struct kvf_request *request, struct kvf_entry *entry, u
     return status;
 }
 
+/* What a client of a namespace that is out of service finds: nothing. */
+static bool is_off(const struct kvf_session *session)
+{
+    return session->agent->namespaces[session->namespace_index].is_off;
+}
+
 void kvf_request_start_get(struct kvf_request *request, const struct kvf_shm_key *key)
 {
     struct kvf_session *session = request->session;
@@ -46,7 +52,7 @@ void kvf_request_start_get(struct kvf_request *request, const struct kvf_shm_key
 
     session->gets++;
     kvf_request_key_id(session, key, key_id);
-    entry = kvf_room_find(agent, key_id, session->shard);
+    entry = is_off(session) ? NULL : kvf_room_find(agent, key_id, session->shard);
     if (entry != NULL && (request->sqe.flags & KVF_SQE_DEVICE) != 0 &&
         kvf_hbm_serves(session, entry) &&
         kvf_request_block_hit_hbm(request, request->next_key, entry)) {
@@ -134,7 +140,7 @@ static bool lookup_chunk(struct kvf_request *request, const struct kvf_shm_key *
     struct kvf_entry *set;
 
     kvf_request_key_id(session, key, key_id);
-    set = kvf_place_set(agent, key_id, session->shard_count);
+    set = is_off(session) ? NULL : kvf_place_set(agent, key_id, session->shard_count);
     if (set == NULL || !kvf_place_set_is_whole(agent, set)) {
         return false;
     }
@@ -205,7 +211,8 @@ void kvf_request_start_prefetch(struct kvf_request *request, const struct kvf_sh
 
     kvf_request_key_id(session, key, key_id);
     for (uint32_t shard = 0; shard < session->shard_count; shard++) {
-        struct kvf_entry *entry = kvf_index_find(&agent->index, key_id, shard);
+        struct kvf_entry *entry = is_off(session) ? NULL
+                                                  : kvf_index_find(&agent->index, key_id, shard);
         struct kvf_flight *flight;
 
         if (session->shard != KVF_SHARD_NONE && shard != session->shard) {

@@ -127,6 +127,8 @@ int cli_verify(const struct cli *cli);
 int cli_evict(const struct cli *cli); /* by key: through the library; by namespace: admin */
 int cli_purge(const struct cli *cli);
 int cli_top(const struct cli *cli);
+int cli_disable(const struct cli *cli);
+int cli_enable(const struct cli *cli);
 int cli_reload(const struct cli *cli);
 int cli_log_level(const struct cli *cli);
 int cli_drain(const struct cli *cli);

@@ -65,8 +65,9 @@ static void print_stat(const json_t *stat)
 
     printf("%-14s %s, up %" PRIu64 " s, %s\n", "kvferryd", cli_string(stat, "version"),
            cli_number(stat, "uptime_s"),
-           cli_flag(stat, "draining") ? "draining"
-                                      : (cli_flag(stat, "ready") ? "ready" : "not ready"));
+           cli_flag(stat, "draining")   ? "draining"
+           : cli_flag(stat, "disabled") ? "DISABLED"
+                                        : (cli_flag(stat, "ready") ? "ready" : "not ready"));
     printf("%-14s %" PRIu64 " of %" PRIu64 "\n", "clients", cli_number(stat, "clients"),
            cli_number(stat, "clients_max"));
     printf("%-14s %" PRIu64 " of %" PRIu64 " entries\n", "index", cli_number(stat, "index_entries"),
@@ -187,12 +188,12 @@ static int list_namespaces(const struct cli *cli)
         char dram[32];
         char nvme[32];
 
-        printf("%-16s  %-10s %-10s %8" PRIu64 " %10" PRIu64 " %12s %12s  %s\n",
+        printf("%-16s  %-10s %-10s %8" PRIu64 " %10" PRIu64 " %12s %12s  %s%s\n",
                cli_string(row, "namespace_id"), cli_string(row, "tenant"),
                cli_string(row, "profile"), cli_number(row, "clients"), cli_number(row, "blocks"),
                cli_bytes_text(cli_number(row, "dram_bytes"), dram, sizeof(dram)),
                cli_bytes_text(cli_number(row, "nvme_bytes"), nvme, sizeof(nvme)),
-               cli_string(row, "label"));
+               cli_flag(row, "disabled") ? "DISABLED " : "", cli_string(row, "label"));
     }
     json_decref(answer);
     return CLI_OK;
@@ -394,10 +395,11 @@ int cli_purge(const struct cli *cli)
 
 /* --- reload, log-level, drain ----------------------------------------------------------------- */
 
-int cli_reload(const struct cli *cli)
+/* POST, and print what the daemon says. */
+static int command(const struct cli *cli, const char *path)
 {
     json_t *answer;
-    int code = cli_http(cli, "POST", "/v1/reload", &answer);
+    int code = cli_http(cli, "POST", path, &answer);
 
     if (code != CLI_OK) {
         return code;
@@ -409,6 +411,39 @@ int cli_reload(const struct cli *cli)
         json_decref(answer);
     }
     return CLI_OK;
+}
+
+int cli_reload(const struct cli *cli)
+{
+    return command(cli, "/v1/reload");
+}
+
+/* /v1/disable or /v1/enable of the namespace, or of all. */
+static int set_service(const struct cli *cli, const char *path)
+{
+    char of_one[64];
+    char id[17];
+    int code;
+
+    if (cli->namespace_name == NULL) {
+        return command(cli, path);
+    }
+    code = find_namespace(cli, id);
+    if (code != CLI_OK) {
+        return code;
+    }
+    snprintf(of_one, sizeof(of_one), "%s?namespace=%s", path, id);
+    return command(cli, of_one);
+}
+
+int cli_disable(const struct cli *cli)
+{
+    return set_service(cli, "/v1/disable");
+}
+
+int cli_enable(const struct cli *cli)
+{
+    return set_service(cli, "/v1/enable");
 }
 
 int cli_log_level(const struct cli *cli)

@@ -314,9 +314,10 @@ static void print_head(const struct rates *rates, const json_t *stat)
     printf("kvferryd %s, up %" PRIu64 " s, %s, %" PRIu64 " of %" PRIu64
            " clients, reactor %.0f %% busy\n",
            cli_string(stat, "version"), cli_number(stat, "uptime_s"),
-           cli_flag(stat, "draining") ? "draining"
-           : cli_flag(stat, "ready")  ? "ready"
-                                      : "not ready",
+           cli_flag(stat, "draining")   ? "draining"
+           : cli_flag(stat, "disabled") ? "DISABLED"
+           : cli_flag(stat, "ready")    ? "ready"
+                                        : "not ready",
            cli_number(stat, "clients"), cli_number(stat, "clients_max"), 100 * busy_of(rates));
     printf("lookups %6s chunks/s, %.0f %% in the run\n", short_number(asked, texts[0]),
            asked > 0 ? 100 * rate(rates, "lookup_hit_chunks") / asked : 0.0);

@@ -136,6 +136,13 @@ static const struct command commands[] = {
      "after "
      "the other.\nRates and means are of the time between two looks. With -o json one object a "
      "look."},
+    {"disable", "", "n", 0, false, cli_disable,
+     "let clients find nothing, of a namespace or of all",
+     "Lookups and gets are misses and puts are refused from now on, until enable or the daemon's "
+     "end. "
+     "What is\nstored stays, and engines need no restart."},
+    {"enable", "", "n", 0, false, cli_enable, "put a disabled namespace, or all, back into service",
+     "Without --namespace all of them."},
     {"reload", "", "", 0, false, cli_reload, "have the daemon read calibration.dir again",
      "As SIGHUP does. Profiles that have passed since count for clients that attach from now on, "
      "those "

@@ -687,6 +687,43 @@ class Command(Case):
         self.assertEqual(self.daemon.post("/v1/log-level")[0], 400)
         self.one_line(self.kvferry("log-level", "loud"), 2, "'loud' is not error, warning")
 
+    def test_disable(self):
+        for label in ("one", "two"):
+            self.ok("put", "--key-text", "a", "--label", label, "--durable", data=b"x")
+
+        def found(label):
+            return self.kvferry("get", "--key-text", "a", "--label", label)[0] == 0
+
+        names = {row["label"]: row["namespace_id"] for row in self.ok_json("ls")["namespaces"]}
+        self.assertIn(f"namespace {names['one']} disabled; out of service now: not all, 1 by name",
+                      self.ok("disable", "--namespace", "one").decode())
+        self.assertEqual((found("one"), found("two")), (False, True))
+        self.one_line(self.kvferry("put", "--key-text", "b", "--label", "one", data=b"x"), 1,
+                      "put: refused")
+        self.assertRegex(self.ok("ls").decode(), r"(?m)DISABLED one$")
+        self.assertEqual(self.ok_json("stat")["metrics"]["disabled_namespaces"], 1)
+        # also for one that nobody is attached to and nothing is stored of
+        self.ok("evict", "--namespace", "one")
+        self.one_line(self.kvferry("put", "--key-text", "b", "--label", "one", data=b"x"), 1,
+                      "put: refused")
+        self.ok("disable")
+        self.assertEqual((found("one"), found("two")), (False, False))
+        self.assertIn("DISABLED", self.ok("stat").decode())
+        self.one_line(self.kvferry("enable", "--namespace", names["one"]), 1, "enable them all")
+        self.ok("enable")
+        self.assertEqual((found("one"), found("two")), (False, True))
+        self.ok("put", "--key-text", "b", "--label", "one", data=b"x")
+        self.assertEqual(self.ok_json("stat")["metrics"]["put_disabled"], 2)
+        for _ in range(64):
+            self.ok("disable", "--namespace", f"{_ + 1:016x}")
+        self.one_line(self.kvferry("disable", "--namespace", names["one"]), 1, "64 namespaces are")
+        self.ok("enable", "--namespace", f"{1:016x}")
+        self.ok("disable", "--namespace", names["one"])
+        # not over a restart
+        self.daemon.signal_and_wait(signal.SIGTERM)
+        self.daemon = self.start()
+        self.assertTrue(found("two"))
+
     def test_drain(self):
         self.ok("put", "--key-text", "a", data=b"x" * 5000)
         self.assertRegex(self.ok("drain").decode(),
@@ -739,7 +776,8 @@ class Command(Case):
 
     def test_no_daemon(self):
         for command in (["ping"], ["stat"], ["ls"], ["clients"], ["verify"], ["bench"], ["top"],
-                        ["drain"], ["reload"], ["log-level"], ["log-level", "debug"],
+                        ["drain"], ["disable"], ["enable"], ["reload"], ["log-level"],
+                        ["log-level", "debug"],
                         ["purge", "--namespace", "x"], ["get", "--key-text", "k"],
                         ["put", "--key-text", "k"], ["evict", "--key-text", "k"]):
             result = run(KVFERRY, *command, "--socket", self.path("none.sock"), data=b"x")
@@ -748,7 +786,7 @@ class Command(Case):
     def test_help_and_man_page_agree(self):
         text = self.ok("--help").decode()
         commands = re.findall(r"^    ([a-z-]+) +\S", text.split("Options of all")[0], re.MULTILINE)
-        self.assertGreaterEqual(len(commands), 19)
+        self.assertGreaterEqual(len(commands), 21)
         with open(os.path.join(ROOT, "docs", "man", "kvferry.1"), encoding="utf-8") as file:
             page = file.read().replace("\\-", "-")
         for command in commands:
