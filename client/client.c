@@ -164,21 +164,25 @@ static void formats_fill(struct kvf_wire_hello *hello, const struct kvf_codec_pl
 
 /* Whose blocks these are. Latents are named by their weights and factors together, and by nothing
  * if either is not said: the daemon refuses that. Both are hashes already, so that their bytes,
- * shifted against each other, need no other one (nor a library for it in the engine's process). */
+ * shifted against each other, need no other one (nor a library for it in the engine's process); i
+ * is among them for those who make up digests of equal bytes. */
 static void digests_fill(struct kvf_client *client, const struct kvf_options *options)
 {
     struct kvf_wire_hello *hello = &client->hello;
-    bool is_named = !kvf_proto_all_zero(options->weights_digest, KVF_DIGEST_BYTES);
+    const uint8_t *weights = options->weights_digest;
+    const uint8_t *factors = options->factors_digest;
 
-    memcpy(client->weights_digest, options->weights_digest, KVF_DIGEST_BYTES);
-    memcpy(client->factors_digest, options->factors_digest, KVF_DIGEST_BYTES);
+    memcpy(client->weights_digest, weights, KVF_DIGEST_BYTES);
+    memcpy(client->factors_digest, factors, KVF_DIGEST_BYTES);
     memcpy(hello->adapter_digest, options->adapter_digest, sizeof(hello->adapter_digest));
-    if (client->has_geometry && client->geometry.kind == KVF_KIND_XG) {
-        is_named = is_named && !kvf_proto_all_zero(options->factors_digest, KVF_DIGEST_BYTES);
-    }
-    for (uint32_t i = 0; is_named && i < KVF_DIGEST_BYTES; i++) {
-        hello->weights_digest[i] = options->weights_digest[i] ^
-                                   options->factors_digest[(i + 1) % KVF_DIGEST_BYTES];
+    if (!client->has_geometry || client->geometry.kind != KVF_KIND_XG) {
+        memcpy(hello->weights_digest, weights, KVF_DIGEST_BYTES);
+    } else if (!kvf_proto_all_zero(weights, KVF_DIGEST_BYTES) &&
+               !kvf_proto_all_zero(factors, KVF_DIGEST_BYTES)) {
+        for (uint32_t i = 0; i < KVF_DIGEST_BYTES; i++) {
+            hello->weights_digest[i] = weights[i] ^ factors[(i + 1) % KVF_DIGEST_BYTES] ^
+                                       (uint8_t)(i + 1);
+        }
     }
 }
 

@@ -90,7 +90,7 @@ static void keep_log(void *arg, int severity, const char *text)
     }
 }
 
-/* weights, factors: first bytes of the digests; 0: none. */
+/* weights, factors: the bytes of the digests; 0: none. */
 static int open_made_of(const struct kvf_geometry *geometry, const char *profile, uint8_t weights,
                         uint8_t factors, struct kvf_client **client_out)
 {
@@ -102,8 +102,8 @@ static int open_made_of(const struct kvf_geometry *geometry, const char *profile
     options.flags = KVF_ATTACH_ALLOW_UNCALIBRATED;
     options.staging_bytes = 4 << 20;
     options.log = keep_log;
-    options.weights_digest[0] = weights;
-    options.factors_digest[0] = factors;
+    memset(options.weights_digest, weights, sizeof(options.weights_digest));
+    memset(options.factors_digest, factors, sizeof(options.factors_digest));
     last_log[0] = '\0';
     return kvf_open(&options, client_out);
 }
