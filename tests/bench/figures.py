@@ -345,6 +345,12 @@ def gpu_x_figures():
             ("part_pages", "D2D copy of as many bytes", "rotation, K and V into pages, alone"),
             ("encode", "D2D copy of as many bytes", "encoding their X")):
         result.append(Figure(f"x4_{name}", "ms", limit, better="lower", note=f"{what}: {note}"))
+    what_8b = "4,096 tokens of Llama-3.1-8B, latents of differences of X at 3 bits"
+    for name, unit, note in (("fetch", "ms", "fetched, K and V rebuilt in pages"),
+                             ("gpu", "ms", "kernels alone"),
+                             ("bytes", "KiB", "of a token")):
+        result.append(Figure(f"xgcl3_{name}_vs_saw4", unit, "K and V at 4 bits", better="lower",
+                             note=f"{what_8b}: {note}"))
     for n in (256, 1024, 4096, 16384):
         bar = 0.80 if n == 4096 else None
         result.append(Figure(f"remat_gemm_{n}", "TFLOP/s", "cuBLAS, bf16, same shape", bar,
