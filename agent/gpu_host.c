@@ -389,6 +389,7 @@ static int channel_open(struct kvf_session *session, struct kvf_gpu_worker *work
     struct kvf_gpud_attach attach = {
         .connection_id = session->connection_id,
         .greet_ms = (uint32_t)session->agent->config->gpu_timeout * 1000,
+        .scratch_bytes = session->agent->config->gpu_scratch_total,
     };
     struct kvf_wire_gpu_channel answer = {0};
     int pair[2] = {-1, -1};

@@ -4,6 +4,7 @@
  */
 #include "agent/gpud.h"
 
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -15,8 +16,9 @@
 #include "base/fd.h"
 #include "base/log.h"
 
-#define EVENTS_MAX 64
 #define PAUSE_NS   (20 * KVF_NS_PER_US) /* while the GPU is at work, or a flag is awaited */
+#define PAUSE_LONG (100 * KVF_NS_PER_US)
+#define PAUSE_MAX  KVF_NS_PER_MS /* the longer the wait the longer the pause: by 1/16 */
 #define IDLE_MS    200
 #define COUNT_NS   KVF_NS_PER_S
 #define TOKEN_NS   (KVF_NS_PER_S / 2) /* of the rate that can be saved up */
@@ -346,24 +348,43 @@ static void end_all(struct kvf_gpud *gpud)
     kvf_gpud_openings_tend(gpud, true);
 }
 
+/* Until there may be something to do. Messages end a long pause: nobody waits for another's flag. */
+static void turn_wait(const struct kvf_gpud *gpud, bool is_busy, const struct timespec *pause)
+{
+    struct pollfd any = {.fd = gpud->epoll_fd, .events = POLLIN};
+
+    if (is_busy && pause->tv_nsec < (long)PAUSE_LONG) {
+        (void)nanosleep(pause, NULL);
+    } else if (is_busy) {
+        (void)ppoll(&any, 1, pause, NULL);
+    } else {
+        (void)poll(&any, 1, IDLE_MS);
+    }
+}
+
 int kvf_gpud_run(struct kvf_gpud *gpud)
 {
     struct epoll_event event = {.events = EPOLLIN};
-    struct epoll_event events[EVENTS_MAX];
+    struct timespec pause = {.tv_nsec = PAUSE_NS};
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    uint64_t n_steps = 0;
     bool is_busy = false;
 
     if (epoll_ctl(gpud->epoll_fd, EPOLL_CTL_ADD, gpud->fd, &event) != 0 ||
         epoll_ctl(gpud->epoll_fd, EPOLL_CTL_ADD, gpud->wake_fd, &event) != 0) {
         return KVF_ERR_BUSY;
     }
+    (void)gpud->device->driver.cuMemGetInfo(&free_bytes, &total_bytes);
+    gpud->device_bytes = total_bytes;
     while (!gpud->is_over && gpud->status == KVF_OK) {
-        const struct timespec pause = {.tv_nsec = PAUSE_NS};
-
-        if (is_busy) {
-            (void)nanosleep(&pause, NULL);
-        } else {
-            (void)epoll_wait(gpud->epoll_fd, events, EVENTS_MAX, IDLE_MS);
+        pause.tv_nsec += pause.tv_nsec / 16;
+        pause.tv_nsec = pause.tv_nsec < (long)PAUSE_MAX ? pause.tv_nsec : (long)PAUSE_MAX;
+        if (!is_busy || n_steps != gpud->n_steps) {
+            pause.tv_nsec = PAUSE_NS;
         }
+        n_steps = gpud->n_steps;
+        turn_wait(gpud, is_busy, &pause);
         /* which of them are ready is of no use: all are looked at, and there are few */
         daemon_receive(gpud);
         if (gpud->status == KVF_OK) {

@@ -39,6 +39,7 @@ struct kvf_gpud_mapped {
     uint32_t number;
     bool is_used;
     uint32_t n_regions; /* that lie in it */
+    uint64_t bytes;     /* of addresses */
     uint32_t n_pieces;
     uint32_t next_piece;
     struct kvf_gpu_import import;
@@ -124,6 +125,9 @@ struct kvf_gpud_engine {
     uint64_t connection_id;
     uint64_t greet_ns;    /* for each step of the handshake that is the engine's */
     uint64_t deadline_ns; /* NEW, GREETED: of that step */
+    uint64_t scratch_max_bytes;
+    uint64_t scratch_bytes; /* of its ring and window */
+    uint64_t memory_bytes;  /* of all that it has opened here */
     char socket_path[KVF_GPUD_PATH_BYTES];
     char name[KVF_WIRE_NAME_BYTES];
     uint8_t *flags; /* shared with the engine */
@@ -161,6 +165,9 @@ struct kvf_gpud {
     int64_t tokens_bytes;
     uint64_t tokens_ns; /* when they were counted */
     uint64_t counted_ns;
+    uint64_t device_bytes;  /* of the whole GPU */
+    uint64_t scratch_bytes; /* of all engines */
+    uint64_t n_steps;       /* of jobs, ever */
     bool is_over;
     int status; /* why, unless the daemon said so */
     struct kvf_gpud_counts counts;

@@ -80,6 +80,19 @@ static int flags_make(struct kvf_gpud_engine *engine)
     return status;
 }
 
+/* What an engine's ring and window take: on the GPU, and as much for the window on the host if it is
+ * pinned there. */
+static uint64_t scratch_of(const struct kvf_gpud *gpud, const struct kvf_gpud_hello *hello)
+{
+    uint64_t burst = gpud->burst_bytes != 0 ? gpud->burst_bytes : hello->burst_bytes;
+    uint64_t ring = hello->ring_bytes != 0
+                        ? hello->ring_bytes
+                        : 5 * (burst != 0 ? burst
+                                          : KVF_GPU_BURST_BYTES); /* 4, with what they add */
+
+    return ring + (hello->load_window_bytes != 0 ? hello->load_window_bytes : KVF_GPU_WINDOW_BYTES);
+}
+
 static int gpu_open(struct kvf_gpud_engine *engine, const struct kvf_gpud_hello *hello)
 {
     struct kvf_gpud *gpud = engine->gpud;
@@ -138,6 +151,21 @@ static void on_hello(struct kvf_gpud_engine *engine, const struct kvf_gpud_hello
     engine->state = KVF_GPUD_OPENING;
 }
 
+/* False: there is no room. */
+static bool scratch_take(struct kvf_gpud_engine *engine)
+{
+    struct kvf_gpud *gpud = engine->gpud;
+    uint64_t bytes = scratch_of(gpud, &engine->opening->hello);
+
+    if (bytes > engine->scratch_max_bytes ||
+        gpud->scratch_bytes > engine->scratch_max_bytes - bytes) {
+        return false;
+    }
+    engine->scratch_bytes = bytes;
+    gpud->scratch_bytes += bytes;
+    return true;
+}
+
 /* Go on when the client is there. */
 static void opening_look(struct kvf_gpud_engine *engine)
 {
@@ -149,6 +177,10 @@ static void opening_look(struct kvf_gpud_engine *engine)
     }
     status = engine->opening->status;
     engine->client = engine->opening->client;
+    if (status == KVF_OK && !scratch_take(engine)) {
+        what = "asks for a ring and a window that are more than gpu.scratch_total leaves";
+        status = KVF_ERR_BUSY;
+    }
     if (status == KVF_OK) {
         what = "finds no memory on the GPU, or no kernel";
         status = gpu_open(engine, &engine->opening->hello);
@@ -201,6 +233,7 @@ static struct kvf_gpud_mapped *memory_new(struct kvf_gpud_engine *engine, uint32
 static void memory_drop(struct kvf_gpud_engine *engine, struct kvf_gpud_mapped *memory)
 {
     kvf_gpu_import_close(engine->gpud->device, &memory->import);
+    engine->memory_bytes -= memory->bytes;
     memory->is_used = false;
 }
 
@@ -227,14 +260,23 @@ static int memory_begin(struct kvf_gpud_engine *engine, const struct kvf_gpud_me
                        KVF_GPUD_MEMORIES_MAX);
         return KVF_ERR_TOO_LARGE;
     }
+    if (message->bytes > engine->gpud->device_bytes - engine->memory_bytes) {
+        memory->is_used = false; /* addresses are everybody's, and can be used up */
+        (void)snprintf(device->text, sizeof(device->text),
+                       "the pages lie in more memory than the GPU has: register what is mapped");
+        return KVF_ERR_TOO_LARGE;
+    }
     memory->n_pieces = message->n_pieces;
+    memory->bytes = message->bytes;
     if (message->kind == KVF_GPUD_MEMORY_HANDLE) {
         memcpy(handle.bytes, message->handle, sizeof(handle.bytes));
         status = kvf_gpu_import_handle(device, &handle, message->bytes, &memory->import);
     } else {
         status = kvf_gpu_import_begin(device, message->bytes, &memory->import);
     }
-    if (status != KVF_OK) {
+    if (status == KVF_OK) {
+        engine->memory_bytes += memory->bytes;
+    } else {
         memory->is_used = false;
     }
     *memory_out = memory;
@@ -539,6 +581,7 @@ struct kvf_gpud_engine *kvf_gpud_engine_new(struct kvf_gpud *gpud, int fd,
     engine->flag_fd = -1;
     engine->connection_id = attach->connection_id;
     engine->greet_ns = attach->greet_ms * KVF_NS_PER_MS;
+    engine->scratch_max_bytes = attach->scratch_bytes;
     engine->deadline_ns = kvf_now_ns() + engine->greet_ns;
     engine->has_handles = (attach->flags & KVF_GPUD_ATTACH_NO_HANDLES) == 0;
     memcpy(engine->socket_path, attach->socket_path, sizeof(engine->socket_path));
@@ -552,6 +595,7 @@ struct kvf_gpud_engine *kvf_gpud_engine_end(struct kvf_gpud_engine *engine)
     uint64_t bytes = 0;
 
     engine->gpu = kvf_gpu_close(engine->gpu); /* behind all that is queued */
+    engine->gpud->scratch_bytes -= engine->scratch_bytes;
     kvf_gpud_jobs_free(engine);
     for (uint32_t i = 0; i < KVF_GPUD_MEMORIES_MAX; i++) {
         if (engine->memories[i].is_used) {

@@ -372,8 +372,9 @@ static int get_all(struct kvf_gpud_job *job, struct kvf_gpud_part *part)
     return status;
 }
 
-/* Hand on what there is room for. True: all of it; the next job of the kind may begin. */
-static bool job_start(struct kvf_gpud_job *job)
+/* Hand on what there is room for. True: all of it; the next job of the kind may begin. Else
+ * *is_soon_out: nothing wakes the worker when there is more to do, so that it has to look. */
+static bool job_start(struct kvf_gpud_job *job, bool *is_soon_out)
 {
     struct kvf_gpud_part *part;
     int status = KVF_OK;
@@ -382,7 +383,11 @@ static bool job_start(struct kvf_gpud_job *job)
         rest_fail(job, KVF_ERR_CANCELED);
     }
     while (job->n_taken < job->request.n_items && status == KVF_OK) {
-        if (job->n_got < job->request.n_items || !flag_is_up(job->engine, &job->request)) {
+        if (job->n_got < job->request.n_items) {
+            *is_soon_out = false; /* a message brings the rest */
+            return false;
+        }
+        if (!flag_is_up(job->engine, &job->request)) {
             return false;
         }
         if (job->is_put && !kvf_gpud_spend(job->engine->gpud, 0)) {
@@ -401,6 +406,7 @@ static bool job_start(struct kvf_gpud_job *job)
         status = job->is_put ? put_more(job, part) : get_all(job, part);
         if (status == KVF_OK) {
             job->n_parts++;
+            job->engine->gpud->n_steps++;
         } else {
             part_free(part);
         }
@@ -499,11 +505,13 @@ int kvf_gpud_jobs_turn(struct kvf_gpud_engine *engine, bool *is_busy_out)
 {
     struct kvf_gpu_event events[POLL_EVENTS];
     bool may_start[2] = {true, true}; /* get, put */
+    bool is_soon[2] = {true, true};
     uint32_t n = 0;
     int status;
 
     do {
         status = kvf_gpu_poll(engine->gpu, events, POLL_EVENTS, 0, &n);
+        engine->gpud->n_steps += n;
         for (uint32_t i = 0; i < n; i++) {
             on_event(&events[i]);
         }
@@ -517,13 +525,13 @@ int kvf_gpud_jobs_turn(struct kvf_gpud_engine *engine, bool *is_busy_out)
     }
     for (struct kvf_gpud_job *job = engine->jobs; job != NULL; job = job->next) {
         if (may_start[job->is_put] && job->n_taken < job->request.n_items) {
-            may_start[job->is_put] = job_start(job);
+            may_start[job->is_put] = job_start(job, &is_soon[job->is_put]);
         }
     }
     jobs_settle(engine);
     events_send(engine);
-    *is_busy_out = kvf_gpu_is_busy(engine->gpu) || !may_start[0] || !may_start[1] ||
-                   engine->n_events > 0;
+    *is_busy_out = kvf_gpu_is_busy(engine->gpu) || (!may_start[0] && is_soon[0]) ||
+                   (!may_start[1] && is_soon[1]) || engine->n_events > 0;
     return KVF_OK;
 }
 

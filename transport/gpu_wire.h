@@ -132,8 +132,9 @@ struct kvf_gpud_attach { /* with one fd */
     uint32_t flags;    /* KVF_GPUD_ATTACH_... */
     uint32_t greet_ms; /* within which the engine has to say HELLO, and MAPPED; not 0 */
     uint32_t reserved;
+    uint64_t scratch_bytes; /* that rings and windows of all engines may take, with this one's */
 };
-static_assert(sizeof(struct kvf_gpud_attach) == 144, "no hidden padding");
+static_assert(sizeof(struct kvf_gpud_attach) == 152, "no hidden padding");
 
 struct kvf_gpud_note { /* QUIT, DETACH, ENGINE */
     struct kvf_gpud_head head;

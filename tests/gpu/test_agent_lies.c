@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -96,7 +97,9 @@ static int piece_make(size_t *bytes_out)
     return fd;
 }
 
-static int memory_call(uint32_t piece_index, size_t bytes, int fd)
+/* One of two pieces of a memory. */
+static int memory_call(uint32_t number, uint32_t piece_index, size_t bytes, size_t piece_bytes,
+                       int fd)
 {
     struct kvf_gpud_memory *message = &calls.gpu->agent->message.memory;
 
@@ -105,10 +108,10 @@ static int memory_call(uint32_t piece_index, size_t bytes, int fd)
         .n_pieces = 2,
         .piece_index = piece_index,
         .bytes = bytes,
-        .piece_bytes = bytes,
+        .piece_bytes = piece_bytes,
     };
     kvf_gpud_head_init(&message->head, KVF_GPUD_MEMORY, sizeof(*message));
-    message->head.number = 900;
+    message->head.number = number;
     return kvf_gpu_remote_call(calls.gpu, fd);
 }
 
@@ -121,11 +124,105 @@ static void test_memory_beyond_its_end(void **state)
 
     (void)state;
     engine_open();
-    assert_int_equal(memory_call(0, bytes, fd), KVF_OK);
-    assert_int_equal(memory_call(1, bytes, fd), KVF_ERR_DISCONNECTED);
+    assert_int_equal(memory_call(900, 0, bytes, bytes, fd), KVF_OK);
+    assert_int_equal(memory_call(900, 1, bytes, bytes, fd), KVF_ERR_DISCONNECTED);
     (void)close(fd);
     put_until_it_works();
     assert_int_equal(worker_starts(), starts);
+    calls_close(&calls);
+}
+
+/* No more addresses than the GPU has memory: they are everybody's. */
+static void test_memory_beyond_the_gpu(void **state)
+{
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    size_t bytes = 0;
+    size_t half_bytes;
+    int fd = piece_make(&bytes);
+
+    (void)state;
+    engine_open();
+    calls_check(calls_device->driver.cuMemGetInfo(&free_bytes, &total_bytes));
+    half_bytes = total_bytes / 2 / bytes * bytes;
+    assert_int_equal(memory_call(900, 0, (size_t)1 << 46, bytes, fd), KVF_ERR_TOO_LARGE);
+    assert_int_equal(memory_call(901, 0, half_bytes, bytes, fd), KVF_OK);
+    assert_int_equal(memory_call(902, 0, half_bytes, bytes, fd), KVF_ERR_TOO_LARGE);
+    assert_int_equal(kvf_gpu_remote_call_plain(calls.gpu, KVF_GPUD_FORGET, 901), KVF_OK);
+    assert_int_equal(memory_call(902, 0, half_bytes, bytes, fd), KVF_OK);
+    (void)close(fd);
+    put_until_it_works();
+    calls_close(&calls);
+}
+
+/* How often the worker's thread has gone to sleep, ever. */
+static uint64_t worker_sleeps(void)
+{
+    pid_t pid = calls_worker_pid(&calls, NULL);
+    const char *word = "\nvoluntary_ctxt_switches:";
+    uint64_t sleeps;
+    const char *line;
+    char path[64];
+    char *text;
+
+    (void)snprintf(path, sizeof(path), "/proc/%d/task/%d/status", (int)pid, (int)pid);
+    text = kvf_test_file_read(path, NULL);
+    assert_non_null(text);
+    line = strstr(text, word);
+    assert_non_null(line);
+    sleeps = strtoull(line + strlen(word), NULL, 10);
+    free(text);
+    return sleeps;
+}
+
+/* Does it sleep no more often than so many times a second? Being slow makes that no more. */
+static void sleeps_are_few(uint64_t most_a_second)
+{
+    const struct timespec while_ = {.tv_nsec = 500 * KVF_NS_PER_MS};
+    uint64_t began_ns = kvf_now_ns();
+    uint64_t before = worker_sleeps();
+
+    (void)nanosleep(&while_, NULL);
+    assert_in_range(worker_sleeps() - before, 0,
+                    100 + most_a_second * (kvf_now_ns() - began_ns) / KVF_NS_PER_S);
+}
+
+/* Requests that do not come to be, and those whose flag does not come up, are no work. */
+static void test_waiting_is_no_work(void **state)
+{
+    struct kvf_gpud_request request = {.request = 1000, .n_items = 1, .n_pages = 1};
+    struct calls_outcome outcome = {0};
+    struct calls_chain chain;
+    uint64_t number = 0;
+    void *stream;
+    void *event;
+
+    (void)state;
+    engine_open();
+    kvf_gpud_head_init(&request.head, KVF_GPUD_GET, sizeof(request));
+    request.head.number = calls.pages.region->number;
+    assert_int_equal(kvf_seqpacket_send(calls.gpu->agent->fd, &request, sizeof(request), NULL, 0),
+                     KVF_OK);
+    sleeps_are_few(400);
+    calls_close(&calls);
+    if (calls_fake.fake_cuda_hold == NULL) {
+        return; /* a device that stands still can only be had from the fake driver */
+    }
+    engine_open();
+    stream = calls_stream();
+    event = calls_event();
+    calls_fake.fake_cuda_hold(true);
+    calls_check(calls_device->driver.cuEventRecord(event, stream));
+    calls_chain_init(&chain, 4, 0);
+    assert_int_equal(kvf_gpu_put(calls.gpu, calls.pages.region, chain.puts, chain.n, NULL, event,
+                                 NULL, 7, NULL, &number),
+                     KVF_OK);
+    sleeps_are_few(2500);
+    calls_fake.fake_cuda_hold(false);
+    calls_wait(&calls, number, &outcome);
+    assert_int_equal(outcome.status, KVF_OK);
+    calls_check(calls_device->driver.cuStreamDestroy(stream));
+    calls_check(calls_device->driver.cuEventDestroy(event));
     calls_close(&calls);
 }
 
@@ -478,6 +575,72 @@ static void test_silence_has_an_end(void **state)
 }
 
 /* ----------------------------------------------------------------------------------------------
+ * Who wants all of the memory
+ */
+
+/* Greet with a ring of so many bytes, and say what the worker says. */
+static int greet(struct kvf_client *client, int fd, uint64_t ring_bytes)
+{
+    static union kvf_gpud_message message;
+    struct kvf_gpud_hello hello = hello_of(client);
+    struct kvf_seqpacket_message received;
+    int status = KVF_EMPTY;
+
+    hello.ring_bytes = ring_bytes;
+    hello.burst_bytes = hello.load_window_bytes = 1 << 19;
+    assert_int_equal(kvf_seqpacket_send(fd, &hello, sizeof(hello), NULL, 0), KVF_OK);
+    while (status == KVF_EMPTY) {
+        struct pollfd one = {.fd = fd, .events = POLLIN};
+
+        (void)poll(&one, 1, 100);
+        status = kvf_seqpacket_recv(fd, message.bytes, sizeof(message.bytes), &received);
+    }
+    assert_int_equal(status, KVF_OK);
+    assert_int_equal(message.head.type, KVF_GPUD_WELCOME);
+    kvf_seqpacket_message_close(&received);
+    if (message.welcome.status != KVF_OK) {
+        assert_non_null(strstr(message.welcome.text, "gpu.scratch_total"));
+    }
+    return message.welcome.status;
+}
+
+static void test_rings_have_a_sum(void **state)
+{
+    static const char *const sets[] = {"gpu.devices=all", "gpu.scratch_total=128MiB",
+#ifdef KVF_TEST_WORKER
+                                       "gpu.worker=" KVF_TEST_WORKER,
+#endif
+                                       NULL};
+    static const uint64_t rings[] = {UINT64_C(1) << 36, 80 << 20, 80 << 20, 80 << 20};
+    static const int want[] = {KVF_ERR_BUSY, KVF_OK, KVF_ERR_BUSY, KVF_OK};
+    struct kvf_test_daemon kept = calls.daemon;
+    struct calls others[4];
+    int fds[4];
+
+    (void)state;
+    calls_daemon_start(&calls, sets);
+    for (uint32_t i = 0; i < 4; i++) {
+        others[i] = (struct calls){.daemon = calls.daemon};
+        calls_client_open(&others[i], "balanced", seed);
+        fds[i] = channel_take(others[i].client);
+        assert_int_equal(greet(others[i].client, fds[i], rings[i]), want[i]);
+        if (i == 2) { /* the one that has a ring goes */
+            (void)shutdown(fds[1], SHUT_WR);
+            assert_int_equal(last_type(fds[1]), KVF_GPUD_GONE);
+        }
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        (void)close(fds[i]);
+        others[i].client = kvf_close(others[i].client);
+    }
+    engine_open();
+    put_until_it_works();
+    calls_close(&calls);
+    calls_daemon_stop(&calls);
+    calls.daemon = kept;
+}
+
+/* ----------------------------------------------------------------------------------------------
  * A device that fails
  */
 static void test_device_fails(void **state)
@@ -632,12 +795,15 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory_beyond_its_end),
+        cmocka_unit_test(test_memory_beyond_the_gpu),
+        cmocka_unit_test(test_waiting_is_no_work),
         cmocka_unit_test(test_engine_does_not_listen),
         cmocka_unit_test(test_worker_lies_to_the_engine),
         cmocka_unit_test(test_handles_are_of_one_tenant),
         cmocka_unit_test(test_nobody_waits_for_an_attach),
         cmocka_unit_test(test_silent_channels),
         cmocka_unit_test(test_silence_has_an_end),
+        cmocka_unit_test(test_rings_have_a_sum),
         cmocka_unit_test(test_device_fails),
         cmocka_unit_test(test_worker_lies_to_the_daemon),
     };
