@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/parse.h"
+#include "transport/transport_ucx.h"
 
 enum http {
     HTTP_OK = 200,
@@ -545,6 +546,32 @@ static void answer_clients(struct kvf_admin_api *api, const struct kvf_admin_req
     question_free(question);
 }
 
+static json_t *peer_json(const void *row)
+{
+    const struct kvf_control_peer *p = row;
+
+    return json_pack(
+        "{s:o, s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name", text_json(p->name),
+        "address", text_json(p->address), "state", text_json(p->state), "asked", (int)p->is_asked,
+        "incarnation", hex64_json(p->incarnation), "linked_s", u64_json(p->linked_s), "blocks",
+        u64_json(p->blocks), "fetched_blocks", u64_json(p->fetched_blocks), "fetched_bytes",
+        u64_json(p->fetched_bytes), "failed_blocks", u64_json(p->failed_blocks), "served_blocks",
+        u64_json(p->served_blocks), "served_bytes", u64_json(p->served_bytes));
+}
+
+static void answer_peers(struct kvf_admin_api *api, const struct kvf_admin_request *request,
+                         struct kvf_admin_reply *reply)
+{
+    struct question *question = question_new(KVF_CONTROL_PEERS, KVF_NET_LINKS_MAX,
+                                             sizeof(struct kvf_control_peer));
+
+    (void)request;
+    if (ask(api, &question, KVF_ADMIN_ANSWER_MS, reply)) {
+        reply_rows(reply, question, "peers", sizeof(struct kvf_control_peer), peer_json);
+    }
+    question_free(question);
+}
+
 static void answer_namespaces(struct kvf_admin_api *api, const struct kvf_admin_request *request,
                               struct kvf_admin_reply *reply)
 {
@@ -825,6 +852,7 @@ const struct kvf_admin_route kvf_admin_routes[] = {
     {"GET", "/metrics", true, answer_metrics},
     {"GET", "/v1/stat", false, answer_stat},
     {"GET", "/v1/clients", false, answer_clients},
+    {"GET", "/v1/peers", false, answer_peers},
     {"GET", "/v1/blocks", false, answer_blocks},
     {"GET", "/v1/namespaces", false, answer_namespaces},
     {"GET", "/v1/profiles", false, answer_profiles},

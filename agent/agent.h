@@ -82,6 +82,7 @@ struct kvf_agent_memory {
     uint64_t slot_bytes;
     uint64_t ghost_bytes;
     uint64_t hbm_bytes; /* beside windows and slots */
+    uint64_t peers_bytes;
 };
 void kvf_agent_memory(const struct kvf_config *config, struct kvf_agent_memory *memory_out);
 

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include "agent/calibration.h"
+#include "agent/peers.h"
 
 /* Entries that one turn looks at for one question; longer ones go on in the next turn or call. */
 #define SWEEP_STEPS 4096
@@ -128,6 +129,7 @@ static void answer_stat(struct kvf_agent *agent, struct kvf_control *control)
                                                       .exact = classes[i].is_exact};
     }
     gpu_metrics(agent);
+    kvf_peers_metrics(agent);
     agent->metrics.clients = agent->sessions_count;
     agent->metrics.index_entries = agent->index.count;
     agent->metrics.leased_bytes = agent->leased_bytes;
@@ -672,6 +674,10 @@ static void answer(struct kvf_agent *agent, struct kvf_control *control)
         return;
     case KVF_CONTROL_RELOAD:
         kvf_reload_start(agent, control);
+        return;
+    case KVF_CONTROL_PEERS:
+        control->n_rows = kvf_peers_rows(agent, control->rows, control->max_rows);
+        finish(control, KVF_OK);
         return;
     }
     finish(control, KVF_ERR_INVALID);

@@ -79,7 +79,9 @@ void kvf_check_sum(const struct kvf_config *config, struct kvf_check *check_out)
 {
     struct kvf_agent_memory agent;
     struct kvf_nvme_config nvme;
-    uint64_t threads = FIXED_THREADS + config->workers + config->n_nvme;
+    bool has_peers = config->peers_listen[0] != '\0' || config->peers_nodes[0] != '\0';
+    /* the network has a thread, and UCX one of its own */
+    uint64_t threads = FIXED_THREADS + config->workers + config->n_nvme + (has_peers ? 2 : 0);
 
     memset(check_out, 0, sizeof(*check_out));
     kvf_agent_memory(config, &agent);
@@ -99,6 +101,10 @@ void kvf_check_sum(const struct kvf_config *config, struct kvf_check *check_out)
         add(check_out, "blocks on GPUs", agent.hbm_bytes, "16 bytes an entry of the index");
         add(check_out, "window and slots of a GPU", kvf_hbm_metadata_bytes(&hbm),
             "by gpu.hbm_bytes, as often as there are GPUs");
+    }
+    if (agent.peers_bytes > 0) {
+        add(check_out, "blocks of other nodes", agent.peers_bytes,
+            "28 bytes a block (peers.entries), and what has changed here");
     }
     add(check_out, "ghosts, sets and names", agent.ghost_bytes, "fixed");
     add(check_out, "requests", agent.request_bytes, "by clients.max %" PRIu64, config->clients_max);

@@ -164,6 +164,15 @@ int kvf_config_group(const char *name, int64_t *gid_out);
 int kvf_config_listen_parse(const char *text, struct sockaddr_storage *address_out,
                             socklen_t *bytes_out);
 
+/* One of peers.nodes. */
+struct kvf_config_node {
+    char host[256];
+    char port[8];
+};
+
+/* The next one in a text, which *at is moved over. KVF_OK; KVF_EMPTY: no more; KVF_ERR_INVALID. */
+int kvf_config_node_next(const char **at, struct kvf_config_node *node_out);
+
 /* Read the 32 bytes of a cluster_key file. KVF_OK; KVF_ERR_CONFIG: text_out says what is wrong and
  * the cure. */
 int kvf_config_cluster_key_read(const char *path, uint8_t key_out[32], char *text_out,

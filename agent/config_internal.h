@@ -43,6 +43,9 @@ void kvf_config_option_name(const struct kvf_config_option *option, char *out, s
 int kvf_config_check_write_budget(const struct kvf_config *config, uint32_t index,
                                   struct kvf_config_error *error);
 
+/* Peers need a key that they share, and an address that strangers do not reach. */
+int kvf_config_check_peers(const struct kvf_config *config, struct kvf_config_error *error);
+
 /* The candidate that is most like a name. */
 struct kvf_config_nearest {
     const char *name;

@@ -428,7 +428,7 @@ int kvf_config_finish(struct kvf_config *config, struct kvf_config_error *error)
                        config->cluster_key, error) != KVF_OK) {
         return KVF_ERR_CONFIG;
     }
-    if (check_numbers(config, error) != KVF_OK) {
+    if (check_numbers(config, error) != KVF_OK || kvf_config_check_peers(config, error) != KVF_OK) {
         return KVF_ERR_CONFIG;
     }
     fit_areas(config);

@@ -34,6 +34,7 @@ enum kvf_control_op {
     KVF_CONTROL_RELOAD = 10,      /* read calibration.dir again, as SIGHUP does; fills text */
     KVF_CONTROL_DISABLE = 11,     /* namespace_id, 0: all: misses only; fills text */
     KVF_CONTROL_ENABLE = 12,      /* the opposite; fills text */
+    KVF_CONTROL_PEERS = 13,       /* fills rows with struct kvf_control_peer */
 };
 
 struct kvf_control_client {
@@ -54,6 +55,19 @@ struct kvf_control_client {
     uint64_t leased_bytes, staging_bytes;
     uint64_t puts, gets, hits, misses;
     uint64_t attached_s; /* seconds since attach */
+};
+
+struct kvf_control_peer {
+    char name[64];
+    char address[64]; /* "": it has made the link */
+    char state[16];   /* made by this node: "waiting", "snapshot", "ready", "resting";
+                         by the other one: "telling", "told" */
+    bool is_asked;    /* made by this node: it is asked for blocks */
+    uint64_t incarnation;
+    uint64_t linked_s; /* seconds since it came up */
+    uint64_t blocks;   /* it is said to have */
+    uint64_t fetched_blocks, fetched_bytes, failed_blocks;
+    uint64_t served_blocks, served_bytes;
 };
 
 struct kvf_control_block {

@@ -8,6 +8,7 @@
  *   request*.c   submissions to completions                     > the reactor; nobody else
  *   place*.c     tiers: fill, load, write, evict, recover      /  reads or writes it
  *   hbm.c        blocks in device memory: up, down, lost      /
+ *   peer*.c      daemons of other nodes (peers.h)             /
  *   admit.c      which chains go to the drives                /
  *   room.c       what is forgotten to make room              /
  *   namespace.c  names, tenants, quotas                      /
@@ -75,6 +76,7 @@ enum kvf_core_limits {
 struct kvf_session;
 struct kvf_request;
 struct kvf_flight;
+struct kvf_peers;
 
 /* What a descriptor in the poll set belongs to. */
 enum kvf_source_kind {
@@ -467,6 +469,7 @@ struct kvf_agent {
     uint32_t n_drives;
     struct kvf_drive drives[KVF_DRIVES_MAX];
 
+    struct kvf_peers *peers; /* NULL: none are configured */
     uint32_t n_hbm;
     struct kvf_hbm_device *hbm;                /* n_hbm; NULL: off */
     struct kvf_hbm_place *hbm_places;          /* by entry; NULL: off */
@@ -684,6 +687,8 @@ bool kvf_place_set_is_whole(const struct kvf_agent *agent, const struct kvf_entr
 /* One more shard of a set is READY. KVF_OK; KVF_ERR_BUSY: the index has no room for the set's
  * entry. */
 int kvf_place_set_add(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t shard_count);
+/* One less. */
+void kvf_place_set_subtract(struct kvf_agent *agent, struct kvf_entry *entry);
 /* A READY entry gives up its slot, or its record; the entry itself stays. */
 void kvf_place_leave_dram(struct kvf_agent *agent, struct kvf_entry *entry);
 void kvf_place_leave_drive(struct kvf_agent *agent, struct kvf_entry *entry, bool drop);
@@ -702,8 +707,18 @@ int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, struct kvf_
 /* Begin to write a READY entry in memory to a drive. KVF_OK; KVF_ERR_BUSY: the backlog is full;
  * KVF_ERR_TIER_OFF: no drive. */
 int kvf_place_write(struct kvf_agent *agent, struct kvf_entry *entry, uint32_t drive, bool durable);
+/* The same for another node that has asked: nobody here waits for it. */
+int kvf_place_load_for_peer(struct kvf_agent *agent, struct kvf_entry *entry);
+/* Begin to fetch a new entry, which has no place, over this link. KVF_OK; KVF_ERR_BUSY. */
+int kvf_place_load_remote(struct kvf_agent *agent, struct kvf_entry *entry,
+                          struct kvf_session *session, kvf_location link,
+                          struct kvf_flight **flight_out);
+/* Where a LOADING entry comes from: KVF_TIER_NVME or _REMOTE. */
+uint8_t kvf_place_loading_tier(struct kvf_agent *agent, const struct kvf_entry *entry);
 /* How long a load of this block would take now. */
 uint64_t kvf_place_load_estimate_ns(struct kvf_agent *agent, const struct kvf_entry *entry);
+/* And a fetch of so many bytes from a peer. */
+uint64_t kvf_place_remote_estimate_ns(const struct kvf_agent *agent, uint64_t bytes);
 /* Take completions and start what waits. True: something was done. */
 bool kvf_place_poll(struct kvf_agent *agent);
 uint64_t kvf_place_deadline_ns(const struct kvf_agent *agent);

@@ -14,6 +14,7 @@
 
 #include "agent/calibration.h"
 #include "agent/notify.h"
+#include "agent/peers.h"
 #include "base/failpoint.h"
 #include "base/fd.h"
 #include "base/hash.h"
@@ -588,6 +589,7 @@ static int open_all(struct kvf_agent *agent)
     status = kvf_gpu_host_open(agent, &agent->gpu_host);
     if (status == KVF_OK) {
         kvf_gpu_hbm_listen(agent);
+        status = kvf_peers_open(agent); /* last: from now on others see what is here */
     }
     return status;
 }
@@ -656,11 +658,13 @@ void kvf_agent_destroy(struct kvf_agent *agent)
         kvf_seqpacket_listener_close(&agent->listeners[i].listener);
     }
     agent->gpu_host = kvf_gpu_host_close(agent->gpu_host);
+    kvf_peers_stop(agent); /* before memory that it reads and writes goes */
     kvf_place_stop(agent);
     kvf_answer_fail_all(agent);
     for (uint32_t i = 0; agent->sessions != NULL && i < agent->sessions_capacity; i++) {
         kvf_session_destroy(&agent->sessions[i]);
     }
+    kvf_peers_close(agent);
     kvf_place_close(agent);
     free(agent->sessions);
     kvf_reload_free(agent);

@@ -9,6 +9,7 @@ set(KVF_AGENT_OPERATOR_SOURCES
     check.c
     config.c
     config_paths.c
+    config_peers.c
     config_rules.c
     config_yaml.c
     format_store.c

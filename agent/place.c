@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "agent/flights.h"
+#include "agent/peers.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "base/mutant.h"
@@ -210,65 +211,6 @@ void kvf_place_leave_drive(struct kvf_agent *agent, struct kvf_entry *entry, boo
 }
 
 /* ----------------------------------------------------------------------------------------------
- * Sets
- */
-struct kvf_entry *kvf_place_set(struct kvf_agent *agent, const uint8_t key_id[32],
-                                uint16_t shard_count)
-{
-    return kvf_index_find(&agent->index, key_id, shard_count > 1 ? KVF_INDEX_SHARD_SET : 0);
-}
-
-bool kvf_place_set_is_whole(const struct kvf_agent *agent, const struct kvf_entry *set)
-{
-    (void)agent;
-    return set->is_set ? set->is_complete
-                       : set->state == KVF_ENTRY_READY || set->state == KVF_ENTRY_LOADING;
-}
-
-/* One more shard is READY. KVF_OK; KVF_ERR_BUSY: no room for the set's entry. */
-int kvf_place_set_add(struct kvf_agent *agent, struct kvf_entry *entry, uint16_t shard_count)
-{
-    struct kvf_entry *set;
-
-    agent->namespaces[entry->namespace_index].blocks++;
-    if (shard_count <= 1) {
-        return KVF_OK;
-    }
-    set = kvf_index_find(&agent->index, entry->key_id, KVF_INDEX_SHARD_SET);
-    if (set == NULL) {
-        set = kvf_index_insert(&agent->index, entry->key_id, KVF_INDEX_SHARD_SET,
-                               entry->namespace_index);
-        if (set == NULL) {
-            agent->namespaces[entry->namespace_index].blocks--;
-            return KVF_ERR_BUSY;
-        }
-        set->is_set = 1;
-        set->state = KVF_ENTRY_READY;
-        kvf_entry_set_nvme(set, 0); /* not watched, see room.c */
-    }
-    set->payload_crc32c++;
-    set->is_complete = set->payload_crc32c + KVF_MUTANT(set_early) >= shard_count;
-    return KVF_OK;
-}
-
-static void set_subtract(struct kvf_agent *agent, struct kvf_entry *entry)
-{
-    struct kvf_entry *set;
-
-    agent->namespaces[entry->namespace_index].blocks--;
-    if (agent->namespaces[entry->namespace_index].shard_count <= 1) {
-        return;
-    }
-    set = kvf_index_find(&agent->index, entry->key_id, KVF_INDEX_SHARD_SET);
-    assert(set != NULL && set->payload_crc32c > 0);
-    set->payload_crc32c--;
-    set->is_complete = 0;
-    if (set->payload_crc32c == 0) {
-        kvf_index_remove(&agent->index, set);
-    }
-}
-
-/* ----------------------------------------------------------------------------------------------
  * Forgetting
  */
 static void abandon_flight(struct kvf_agent *agent, struct kvf_entry *entry)
@@ -310,32 +252,14 @@ void kvf_place_forget_block(struct kvf_agent *agent, struct kvf_entry *entry)
         kvf_place_leave_drive(agent, entry, true);
     }
     if (counted) {
-        set_subtract(agent, entry);
+        kvf_place_set_subtract(agent, entry);
+        kvf_peers_removed(agent, entry);
     }
     /* A tier that still has the number in a running call must not meet it again as another block's:
      * the flight frees it when it lands. */
     kvf_index_unlink(&agent->index, entry);
     if (!keep_number) {
         kvf_index_free(&agent->index, entry);
-    }
-}
-
-void kvf_place_forget_set(struct kvf_agent *agent, struct kvf_entry *entry)
-{
-    uint16_t shard_count = agent->namespaces[entry->namespace_index].shard_count;
-    uint8_t key_id[32];
-
-    if (shard_count <= 1) {
-        kvf_place_forget_block(agent, entry);
-        return;
-    }
-    memcpy(key_id, entry->key_id, sizeof(key_id));
-    for (uint32_t shard = 0; shard < shard_count; shard++) {
-        struct kvf_entry *block = kvf_index_find(&agent->index, key_id, shard);
-
-        if (block != NULL) {
-            kvf_place_forget_block(agent, block);
-        }
     }
 }
 
@@ -407,6 +331,7 @@ static void fill_done(struct kvf_work *work)
     entry->payload_crc32c = flight->payload_crc32c;
     entry->is_crc_unknown = 0;
     become_resident(agent, entry, flight->slot, flight->ttl_s, flight->priority);
+    kvf_peers_added(agent, entry);
     if (entry->is_admitted && !flight->is_durable) {
         kvf_admit_write(agent, entry);
     }
@@ -502,11 +427,16 @@ int kvf_place_fill(struct kvf_request *request, const struct kvf_shm_key *key,
 }
 
 /* ----------------------------------------------------------------------------------------------
- * Load: drive, or a GPU's memory, to slot
+ * Load: drive, a GPU's memory or another node to slot
  */
 static bool is_hbm(const struct kvf_drive *drive)
 {
     return drive->store->ops == &kvf_tier_hbm_ops;
+}
+
+static bool is_remote(const struct kvf_drive *drive)
+{
+    return drive->store->ops == &kvf_tier_remote_ops;
 }
 
 static struct kvf_hbm_device *device_of(struct kvf_drive *drive)
@@ -523,8 +453,13 @@ static struct kvf_drive *source_of(struct kvf_agent *agent, const struct kvf_ent
 
 /* The entry's record in the tier of a load; KVF_LOCATION_NONE: not there any more. */
 static kvf_location location_in(struct kvf_agent *agent, const struct kvf_entry *entry,
-                                const struct kvf_drive *drive)
+                                const struct kvf_flight *flight)
 {
+    const struct kvf_drive *drive = flight->from;
+
+    if (is_remote(drive)) {
+        return flight->io.location; /* whoever was chosen; the entry has no other place */
+    }
     if (is_hbm(drive)) {
         const struct kvf_hbm_place *place = kvf_hbm_place(agent, entry);
 
@@ -534,9 +469,12 @@ static kvf_location location_in(struct kvf_agent *agent, const struct kvf_entry 
     return kvf_entry_on_drive(entry) ? kvf_entry_nvme_location(entry) : KVF_LOCATION_NONE;
 }
 
-/* Nothing of the load holds the GPU's slot any more. */
+/* Nothing of the load holds the GPU's slot any more, or counts at the peer. */
 static void load_unpin(struct kvf_flight *flight)
 {
+    if (is_remote(flight->from)) {
+        kvf_peers_left(flight->agent, flight->io.location);
+    }
     if (flight->hbm_slot != KVF_LOCATION_NONE) {
         kvf_dram_unpin(device_of(flight->from)->slots, flight->hbm_slot);
         flight->hbm_slot = KVF_LOCATION_NONE;
@@ -551,6 +489,9 @@ static void load_unpin(struct kvf_flight *flight)
 static void leave_source(struct kvf_agent *agent, struct kvf_entry *entry,
                          const struct kvf_flight *flight, int status)
 {
+    if (is_remote(flight->from)) {
+        return; /* it is the peer's, and was never the entry's */
+    }
     if (is_hbm(flight->from)) {
         if (status == KVF_ERR_CORRUPT && kvf_entry_in_hbm(agent, entry)) {
             kvf_hbm_leave(agent, entry);
@@ -574,13 +515,18 @@ static void load_fail(struct kvf_flight *flight, int status)
     if (flight->slot != KVF_LOCATION_NONE) {
         unreserve(agent, entry, flight->slot);
     }
+    if (is_remote(flight->from)) {
+        status = KVF_MISS; /* whatever became of a peer, it is no error of this node */
+    }
     if (flight->is_abandoned) {
         kvf_index_free(&agent->index, entry);
     } else {
         entry->state = KVF_ENTRY_READY;
         entry->dram_slot = KVF_INDEX_NONE;
         leave_source(agent, entry, flight, status);
-        if (entry->nvme == KVF_NVME_NONE && !kvf_entry_in_hbm(agent, entry)) {
+        if (is_remote(flight->from)) {
+            kvf_place_forget_block(agent, entry); /* its set may have others that are here */
+        } else if (entry->nvme == KVF_NVME_NONE && !kvf_entry_in_hbm(agent, entry)) {
             kvf_place_forget_set(agent, entry);
         }
         flight_settle(flight, status, NULL);
@@ -622,7 +568,10 @@ static void load_done(struct kvf_tier_io *io)
     drive->loads_inflight--;
     drive->reading_bytes -= flight->record_bytes;
     learn_speed(drive, flight);
-    if (is_hbm(drive)) {
+    if (is_remote(drive)) {
+        kvf_histogram_add(&agent->metrics.peer_fetch_ns, agent->now_ns - flight->started_ns);
+        kvf_peers_loaded(agent, io);
+    } else if (is_hbm(drive)) {
         agent->metrics.hbm_corrupt_blocks += io->status == KVF_ERR_CORRUPT;
         agent->metrics.hbm_demoted_blocks += io->status == KVF_OK;
     } else {
@@ -638,6 +587,9 @@ static void load_done(struct kvf_tier_io *io)
     become_resident(agent, entry, flight->slot, 0, 0);
     entry->payload_crc32c = ((const struct kvf_record_page *)flight->record)->header.payload_crc32c;
     entry->is_crc_unknown = 0;
+    if (is_remote(drive)) {
+        kvf_peers_added(agent, entry);
+    }
     flight_settle(flight, KVF_OK, entry);
     kvf_place_flight_free(flight);
 }
@@ -659,7 +611,7 @@ static enum load_outcome load_start(struct kvf_drive *drive, struct kvf_flight *
     if (flight->slot == KVF_LOCATION_NONE) {
         kvf_room_before_reserve(agent);
     }
-    if (flight->is_abandoned || location_in(agent, entry, drive) == KVF_LOCATION_NONE) {
+    if (flight->is_abandoned || location_in(agent, entry, flight) == KVF_LOCATION_NONE) {
         load_fail(flight, KVF_MISS);
         return LOAD_OVER;
     }
@@ -674,7 +626,7 @@ static enum load_outcome load_start(struct kvf_drive *drive, struct kvf_flight *
         flight->io.record = flight->record;
         flight->io.record_bytes = flight->record_bytes;
         flight->io.cookie = flight->cookie;
-        flight->io.location = location_in(agent, entry, drive);
+        flight->io.location = location_in(agent, entry, flight);
         flight->io.done = load_done;
         name_of(agent, entry, &flight->io.name);
         flight->started_ns = agent->now_ns;
@@ -699,26 +651,62 @@ static enum load_outcome load_start(struct kvf_drive *drive, struct kvf_flight *
     return LOAD_OVER;
 }
 
-int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, struct kvf_session *session,
-                   struct kvf_flight **flight_out)
+static int load_begin(struct kvf_agent *agent, struct kvf_entry *entry, struct kvf_drive *from,
+                      struct kvf_session *session, struct kvf_flight **flight_out)
 {
-    struct kvf_flight *flight;
+    struct kvf_flight *flight = kvf_place_flight_new(agent, KVF_FLIGHT_LOAD, entry, session);
 
-    assert(entry->state == KVF_ENTRY_READY &&
-           (kvf_entry_on_drive(entry) || kvf_entry_in_hbm(agent, entry)));
-    flight = kvf_place_flight_new(agent, KVF_FLIGHT_LOAD, entry, session);
     if (flight == NULL) {
         return KVF_ERR_BUSY;
     }
     flight->tenant = agent->namespaces[entry->namespace_index].tenant;
-    flight->from = source_of(agent, entry);
-    flight->is_demotion = session == NULL;
+    flight->from = from;
     entry->state = KVF_ENTRY_LOADING;
     entry->dram_slot = kvf_pool_index(&agent->flights, flight);
     kvf_flights_push(&flight->from->loads, flight);
     agent->metrics.prefetch_blocks += session != NULL;
     *flight_out = flight;
     return KVF_OK;
+}
+
+int kvf_place_load(struct kvf_agent *agent, struct kvf_entry *entry, struct kvf_session *session,
+                   struct kvf_flight **flight_out)
+{
+    int status;
+
+    assert(entry->state == KVF_ENTRY_READY &&
+           (kvf_entry_on_drive(entry) || kvf_entry_in_hbm(agent, entry)));
+    status = load_begin(agent, entry, source_of(agent, entry), session, flight_out);
+    if (status == KVF_OK) {
+        (*flight_out)->is_demotion = session == NULL;
+    }
+    return status;
+}
+
+int kvf_place_load_for_peer(struct kvf_agent *agent, struct kvf_entry *entry)
+{
+    struct kvf_flight *flight;
+
+    assert(entry->state == KVF_ENTRY_READY &&
+           (kvf_entry_on_drive(entry) || kvf_entry_in_hbm(agent, entry)));
+    return load_begin(agent, entry, source_of(agent, entry), NULL, &flight);
+}
+
+int kvf_place_load_remote(struct kvf_agent *agent, struct kvf_entry *entry,
+                          struct kvf_session *session, kvf_location link,
+                          struct kvf_flight **flight_out)
+{
+    int status = load_begin(agent, entry, &agent->peers->source, session, flight_out);
+
+    if (status == KVF_OK) {
+        (*flight_out)->io.location = link;
+    }
+    return status;
+}
+
+uint8_t kvf_place_loading_tier(struct kvf_agent *agent, const struct kvf_entry *entry)
+{
+    return is_remote(kvf_place_flight(agent, entry)->from) ? KVF_TIER_REMOTE : KVF_TIER_NVME;
 }
 
 /* Start what can be started. A load without memory goes to the back, so that one tenant whose
@@ -753,15 +741,26 @@ static bool loads_pump(struct kvf_drive *drive)
     return any;
 }
 
-uint64_t kvf_place_load_estimate_ns(struct kvf_agent *agent, const struct kvf_entry *entry)
+/* How long a load of so many bytes from there would take now. */
+static uint64_t estimate_ns(const struct kvf_drive *drive, uint64_t bytes)
 {
-    const struct kvf_drive *drive = source_of(agent, entry);
+    const struct kvf_agent *agent = drive->agent;
     uint64_t ahead_bytes = drive->reading_bytes + drive->loads.bytes;
 
     if (ahead_bytes == 0 && agent->now_ns - drive->last_read_ns > PROBE_NS) {
         return 0; /* tried from time to time: else a bad estimate would never be corrected */
     }
-    return drive->read_latency_ns + transfer_ns(drive, ahead_bytes + entry->record_bytes);
+    return drive->read_latency_ns + transfer_ns(drive, ahead_bytes + bytes);
+}
+
+uint64_t kvf_place_load_estimate_ns(struct kvf_agent *agent, const struct kvf_entry *entry)
+{
+    return estimate_ns(source_of(agent, entry), entry->record_bytes);
+}
+
+uint64_t kvf_place_remote_estimate_ns(const struct kvf_agent *agent, uint64_t bytes)
+{
+    return estimate_ns(&agent->peers->source, bytes);
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -940,6 +939,10 @@ bool kvf_place_poll(struct kvf_agent *agent)
         events += source->tier->ops->poll(source->tier, agent->now_ns);
         events += loads_pump(source);
     }
+    if (agent->peers != NULL) {
+        events += kvf_peers_poll(agent);
+        events += loads_pump(&agent->peers->source);
+    }
     any = events != 0;
     for (uint32_t i = 0; i < agent->n_drives; i++) {
         if (any || agent->now_ns >= agent->second_ns) {
@@ -972,6 +975,9 @@ uint64_t kvf_place_deadline_ns(const struct kvf_agent *agent)
             source_ns = agent->now_ns + RETRY_NS;
         }
         deadline_ns = source_ns < deadline_ns ? source_ns : deadline_ns;
+    }
+    if (kvf_peers_deadline_ns(agent) < deadline_ns) {
+        deadline_ns = kvf_peers_deadline_ns(agent);
     }
     return deadline_ns;
 }

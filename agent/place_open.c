@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/peers.h"
 #include "base/hash.h"
 #include "tiers/tier_delay.h"
 #include "tiers/tier_fault.h"
@@ -64,6 +65,7 @@ void kvf_agent_memory(const struct kvf_config *config, struct kvf_agent_memory *
                               KVF_INCOMPLETE_MAX * sizeof(struct kvf_incomplete) +
                               KVF_KEY_NAMES * sizeof(struct kvf_key_name);
     memory_out->hbm_bytes = kvf_hbm_table_bytes(config, memory_out->index_entries);
+    memory_out->peers_bytes = kvf_peers_table_bytes(config, memory_out->index_entries);
 }
 
 static int open_tables(struct kvf_agent *agent)

@@ -77,6 +77,9 @@ void kvf_request_block_hit(struct kvf_request *request, uint32_t index, uint8_t 
     } else if (tier == KVF_TIER_DRAM) {
         agent->metrics.get_hits_dram++;
         kvf_histogram_add(&agent->metrics.get_dram_ns, agent->now_ns - request->accepted_ns);
+    } else if (tier == KVF_TIER_REMOTE) {
+        agent->metrics.get_hits_remote++;
+        kvf_histogram_add(&agent->metrics.get_remote_ns, agent->now_ns - request->accepted_ns);
     } else {
         agent->metrics.get_hits_nvme++;
         kvf_histogram_add(&agent->metrics.get_nvme_ns, agent->now_ns - request->accepted_ns);

@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "agent/peers.h"
+
 /* ----------------------------------------------------------------------------------------------
  * Get
  */
@@ -41,6 +43,29 @@ static bool is_off(const struct kvf_session *session)
     return session->agent->namespaces[session->namespace_index].is_off;
 }
 
+/* Not here: a peer may have it. */
+static int get_from_peer(struct kvf_request *request, const uint8_t key_id[32])
+{
+    struct kvf_session *session = request->session;
+    struct kvf_agent *agent = session->agent;
+    struct kvf_flight *flight;
+    int status;
+
+    if (!kvf_peers_have(agent, key_id, session->shard)) {
+        return KVF_MISS;
+    }
+    if (kvf_peers_too_slow(agent, key_id, session->shard, request->deadline_ns)) {
+        agent->metrics.get_too_slow++;
+        return KVF_TOO_SLOW;
+    }
+    status = kvf_peers_load(session, key_id, session->shard, &flight);
+    if (status == KVF_OK) {
+        status = kvf_request_wait(request, request->next_key, KVF_WANT_LEASE, KVF_TIER_REMOTE,
+                                  flight, NULL);
+    }
+    return status == KVF_OK ? KVF_OK : KVF_MISS;
+}
+
 void kvf_request_start_get(struct kvf_request *request, const struct kvf_shm_key *key)
 {
     struct kvf_session *session = request->session;
@@ -69,9 +94,12 @@ void kvf_request_start_get(struct kvf_request *request, const struct kvf_shm_key
         tier = kvf_entry_in_hbm(agent, entry) ? KVF_TIER_HBM : KVF_TIER_NVME;
         status = get_from_tier(request, entry, tier);
     } else if (entry != NULL) {
-        tier = entry->state == KVF_ENTRY_LOADING ? KVF_TIER_NVME : KVF_TIER_DRAM;
+        tier = entry->state == KVF_ENTRY_LOADING ? kvf_place_loading_tier(agent, entry)
+                                                 : KVF_TIER_DRAM;
         status = kvf_request_wait(request, request->next_key, KVF_WANT_LEASE, tier,
                                   kvf_place_flight(agent, entry), NULL);
+    } else if (!is_off(session)) {
+        status = get_from_peer(request, key_id);
     }
     if (status != KVF_OK) {
         session->misses++;
@@ -86,12 +114,27 @@ void kvf_request_start_get(struct kvf_request *request, const struct kvf_shm_key
  * Lookup
  */
 
+/* May a lookup bring what it finds into memory? */
+static bool may_fetch(const struct kvf_request *request)
+{
+    return ((request->sqe.flags & KVF_SQE_PREFETCH) != 0 || request->sqe.budget_ms != 0) &&
+           request->session->agent->ops.free_count > 0;
+}
+
+/* It comes with this flight, NULL: with none. */
+static void lookup_wait(struct kvf_request *request, struct kvf_flight *flight, uint32_t chunk)
+{
+    if (flight == NULL ||
+        kvf_request_wait(request, chunk, KVF_WANT_LOADED, KVF_TIER_NVME, flight, NULL) != KVF_OK) {
+        request->cut_at = chunk < request->cut_at ? chunk : request->cut_at;
+    }
+}
+
 /* Lease, count or fetch one shard of a chunk that is whole. False: the run ends here. */
 static bool lookup_block(struct kvf_request *request, struct kvf_entry *entry, uint32_t chunk)
 {
     struct kvf_session *session = request->session;
     struct kvf_agent *agent = session->agent;
-    bool fetch = (request->sqe.flags & KVF_SQE_PREFETCH) != 0 || request->sqe.budget_ms != 0;
     struct kvf_flight *flight = NULL;
 
     if (kvf_entry_in_dram(entry)) {
@@ -110,17 +153,14 @@ static bool lookup_block(struct kvf_request *request, struct kvf_entry *entry, u
                kvf_lease_add_hbm(session, request->lease, place->device, place->slot,
                                  entry->record_bytes, chunk) == KVF_OK;
     }
-    if (fetch && agent->ops.free_count > 0) {
+    if (may_fetch(request)) {
         if (entry->state == KVF_ENTRY_LOADING) {
             flight = kvf_place_flight(agent, entry);
         } else {
             (void)kvf_place_load(agent, entry, session, &flight);
         }
     }
-    if (flight == NULL ||
-        kvf_request_wait(request, chunk, KVF_WANT_LOADED, KVF_TIER_NVME, flight, NULL) != KVF_OK) {
-        request->cut_at = chunk < request->cut_at ? chunk : request->cut_at;
-    }
+    lookup_wait(request, flight, chunk);
     return true;
 }
 
@@ -131,22 +171,60 @@ static bool is_gone(const struct kvf_agent *agent, const struct kvf_entry *entry
            !kvf_entry_in_hbm(agent, entry) && agent->drives[entry->drive].is_off;
 }
 
+/* Is all of the set here, or at peers as far as it is not? */
+static bool is_whole(struct kvf_session *session, const uint8_t key_id[32])
+{
+    struct kvf_agent *agent = session->agent;
+    const struct kvf_entry *set = kvf_place_set(agent, key_id, session->shard_count);
+
+    if ((set != NULL && kvf_place_set_is_whole(agent, set)) || agent->peers == NULL) {
+        return set != NULL && kvf_place_set_is_whole(agent, set);
+    }
+    for (uint32_t shard = 0; shard < session->shard_count; shard++) {
+        const struct kvf_entry *entry = kvf_index_find(&agent->index, key_id, shard);
+
+        if (entry == NULL ? !kvf_peers_have(agent, key_id, shard)
+                          : entry->state == KVF_ENTRY_FILLING) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* One shard of a whole set that is not here. False: the run ends here. */
+static bool lookup_at_peer(struct kvf_request *request, const uint8_t key_id[32], uint32_t shard,
+                           uint32_t chunk)
+{
+    struct kvf_session *session = request->session;
+    struct kvf_flight *flight = NULL;
+
+    if (!kvf_peers_have(session->agent, key_id, shard)) {
+        return false;
+    }
+    if (may_fetch(request)) {
+        (void)kvf_peers_load(session, key_id, shard, &flight);
+    }
+    lookup_wait(request, flight, chunk);
+    return true;
+}
+
 /* The chunk's whole set. False: not here, or not whole. */
 static bool lookup_chunk(struct kvf_request *request, const struct kvf_shm_key *key, uint32_t chunk)
 {
     struct kvf_session *session = request->session;
     struct kvf_agent *agent = session->agent;
     uint8_t key_id[32];
-    struct kvf_entry *set;
 
     kvf_request_key_id(session, key, key_id);
-    set = is_off(session) ? NULL : kvf_place_set(agent, key_id, session->shard_count);
-    if (set == NULL || !kvf_place_set_is_whole(agent, set)) {
+    if (is_off(session) || !is_whole(session, key_id)) {
         return false;
     }
     for (uint32_t shard = 0; shard < session->shard_count; shard++) {
         struct kvf_entry *entry = kvf_room_find(agent, key_id, shard);
 
+        if (entry == NULL && lookup_at_peer(request, key_id, shard, chunk)) {
+            continue;
+        }
         if (entry == NULL || entry->state == KVF_ENTRY_FILLING || is_gone(agent, entry) ||
             !lookup_block(request, entry, chunk)) {
             return false;
@@ -217,6 +295,10 @@ void kvf_request_start_prefetch(struct kvf_request *request, const struct kvf_sh
 
         if (session->shard != KVF_SHARD_NONE && shard != session->shard) {
             continue; /* a rank fetches what it will read, a scheduler for all of them */
+        }
+        if (entry == NULL && kvf_peers_load(session, key_id, shard, &flight) == KVF_OK) {
+            status = KVF_COMING;
+            continue;
         }
         if (entry == NULL) {
             status = KVF_MISS;

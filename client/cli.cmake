@@ -36,6 +36,7 @@ add_executable(kvferry
     cli_http.c
     cli_inspect.c
     cli_inspect_svg.c
+    cli_peers.c
     cli_plan.c
     cli_profiles.c
     cli_replay.c

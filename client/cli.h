@@ -123,6 +123,7 @@ int cli_bench(const struct cli *cli);
 int cli_stat(const struct cli *cli);
 int cli_ls(const struct cli *cli);
 int cli_clients(const struct cli *cli);
+int cli_peers(const struct cli *cli);
 int cli_verify(const struct cli *cli);
 int cli_evict(const struct cli *cli); /* by key: through the library; by namespace: admin */
 int cli_purge(const struct cli *cli);

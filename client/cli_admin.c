@@ -95,9 +95,10 @@ static void print_stat(const json_t *stat)
         printf("%-14s %s by %s: %s\n", "", cli_string(drive, "path"), cli_string(drive, "engine"),
                cli_string(drive, "why"));
     }
-    printf("%-14s dram %" PRIu64 ", nvme %" PRIu64 ", misses %" PRIu64 "\n", "gets",
-           cli_number(metrics, "get_hits_dram"), cli_number(metrics, "get_hits_nvme"),
-           cli_number(metrics, "get_misses"));
+    printf("%-14s dram %" PRIu64 ", nvme %" PRIu64 ", other nodes %" PRIu64 ", misses %" PRIu64
+           "\n",
+           "gets", cli_number(metrics, "get_hits_dram"), cli_number(metrics, "get_hits_nvme"),
+           cli_number(metrics, "get_hits_remote"), cli_number(metrics, "get_misses"));
     printf("%-14s stored %" PRIu64 ", present %" PRIu64 ", conflicts %" PRIu64 "\n", "puts",
            cli_number(metrics, "put_blocks"), cli_number(metrics, "put_exists"),
            cli_number(metrics, "put_conflict"));
@@ -108,6 +109,7 @@ static void print_stat(const json_t *stat)
     print_latency("get from hbm", metrics, "get_hbm_ns");
     print_latency("get from dram", metrics, "get_dram_ns");
     print_latency("get from nvme", metrics, "get_nvme_ns");
+    print_latency("get from peers", metrics, "get_remote_ns");
     print_latency("put", metrics, "put_ns");
 }
 

@@ -131,6 +131,8 @@ static const struct command commands[] = {
     {"purge", "", "n", 0, false, cli_purge, "forget a namespace for good",
      "Returns when the purge itself is on stable storage: no block stored before comes back."},
     {"clients", "", "", 0, false, cli_clients, "list attached clients", "One a line."},
+    {"peers", "", "", 0, false, cli_peers, "list linked daemons of other nodes",
+     "One a line: those that this one asks for blocks, by address, and those that ask it."},
     {"top", "", "cI", 0, false, cli_top, "show what the daemon does now, again and again",
      "On a terminal until q is typed, or --count looks; else one look, or --count of them one "
      "after "

@@ -7,10 +7,8 @@
 #include "tiers/tier_dram.h"
 #include "tiers/tier_hbm.h"
 #include "tiers/tier_nvme.h"
+#include "tiers/tier_remote.h"
 
 const struct kvf_tier_ops *const kvf_tiers[] = {
-    &kvf_tier_hbm_ops,
-    &kvf_tier_dram_ops,
-    &kvf_tier_nvme_ops,
-    NULL,
+    &kvf_tier_hbm_ops, &kvf_tier_dram_ops, &kvf_tier_nvme_ops, &kvf_tier_remote_ops, NULL,
 };

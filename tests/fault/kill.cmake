@@ -21,6 +21,10 @@ if(TARGET kvf_test_daemon)
         kvf_add_test(NAME ${name} LABEL fault TIMEOUT 300
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c LIBS kvf_test_daemon)
     endforeach()
+    if(KVF_HAVE_UCX)
+        kvf_add_test(NAME peers LABEL fault TIMEOUT 300
+            SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_peers.c LIBS kvf_test_daemon)
+    endif()
     if(TARGET kvf_malloc_count)
         kvf_add_test(NAME no_malloc LABEL fault SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_no_malloc.c
                      LIBS kvf_test_daemon)

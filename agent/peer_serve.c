@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * peer_serve.c: records for other nodes. One in memory goes out from where it lies, pinned until
+ * the network has done with it; one on a drive is first brought into memory, as for a client.
+ */
+#include "agent/peers.h"
+
+#include <string.h>
+
+static void give_up(struct kvf_peers *peers, struct kvf_peer_serve *serve)
+{
+    if (serve->slot != KVF_LOCATION_NONE) {
+        kvf_dram_unpin(peers->agent->dram_store, serve->slot);
+    }
+    kvf_pool_put(&peers->serves, serve);
+}
+
+void kvf_peers_serve(struct kvf_peers *peers, const struct kvf_net_event *event)
+{
+    struct kvf_agent *agent = peers->agent;
+    struct kvf_peer_serve *serve = kvf_pool_get(&peers->serves);
+
+    if (serve == NULL) {
+        return; /* the other side's deadline ends it */
+    }
+    serve->call.link = event->link;
+    serve->call.request = event->request;
+    serve->call.owner = serve;
+    memcpy(serve->key_id, event->key_id, sizeof(serve->key_id));
+    serve->record_bytes = event->record_bytes;
+    serve->shard = event->shard;
+    serve->deadline_ns = agent->now_ns + agent->config->peers_timeout * KVF_NS_PER_S;
+    serve->slot = KVF_LOCATION_NONE;
+    *peers->waiting_end = serve;
+    peers->waiting_end = &serve->next;
+}
+
+/* Is there something to say? False: the block is on its way into memory. */
+static bool is_decided(struct kvf_peers *peers, struct kvf_peer_serve *serve)
+{
+    struct kvf_agent *agent = peers->agent;
+    struct kvf_entry *entry = kvf_room_find(agent, serve->key_id, serve->shard);
+
+    serve->call.status = KVF_MISS;
+    if (entry == NULL || entry->state == KVF_ENTRY_FILLING ||
+        entry->record_bytes != serve->record_bytes) {
+        return true;
+    }
+    if (kvf_entry_in_dram(entry)) {
+        serve->slot = kvf_place_slot(agent, entry);
+        kvf_dram_pin(agent->dram_store, serve->slot);
+        kvf_dram_touch(agent->dram_store, serve->slot);
+        entry->is_hit = 1;
+        serve->call.status = KVF_OK;
+        serve->call.record = agent->dram->ops->address(agent->dram, serve->slot);
+        serve->call.record_bytes = serve->record_bytes;
+        return true;
+    }
+    if (entry->state == KVF_ENTRY_LOADING) {
+        /* from another node: two that wait for each other would wait for nothing */
+        return !kvf_entry_on_drive(entry) && !kvf_entry_in_hbm(agent, entry);
+    }
+    if (agent->now_ns >= serve->deadline_ns || agent->is_draining) {
+        serve->call.status = KVF_ERR_BUSY;
+        return true;
+    }
+    (void)kvf_place_load_for_peer(agent, entry); /* busy: once more in the next turn */
+    return false;
+}
+
+unsigned kvf_peers_serve_waiting(struct kvf_peers *peers)
+{
+    struct kvf_peer_serve **link = &peers->waiting;
+    unsigned n = 0;
+
+    while (*link != NULL) {
+        struct kvf_peer_serve *serve = *link;
+
+        if (kvf_peer_link_find(peers, serve->call.link) == NULL) {
+            *link = serve->next;
+            give_up(peers, serve);
+            continue;
+        }
+        if ((serve->slot == KVF_LOCATION_NONE && !is_decided(peers, serve)) ||
+            kvf_net_serve(peers->net, &serve->call) != KVF_OK) {
+            link = &serve->next;
+            continue;
+        }
+        *link = serve->next;
+        n++;
+    }
+    peers->waiting_end = link;
+    return n;
+}
+
+void kvf_peers_served(struct kvf_peers *peers, struct kvf_net_serve *call)
+{
+    struct kvf_peer_serve *serve = call->owner;
+    struct kvf_peer_link *link = kvf_peer_link_find(peers, call->link);
+
+    if (call->status == KVF_OK && call->sent_bytes == call->record_bytes) {
+        peers->agent->metrics.peer_served_blocks++;
+        peers->agent->metrics.peer_served_bytes += call->record_bytes;
+        if (link != NULL) {
+            link->served_blocks++;
+            link->served_bytes += call->record_bytes;
+        }
+    }
+    give_up(peers, serve);
+}
