@@ -470,6 +470,7 @@ int kvf_observe_open(struct kvf_agent *agent)
     if (!is_observing(agent)) {
         return KVF_OK;
     }
+    kvf_log(KVF_LOG_INFO, "mode observe: nothing is stored, every answer is a miss");
     observer->filling = calloc(KVF_OBSERVE_WORDS, sizeof(*observer->filling));
     observer->working = calloc(KVF_OBSERVE_WORDS, sizeof(*observer->working));
     return observer->filling != NULL && observer->working != NULL ? KVF_OK : KVF_ERR_NO_MEMORY;
