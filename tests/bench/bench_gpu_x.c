@@ -20,7 +20,7 @@
 #include "base/random.h"
 #include "codec/codec_rebuild.h"
 #include "gpu/blas.h"
-#include "kvferry.h"
+#include "kvferry_gpu_x.h"
 
 #include <math.h>
 #include <stdio.h>
