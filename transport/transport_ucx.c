@@ -306,7 +306,7 @@ static int open_context(struct kvf_net *net, char *why, size_t why_bytes)
     ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
                            .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
     ucp_config_t *config;
-    char device[64];
+    char device[64] = "";
     ucs_status_t status = net->ucx.ucp_config_read(NULL, NULL, &config);
 
     if (status != UCS_OK) {
@@ -326,6 +326,14 @@ static int open_context(struct kvf_net *net, char *why, size_t why_bytes)
     status = net->ucx.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config,
                                        &net->context);
     net->ucx.ucp_config_release(config);
+    if (status == UCS_ERR_NO_DEVICE && device[0] != '\0') {
+        net->context = NULL;
+        (void)snprintf(why, why_bytes,
+                       "UCX cannot use the network device %s: is it up, and does UCX_TLS name a "
+                       "transport that it has?",
+                       device);
+        return KVF_ERR_CONFIG;
+    }
     if (status != UCS_OK) {
         net->context = NULL;
         (void)snprintf(why, why_bytes, "UCX does not start: %s; look at variables UCX_*",

@@ -46,7 +46,19 @@ def make_nodes():
         made = made and ip("-n", name, "addr", "add", f"{address}/30", "dev", name)
         made = made and ip("-n", name, "link", "set", name, "up")
         made = made and ip("-n", name, "link", "set", "lo", "up")
-    return made
+    return made and all(is_up(name) for name in NAMES)
+
+
+def is_up(name):
+    """Wait until the kernel has seen that the other end is up, too."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        shown = subprocess.run(["ip", "-n", name, "link", "show", name], capture_output=True,
+                               check=False).stdout
+        if b"state UP" in shown:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def drop_nodes():
