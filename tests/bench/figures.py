@@ -190,6 +190,16 @@ def codec_figures():
     return result
 
 
+def x_figures():
+    return [Figure(f"x_rebuild{what}_{n}", "GFLOP/s", f"{products} of the BLAS, fp32, one thread",
+                   note=f"{n} tokens of a layer, {note}")
+            for what, products, note in (
+                ("", "the product", "2,048 elements of X, 16 K/V heads of 128: K and V, rotated"),
+                ("_latent", "both products", "2,048 elements of X, 4 K/V heads of 128, latents of "
+                                             "1,024: sums, K and V, rotated"))
+            for n in (64, 256, 1024)]
+
+
 def nvme_figures():
     result = []
     for kind, bar in (("read", 0.90), ("write", 0.85)):
@@ -381,7 +391,7 @@ def replay_figures():
     return result
 
 
-FIGURES = {"local": LOCAL, "codec": codec_figures(), "nvme": nvme_figures(),
+FIGURES = {"local": LOCAL, "codec": codec_figures(), "x": x_figures(), "nvme": nvme_figures(),
            "gpu": (GPU_KERNELS + gpu_link_figures() + gpu_calls_figures() +
                    gpu_stolen_figures() + gpu_agent_figures() + gpu_x_figures()),
            "hostile": HOSTILE, "replay": replay_figures(), "accuracy": ACCURACY}

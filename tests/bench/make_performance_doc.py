@@ -53,6 +53,9 @@ How the two sides are kept alike:
   short pairs, each with a fio of its own, whose start is not counted.
 - codec: chunks of 256 tokens, 8 KV heads, bf16, out of memory rather than a cache, one core.
   Encoding includes the checksum. memcpy moves the same bf16 bytes.
+- x: two layers take turns. Ours widens the layer's bf16 weights, reads its factors, and writes K
+  and V, rotated, to bf16 pages; the limit is the products alone, from fp32 matrices that are there.
+  Both count the products' operations by CPU time, on one thread; many short pairs.
 - gpu: Llama-3.1-8B's KV (32 layers, 8 heads of 128, bf16) in chunks of 256 tokens, bursts of 256
   MiB, profile balanced; kernels are judged by bytes read + written, beside device-to-device copies
   of as many; speeds over the link are those of the bf16 values. What is stolen is the difference of
@@ -92,6 +95,7 @@ TITLES = {
     "local": "Memory, one machine",
     "nvme": "Drive",
     "codec": "Codecs, one core",
+    "x": "K and V rebuilt from X, one core",
     "gpu": "GPU",
     "hostile": "Beside a hostile client",
     "replay": "What a trace hits",
