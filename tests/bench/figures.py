@@ -248,6 +248,12 @@ GPU_KERNELS = [
     for profile in ("saw8", "safe", "saw6", "saw5", "saw3", "saw2", "saw3_search", "saw2_search",
                     "tq4", "tq3", "tq2", "tq3_split", "tq2_split", "kivi4", "kivi4_g128", "kivi2")
     for way in ("encode", "decode")
+] + [
+    Figure(f"{profile}_{way}_vs_copy", "GB/s", "device copy, read + written", bar,
+           note=f"X of 32 layers of 2,048 elements as {profile}, pages of 16 tokens"
+                + (", nine ratios tried" if way == "encode" else ""))
+    for profile, bar in (("x3", None), ("xcl3", 0.50), ("xcl2", 0.50))
+    for way in ("encode", "decode")
 ]
 
 GPU_LOOPS = (
