@@ -16,6 +16,7 @@
 #include "agent/calibration.h"
 #include "agent/index.h"
 #include "agent/metrics.h"
+#include "agent/observe.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/parse.h"
@@ -29,6 +30,9 @@ enum http {
     HTTP_INTERNAL = 500,
     HTTP_UNAVAILABLE = 503,
 };
+
+/* Of a recording in one answer: about 600 KiB of JSON. */
+#define TRACE_WORDS 32768
 
 /* How often a wait looks whether the daemon stops. */
 #define WAIT_SLICE_MS 100
@@ -664,6 +668,52 @@ static void answer_profiles(struct kvf_admin_api *api, const struct kvf_admin_re
     question_free(question);
 }
 
+/* The prompts of a recording, from words to objects. NULL: no memory. */
+static json_t *prompts_json(const uint64_t *words, uint32_t n_words)
+{
+    json_t *prompts = json_array();
+    int failed = 0;
+
+    for (uint32_t at = 0; at < n_words;) {
+        uint32_t n = (uint32_t)words[at + 1];
+        json_t *ids = json_array();
+
+        for (uint32_t i = 0; i < n; i++) {
+            failed |= json_array_append_new(ids, u64_json(words[at + KVF_OBSERVE_TRACE_HEAD + i]));
+        }
+        failed |= json_array_append_new(
+            prompts, json_pack("{s:f, s:o, s:I, s:o}", "timestamp",
+                               (double)words[at] / (double)KVF_NS_PER_MS, "namespace",
+                               hex64_json(words[at + 2]), "block_tokens",
+                               (json_int_t)(words[at + 1] >> 32), "hash_ids", ids));
+        at += KVF_OBSERVE_TRACE_HEAD + n;
+    }
+    if (failed) {
+        json_decref(prompts);
+        return NULL;
+    }
+    return prompts;
+}
+
+/* What has been looked up since this was asked last; the first time begins a recording. */
+static void answer_trace(struct kvf_admin_api *api, const struct kvf_admin_request *request,
+                         struct kvf_admin_reply *reply)
+{
+    struct question *question = question_new(KVF_CONTROL_TRACE, TRACE_WORDS, sizeof(uint64_t));
+
+    (void)request;
+    if (ask(api, &question, KVF_ADMIN_ANSWER_MS, reply)) {
+        const struct kvf_control *control = &question->control;
+        json_t *prompts = prompts_json(control->rows, control->n_rows);
+
+        reply_json(reply, HTTP_OK,
+                   prompts != NULL
+                       ? json_pack("{s:o, s:o}", "lost", u64_json(control->bad), "prompts", prompts)
+                       : NULL);
+    }
+    question_free(question);
+}
+
 /* --- commands --------------------------------------------------------------------------------- */
 
 static void answer_verify(struct kvf_admin_api *api, const struct kvf_admin_request *request,
@@ -856,6 +906,7 @@ const struct kvf_admin_route kvf_admin_routes[] = {
     {"GET", "/v1/blocks", false, answer_blocks},
     {"GET", "/v1/namespaces", false, answer_namespaces},
     {"GET", "/v1/profiles", false, answer_profiles},
+    {"GET", "/v1/trace", false, answer_trace},
     {"POST", "/v1/verify", false, answer_verify},
     {"POST", "/v1/evict", false, answer_evict},
     {"POST", "/v1/purge", false, answer_purge},

@@ -4,6 +4,7 @@
  * answered at once; verify and purge go on while requests are served, one of each at a time.
  */
 #include "agent/core.h"
+#include "agent/observe.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -671,6 +672,10 @@ static void answer(struct kvf_agent *agent, struct kvf_control *control)
                                     ? kvf_calibrations_hold(agent->calibrations)
                                     : NULL;
         finish(control, KVF_OK);
+        return;
+    case KVF_CONTROL_TRACE:
+        kvf_observe_take(agent, control);
+        finish(control, control->status);
         return;
     case KVF_CONTROL_RELOAD:
         kvf_reload_start(agent, control);

@@ -5,6 +5,7 @@
 #include "agent/check.h"
 
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,7 +19,8 @@
 #include "tiers/tier_dram.h"
 #include "tiers/tier_nvme.h"
 
-#define MIB (1ull << 20)
+#define MIB        (1ull << 20)
+#define HUGE_BYTES (2 * MIB)
 
 /* Resident size of code, libraries and small allocations, seen with all libraries loaded. */
 #define PROGRAM_BYTES (16 * MIB)
@@ -75,7 +77,48 @@ static uint64_t pack_bytes(const struct kvf_config *config)
     return bytes;
 }
 
-void kvf_check_sum(const struct kvf_config *config, struct kvf_check *check_out)
+uint32_t kvf_check_gpus(const struct kvf_config *config, const char *root)
+{
+    const char *at = config->gpu_devices;
+    const struct dirent *entry;
+    uint32_t n = 0;
+    char path[4096];
+    DIR *gpus;
+
+    if (strcmp(at, "all") != 0) {
+        while (*(at += strspn(at, ", ")) != '\0') {
+            n++;
+            at += strcspn(at, ", ");
+        }
+        return n;
+    }
+    snprintf(path, sizeof(path), "%.4000s/proc/driver/nvidia/gpus", root);
+    gpus = opendir(path);
+    while (gpus != NULL && (entry = readdir(gpus)) != NULL) {
+        n += entry->d_name[0] != '.';
+    }
+    if (gpus != NULL) {
+        (void)closedir(gpus);
+    }
+    return n != 0 ? n : 1;
+}
+
+/* Blocks in the memory of GPUs. */
+static void add_hbm(struct kvf_check *check, const struct kvf_config *config, uint32_t n_gpus,
+                    uint64_t table_bytes)
+{
+    struct kvf_hbm_config hbm;
+    uint64_t bytes;
+
+    kvf_hbm_config_init(&hbm, config->gpu_hbm_bytes);
+    hbm.n_tenants = (uint16_t)config->n_sockets;
+    bytes = kvf_hbm_metadata_bytes(&hbm);
+    add(check, "blocks on GPUs", table_bytes, "16 bytes an entry of the index");
+    add(check, "windows, slots of GPUs", bytes > UINT64_MAX / n_gpus ? UINT64_MAX : bytes * n_gpus,
+        "by gpu.hbm_bytes, for %" PRIu32 " GPU(s) (gpu.devices)", n_gpus);
+}
+
+void kvf_check_sum(const struct kvf_config *config, uint32_t n_gpus, struct kvf_check *check_out)
 {
     struct kvf_agent_memory agent;
     struct kvf_nvme_config nvme;
@@ -93,14 +136,8 @@ void kvf_check_sum(const struct kvf_config *config, struct kvf_check *check_out)
     add(check_out, "slots of the agent", agent.slot_bytes, "by dram.bytes, for slots of 8 KiB");
     add(check_out, "index", agent.index_bytes, "%" PRIu64 " entries of 64 bytes (index.entries)",
         agent.index_entries);
-    if (config->gpu_hbm_bytes > 0) {
-        struct kvf_hbm_config hbm;
-
-        kvf_hbm_config_init(&hbm, config->gpu_hbm_bytes);
-        hbm.n_tenants = (uint16_t)config->n_sockets;
-        add(check_out, "blocks on GPUs", agent.hbm_bytes, "16 bytes an entry of the index");
-        add(check_out, "window and slots of a GPU", kvf_hbm_metadata_bytes(&hbm),
-            "by gpu.hbm_bytes, as often as there are GPUs");
+    if (config->gpu_hbm_bytes > 0 && n_gpus > 0) {
+        add_hbm(check_out, config, n_gpus, agent.hbm_bytes);
     }
     if (agent.peers_bytes > 0) {
         add(check_out, "blocks of other nodes", agent.peers_bytes,
@@ -162,6 +199,53 @@ static bool number_after(const char *text, const char *word, uint64_t *number_ou
     return false;
 }
 
+/* A file with a number in it. */
+static bool read_number(const char *folder, const char *name, uint64_t *number_out)
+{
+    char path[4352];
+    char text[64];
+
+    snprintf(path, sizeof(path), "%.4000s/%s", folder, name);
+    return read_text(path, text, sizeof(text)) && number_after(text, "", number_out);
+}
+
+/* Pages of 2 MiB, which have a pool and a limit of their own. */
+static void read_huge(const char *root, struct kvf_machine_memory *memory)
+{
+    char folder[4096];
+    uint64_t total = 0;
+    uint64_t free = 0;
+    uint64_t promised = 0;
+
+    snprintf(folder, sizeof(folder), "%.3900s/sys/kernel/mm/hugepages/hugepages-2048kB", root);
+    if (read_number(folder, "nr_hugepages", &total) &&
+        read_number(folder, "free_hugepages", &free) &&
+        read_number(folder, "resv_hugepages", &promised)) {
+        memory->huge_total_bytes = total * HUGE_BYTES;
+        memory->huge_free_bytes = (free - (promised < free ? promised : free)) * HUGE_BYTES;
+    }
+    snprintf(memory->huge_limit, sizeof(memory->huge_limit), "vm.nr_hugepages");
+}
+
+static void apply_huge_cgroup(const char *folder, struct kvf_machine_memory *memory)
+{
+    uint64_t limit;
+    uint64_t used = 0;
+
+    if (!read_number(folder, "hugetlb.2MB.max", &limit)) {
+        return; /* "max", or no controller of them here */
+    }
+    if (limit < memory->huge_total_bytes) {
+        memory->huge_total_bytes = limit;
+        snprintf(memory->huge_limit, sizeof(memory->huge_limit), "%.230s/hugetlb.2MB.max", folder);
+    }
+    (void)read_number(folder, "hugetlb.2MB.current", &used);
+    limit -= used < limit ? used : limit;
+    if (limit < memory->huge_free_bytes) {
+        memory->huge_free_bytes = limit;
+    }
+}
+
 /* One cgroup folder: lower what the process may have. */
 static void apply_cgroup(const char *folder, struct kvf_machine_memory *memory)
 {
@@ -200,17 +284,20 @@ int kvf_machine_memory_read(const char *root, struct kvf_machine_memory *memory_
     char *cgroup;
     uint64_t total_kib;
     uint64_t available_kib;
+    uint64_t huge_kib = 0;
 
     snprintf(path, sizeof(path), "%s/proc/meminfo", root);
     if (!read_text(path, text, sizeof(text)) || !number_after(text, "MemTotal:", &total_kib) ||
         !number_after(text, "MemAvailable:", &available_kib)) {
         return KVF_ERR_UNSUPPORTED;
     }
+    (void)number_after(text, "Hugetlb:", &huge_kib); /* of all sizes */
     *memory_out = (struct kvf_machine_memory){
-        .total_bytes = total_kib << 10,
+        .total_bytes = (total_kib - (huge_kib < total_kib ? huge_kib : total_kib)) << 10,
         .available_bytes = available_kib << 10,
         .limit = "memory of the machine",
     };
+    read_huge(root, memory_out);
     snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
     if (!read_text(path, text, sizeof(text)) || (cgroup = strstr(text, "0::/")) == NULL) {
         return KVF_OK;
@@ -224,6 +311,7 @@ int kvf_machine_memory_read(const char *root, struct kvf_machine_memory *memory_
         snprintf(path, sizeof(path), "%.1024s/sys/fs/cgroup%.2048s", root,
                  strcmp(cgroup, "/") == 0 ? "" : cgroup);
         apply_cgroup(path, memory_out);
+        apply_huge_cgroup(path, memory_out);
         if (slash == NULL || strcmp(cgroup, "/") == 0) {
             return KVF_OK;
         }
@@ -231,36 +319,68 @@ int kvf_machine_memory_read(const char *root, struct kvf_machine_memory *memory_
     }
 }
 
+/* What of the arena is of huge pages. KVF_OK; KVF_ERR_CONFIG: there are not so many. */
+static int huge_part(const struct kvf_config *config, const struct kvf_machine_memory *memory,
+                     bool now, uint64_t *bytes_out, struct kvf_config_error *error)
+{
+    uint64_t have = now ? memory->huge_free_bytes : memory->huge_total_bytes;
+
+    *bytes_out = 0;
+    if (config->dram_hugepages == KVF_HUGEPAGES_REQUIRE) {
+        *bytes_out = config->dram_bytes;
+    } else if (config->dram_hugepages == KVF_HUGEPAGES_TRY) {
+        *bytes_out = config->dram_bytes < have ? config->dram_bytes : have;
+    }
+    if (*bytes_out <= have) {
+        return KVF_OK;
+    }
+    kvf_config_fail_at(config, config->lines[KVF_CONFIG_ID_dram_hugepages], "dram.hugepages", error,
+                       "the arena would take %" PRIu64 " MiB of huge pages, and %" PRIu64
+                       " MiB are %s (%s); set more aside, lower dram.bytes, or say try",
+                       *bytes_out >> 20, have >> 20, now ? "free" : "all there is",
+                       memory->huge_limit);
+    return KVF_ERR_CONFIG;
+}
+
 int kvf_check_memory(const struct kvf_config *config, const struct kvf_check *check,
                      const struct kvf_machine_memory *memory, bool now,
                      struct kvf_config_error *error)
 {
     uint64_t have = now ? memory->available_bytes : memory->total_bytes;
-    uint64_t rest = check->total_bytes - config->dram_bytes;
+    uint64_t huge;
+    uint64_t total; /* of ordinary memory */
+    uint64_t rest;
     enum kvf_config_option_id id = KVF_CONFIG_ID_dram_bytes;
     const char *name = "dram.bytes";
-    uint64_t value = config->dram_bytes;
+    uint64_t value;
 
-    if (check->total_bytes <= have) {
+    if (huge_part(config, memory, now, &huge, error) != KVF_OK) {
+        return KVF_ERR_CONFIG;
+    }
+    total = check->total_bytes - huge;
+    value = config->dram_bytes - huge;
+    rest = total - value;
+    if (total <= have) {
         return KVF_OK;
     }
     if (config->staging_total > value) {
         id = KVF_CONFIG_ID_staging_total;
         name = "staging.total";
         value = config->staging_total;
-        rest = check->total_bytes - value;
+        huge = 0;
+        rest = total - value;
     }
     if (rest < have) {
         kvf_config_fail_at(config, config->lines[id], name, error,
                            "the daemon would take %" PRIu64 " MiB, and %" PRIu64
                            " MiB are %s (%s); lower it to at most %" PRIu64 "MiB",
-                           check->total_bytes >> 20, have >> 20, now ? "available" : "all there is",
-                           memory->limit, (have - rest) >> 20);
+                           total >> 20, have >> 20, now ? "available" : "all there is",
+                           memory->limit, (have - rest + huge) >> 20);
     } else {
         kvf_config_fail_at(config, config->lines[id], name, error,
                            "the daemon would take %" PRIu64 " MiB, and %" PRIu64
                            " MiB are %s (%s); see --check for the parts and lower them",
-                           check->total_bytes >> 20, have >> 20, now ? "available" : "all there is",
+                           total >> 20, have >> 20, now ? "available" : "all there is",
                            memory->limit);
     }
     return KVF_ERR_CONFIG;
@@ -280,6 +400,12 @@ void kvf_check_print(const struct kvf_config *config, const struct kvf_check *ch
     fprintf(out, "%-22s %14.2f  now\n", "available", (double)memory->available_bytes / (double)MIB);
     fprintf(out, "%-22s %14.2f  %s\n", "limit", (double)memory->total_bytes / (double)MIB,
             memory->limit);
+    if (config->dram_hugepages != KVF_HUGEPAGES_OFF) {
+        fprintf(out, "%-22s %14.2f  free now, for the arena\n", "huge pages",
+                (double)memory->huge_free_bytes / (double)MIB);
+        fprintf(out, "%-22s %14.2f  %s\n", "limit of huge pages",
+                (double)memory->huge_total_bytes / (double)MIB, memory->huge_limit);
+    }
     for (uint32_t i = 0; i < config->n_nvme; i++) {
         fprintf(out, "%-22s %14.2f  %s\n", i == 0 ? "drives" : "",
                 (double)config->nvme[i].bytes / (double)MIB, config->nvme[i].path);

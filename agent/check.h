@@ -24,14 +24,23 @@ struct kvf_check {
     uint64_t total_bytes;
 };
 
-/* Everything that the daemon reserves for a finished configuration, largest blame first: arena,
- * staging, then tables. Reads nothing of the machine. */
-void kvf_check_sum(const struct kvf_config *config, struct kvf_check *check_out);
+/* GPUs that gpu.devices names; "all": as many as the driver says there are, but one. root: as of
+ * kvf_machine_memory_read. */
+uint32_t kvf_check_gpus(const struct kvf_config *config, const char *root);
 
+/* Everything that the daemon reserves for a finished configuration and so many GPUs, largest blame
+ * first: arena, staging, then tables. Reads nothing of the machine. */
+void kvf_check_sum(const struct kvf_config *config, uint32_t n_gpus, struct kvf_check *check_out);
+
+/* Huge pages are no ordinary memory: neither the machine's other processes nor a cgroup's limit of
+ * memory have a part in them. */
 struct kvf_machine_memory {
-    uint64_t total_bytes;     /* of the machine, or of the tightest cgroup limit */
-    uint64_t available_bytes; /* now, by MemAvailable and by what the cgroups have left */
-    char limit[256];          /* what total_bytes is: "memory of the machine", or a cgroup's file */
+    uint64_t total_bytes;      /* of the machine, or of the tightest cgroup limit */
+    uint64_t available_bytes;  /* now, by MemAvailable and by what the cgroups have left */
+    uint64_t huge_total_bytes; /* in pages of 2 MiB, that are set aside for whoever asks */
+    uint64_t huge_free_bytes;
+    char limit[256];      /* what total_bytes is: "memory of the machine", or a cgroup's file */
+    char huge_limit[256]; /* the same of huge_total_bytes: "vm.nr_hugepages", or a file */
 };
 
 /* What memory this process may have. root: put before /proc and /sys, "" for the real ones. Limits
@@ -40,7 +49,8 @@ int kvf_machine_memory_read(const char *root, struct kvf_machine_memory *memory_
 
 /* Can the sum ever fit (now false), or does it fit at this moment (now true)? A daemon that starts
  * asks the first: its predecessor's arena may still be mapped by clients, and memory is populated
- * only when it is free. KVF_OK; KVF_ERR_CONFIG: error names the option to change. */
+ * only when it is free. With dram.hugepages the arena is of huge pages, try: as far as there are
+ * some. KVF_OK; KVF_ERR_CONFIG: error names the option to change. */
 int kvf_check_memory(const struct kvf_config *config, const struct kvf_check *check,
                      const struct kvf_machine_memory *memory, bool now,
                      struct kvf_config_error *error);

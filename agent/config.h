@@ -63,6 +63,12 @@ enum kvf_config_recompress {
     KVF_RECOMPRESS_ENTROPY = 1,
 };
 
+/* mode */
+enum kvf_config_mode {
+    KVF_MODE_SERVE = 0,
+    KVF_MODE_OBSERVE = 1,
+};
+
 /* nvme[].admission */
 enum kvf_config_admission {
     KVF_ADMISSION_AUTO = 0,

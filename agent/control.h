@@ -35,6 +35,8 @@ enum kvf_control_op {
     KVF_CONTROL_DISABLE = 11,     /* namespace_id, 0: all: misses only; fills text */
     KVF_CONTROL_ENABLE = 12,      /* the opposite; fills text */
     KVF_CONTROL_PEERS = 13,       /* fills rows with struct kvf_control_peer */
+    KVF_CONTROL_TRACE = 14, /* fills rows with u64: prompts as agent/observe.h has them; bad: how
+                               many were left out */
 };
 
 struct kvf_control_client {

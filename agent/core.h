@@ -9,7 +9,8 @@
  *   place*.c     tiers: fill, load, write, evict, recover      /  reads or writes it
  *   hbm.c        blocks in device memory: up, down, lost      /
  *   peer*.c      daemons of other nodes (peers.h)             /
- *   admit.c      which chains go to the drives                /
+ *   admit.c      which blocks go to the drives                /
+ *   observe.c    prompts, for replays and recordings          /
  *   room.c       what is forgotten to make room              /
  *   namespace.c  names, tenants, quotas                      /
  *   offence.c    who broke the protocol lately              /
@@ -325,6 +326,10 @@ struct kvf_session {
     uint64_t hello_deadline_ns;
     uint64_t held_until_ns; /* an offender's: its socket is not looked at before; 0: it is */
     uint64_t puts, gets, hits, misses, lost_leases;
+    uint64_t *observed; /* names of the active lookup, while somebody wants them */
+    uint32_t n_observed;
+    uint32_t observed_count; /* the last prompt: its chunks, its last name, when */
+    uint64_t observed_last, observed_ns;
     kvf_location *touched; /* hits of the active request, for touching tail first */
     uint32_t n_touched;
     int32_t pid;
@@ -484,6 +489,7 @@ struct kvf_agent {
     uint64_t writeback_bytes;
     uint64_t writeback_max_bytes;
 
+    struct kvf_observer *observer;     /* observe.c */
     uint32_t *ghosts;                  /* KVF_GHOST_ENTRIES tags */
     struct kvf_key_name *key_names;    /* KVF_KEY_NAMES places */
     struct kvf_incomplete *incomplete; /* ring */

@@ -348,7 +348,7 @@ static void end_all(struct kvf_gpud *gpud)
     kvf_gpud_openings_tend(gpud, true);
 }
 
-/* Until there may be something to do. Messages end a long pause: nobody waits for another's flag. */
+/* Until there may be something to do. Messages end a long pause: none waits for another's flag. */
 static void turn_wait(const struct kvf_gpud *gpud, bool is_busy, const struct timespec *pause)
 {
     struct pollfd any = {.fd = gpud->epoll_fd, .events = POLLIN};

@@ -80,8 +80,8 @@ static int flags_make(struct kvf_gpud_engine *engine)
     return status;
 }
 
-/* What an engine's ring and window take: on the GPU, and as much for the window on the host if it is
- * pinned there. */
+/* What an engine's ring and window take: on the GPU, and as much for the window on the host if it
+ * is pinned there. */
 static uint64_t scratch_of(const struct kvf_gpud *gpud, const struct kvf_gpud_hello *hello)
 {
     uint64_t burst = gpud->burst_bytes != 0 ? gpud->burst_bytes : hello->burst_bytes;

@@ -14,6 +14,7 @@
 
 #include "agent/calibration.h"
 #include "agent/notify.h"
+#include "agent/observe.h"
 #include "agent/peers.h"
 #include "base/failpoint.h"
 #include "base/fd.h"
@@ -158,6 +159,7 @@ static void run_timers(struct kvf_agent *agent)
         kvf_session_tick(&agent->sessions[i]);
     }
     kvf_room_tick(agent);
+    kvf_observe_tick(agent);
     kvf_gpu_host_tick(agent->gpu_host);
 }
 
@@ -565,6 +567,9 @@ static int open_all(struct kvf_agent *agent)
         status = status == KVF_ERR_IO ? KVF_OK : status; /* logged; no reason not to start */
     }
     if (status == KVF_OK) {
+        status = kvf_observe_open(agent);
+    }
+    if (status == KVF_OK) {
         status = kvf_place_open(agent);
     }
     if (status != KVF_OK) {
@@ -660,6 +665,7 @@ void kvf_agent_destroy(struct kvf_agent *agent)
     agent->gpu_host = kvf_gpu_host_close(agent->gpu_host);
     kvf_peers_stop(agent); /* before memory that it reads and writes goes */
     kvf_place_stop(agent);
+    kvf_observe_close(agent);
     kvf_answer_fail_all(agent);
     for (uint32_t i = 0; agent->sessions != NULL && i < agent->sessions_capacity; i++) {
         kvf_session_destroy(&agent->sessions[i]);

@@ -211,7 +211,7 @@ static int check_config(struct kvf_config *config, bool print, struct kvf_config
     if (status != KVF_OK) {
         return status;
     }
-    kvf_check_sum(config, &check);
+    kvf_check_sum(config, kvf_check_gpus(config, ""), &check);
     if (kvf_machine_memory_read("", &memory) != KVF_OK) {
         kvf_log(KVF_LOG_WARNING, "/proc/meminfo cannot be read: memory is not checked");
         return KVF_OK;

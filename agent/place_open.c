@@ -129,6 +129,13 @@ static void piece_dropped(void *ctx, uint32_t piece_id)
     kvf_session_piece_dropped(ctx, piece_id);
 }
 
+static bool no_memory(void *ctx, uint64_t bytes)
+{
+    (void)ctx;
+    (void)bytes;
+    return false;
+}
+
 static int open_dram(struct kvf_agent *agent)
 {
     const struct kvf_config *config = agent->config;
@@ -143,6 +150,9 @@ static int open_dram(struct kvf_agent *agent)
     if (agent->ports.memory_allows != NULL) {
         dram.memory_allows = agent->ports.memory_allows;
         dram.memory_ctx = agent->ports.ctx;
+    }
+    if (config->mode == KVF_MODE_OBSERVE) {
+        dram.memory_allows = no_memory; /* nothing is stored: memory is not taken */
     }
     dram.host = kvf_place_dram_host(agent);
     dram.events.ctx = agent;
@@ -289,6 +299,9 @@ static int open_drives(struct kvf_agent *agent)
         memcpy(agent->id_key, cluster_key, sizeof(agent->id_key));
     } else {
         kvf_env_random_fill(&agent->env, agent->id_key, sizeof(agent->id_key));
+    }
+    if (agent->config->mode == KVF_MODE_OBSERVE) {
+        return KVF_OK; /* stores are left as they are */
     }
     for (uint32_t i = 0; i < agent->config->n_nvme; i++) {
         status = open_drive(agent, i, key);

@@ -621,7 +621,8 @@ static int open_agent(struct kvf_replay *replay, const struct kvf_replay_config 
         .open_drive = open_drive,
         .wait = no_wait,
         .memory_allows = memory_allows,
-        .burst_bytes = (uint64_t)((double)BURST_BYTES / (double)config->record_bytes *
+        .burst_bytes = (uint64_t)((double)BURST_BYTES / config->one_in /
+                                  (double)config->record_bytes *
                                   (replay->record_pages * KVF_PAGE_BYTES)),
         .ctx = replay};
 
@@ -652,10 +653,27 @@ static int prepare_record(struct kvf_replay *replay)
     return status;
 }
 
-int kvf_replay_open(const struct kvf_replay_config *config, struct kvf_replay **replay_out,
+/* A store of the sample: smaller by as much as there is less to store. */
+static struct kvf_replay_config of_sample(const struct kvf_replay_config *config)
+{
+    struct kvf_replay_config sized = *config;
+    uint32_t one_in = config->one_in == 0 ? 1 : config->one_in;
+
+    sized.dram_bytes /= one_in;
+    sized.nvme_bytes /= one_in;
+    if (config->write_budget != 0) {
+        sized.write_budget = config->write_budget / one_in == 0 ? 1 : config->write_budget / one_in;
+    }
+    sized.one_in = one_in;
+    return sized;
+}
+
+int kvf_replay_open(const struct kvf_replay_config *whole, struct kvf_replay **replay_out,
                     char *why_out, size_t why_bytes)
 {
     struct kvf_replay *replay = calloc(1, sizeof(*replay));
+    struct kvf_replay_config sized = of_sample(whole);
+    const struct kvf_replay_config *config = &sized;
     int status;
 
     if (replay == NULL) {

@@ -31,6 +31,7 @@ struct kvf_replay_config {
     uint64_t nvme_bytes;   /* 0: no drive */
     uint64_t write_budget; /* bytes a second, 0: no limit */
     uint8_t admission;     /* enum kvf_config_admission */
+    uint32_t one_in;       /* only one block in so many comes, by its name; 0: all do */
 };
 
 /* In blocks, since open. */
@@ -61,7 +62,7 @@ uint64_t kvf_replay_nvme_blocks(const struct kvf_replay_config *config);
 
 /* why_out (KVF_ERROR_TEXT_BYTES) says in one line what is wrong and the cure. KVF_OK;
  * KVF_ERR_CONFIG; KVF_ERR_NO_MEMORY; KVF_ERR_INTERNAL. */
-int kvf_replay_open(const struct kvf_replay_config *config, struct kvf_replay **replay_out,
+int kvf_replay_open(const struct kvf_replay_config *whole, struct kvf_replay **replay_out,
                     char *why_out, size_t why_bytes);
 
 /* One prompt: look its blocks up, fetch the leading ones that are there, store the others. A

@@ -6,6 +6,7 @@
  * completion follows the last of its blocks.
  */
 #include "agent/core.h"
+#include "agent/observe.h"
 
 #include <string.h>
 
@@ -453,6 +454,15 @@ static void start_key(struct kvf_request *request)
 {
     const struct kvf_shm_key *key = &request->session->keys[request->next_key];
 
+    if (request->sqe.opcode == KVF_OP_LOOKUP &&
+        request->next_key < (uint32_t)request->sqe.n_keys - request->sqe.n_tails) {
+        kvf_observe_key(request, key);
+    }
+    if (request->sqe.opcode != KVF_OP_PUT && kvf_observe_answers_nothing(request->session)) {
+        kvf_observe_answer(request, key);
+        request->next_key++;
+        return;
+    }
     switch (request->sqe.opcode) {
     case KVF_OP_PUT:
         kvf_request_start_put(request, key);
@@ -585,6 +595,9 @@ static void continue_active(struct kvf_session *session, int32_t *keys_left, int
         request->is_started = true;
         session->active = NULL;
         touch_tail_first(session);
+        if (request->sqe.opcode == KVF_OP_LOOKUP) {
+            kvf_observe_lookup(request);
+        }
         if (request->sqe.opcode == KVF_OP_LOOKUP && request->sqe.budget_ms == 0) {
             end_blocks(request, KVF_COMING); /* it does not wait: what is coming is counted */
         }

@@ -4,6 +4,7 @@
  * name, and only then is memory reserved; the payload is copied and summed by a worker.
  */
 #include "agent/core.h"
+#include "agent/observe.h"
 
 #include <string.h>
 
@@ -274,6 +275,10 @@ void kvf_request_start_put(struct kvf_request *request, const struct kvf_shm_key
     }
     if (status != KVF_OK) {
         kvf_request_block(request, request->next_key, status, KVF_TIER_NONE);
+        goto out;
+    }
+    if (kvf_observe_answers_nothing(session)) {
+        kvf_observe_put(request, key);
         goto out;
     }
     entry = kvf_room_find(agent, key_id, session->shard);

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "agent/calibration.h"
+#include "agent/observe.h"
 #include "base/fd.h"
 #include "base/mutant.h"
 #include "transport/segment.h"
@@ -865,6 +866,7 @@ static void release_run(struct kvf_work *work)
     kvf_lease_table_fini(session);
     free(session->keys);
     session->keys = NULL;
+    kvf_observe_forget(session);
     free(session->touched);
     session->touched = NULL;
     free(session->announce);

@@ -24,6 +24,12 @@ static const int journal_priorities[] = {3, 4, 6, 7};
 #define LEVELS ((int)(sizeof(level_names) / sizeof(level_names[0])))
 
 static struct kvf_logger process_logger;
+static _Thread_local bool thread_is_hushed;
+
+void kvf_log_hush(bool is_hushed)
+{
+    thread_is_hushed = is_hushed;
+}
 
 const char *kvf_log_level_name(int level)
 {
@@ -100,6 +106,9 @@ void kvf_log(int level, const char *fmt, ...)
 {
     va_list args;
 
+    if (thread_is_hushed) {
+        return;
+    }
     va_start(args, fmt);
     logger_vlog(&process_logger, level, fmt, args);
     va_end(args);

@@ -58,6 +58,9 @@ const struct kvf_logger *kvf_log_process(void);
 /* One line to the sink of the process. Any thread. Keeps errno. */
 void kvf_log(int level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* Whether this thread's lines are left out. */
+void kvf_log_hush(bool is_hushed);
+
 /* A sink for daemons: one write to stderr a line, "2026-08-01T12:00:00.123Z +81.002341 warning:
  * text". The second figure is the monotonic clock in seconds: it never steps, so differences
  * between lines hold even when the wall clock is set. If stderr is the systemd journal

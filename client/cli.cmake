@@ -43,6 +43,7 @@ add_executable(kvferry
     cli_store.c
     cli_svd.c
     cli_top.c
+    cli_trace.c
     kvferry.c
     trace_file.c)
 # replay runs the daemon's index, admission and eviction: agent/replay.h

@@ -51,6 +51,7 @@ struct cli {
     uint64_t count;
     uint64_t size_bytes;
     uint32_t depth;
+    uint32_t duration_s;  /* trace; 0: until a signal */
     uint32_t interval_ms; /* top; 0: not said */
     /* inspect, calibrate; 0 and NULL: not said */
     struct cli_folders captures;
@@ -139,6 +140,11 @@ int cli_calibrate(const struct cli *cli);
 int cli_svd(const struct cli *cli);
 int cli_plan(const struct cli *cli);
 int cli_replay(const struct cli *cli);
+int cli_trace(const struct cli *cli);
+
+/* The id of the namespace that was named, in hexadecimal. CLI_OK, or an exit code after saying
+ * why. */
+int cli_find_namespace(const struct cli *cli, char id_out[17]);
 
 /* Evict one key of a label through the library. */
 int cli_evict_key(const struct cli *cli);

@@ -133,7 +133,7 @@ int cli_stat(const struct cli *cli)
 /* --- namespaces ------------------------------------------------------------------------------- */
 
 /* The id of the namespace that was named: 16 hexadecimal digits, or a label that only one has. */
-static int find_namespace(const struct cli *cli, char id_out[17])
+int cli_find_namespace(const struct cli *cli, char id_out[17])
 {
     const char *name = cli->namespace_name;
     const json_t *row;
@@ -269,7 +269,7 @@ int cli_ls(const struct cli *cli)
     if (cli->namespace_name == NULL) {
         return list_namespaces(cli);
     }
-    code = find_namespace(cli, id);
+    code = cli_find_namespace(cli, id);
     return code == CLI_OK ? list_blocks(cli, id) : code;
 }
 
@@ -354,7 +354,7 @@ static int drop_namespace(const struct cli *cli, const char *verb, const char *d
     char id[17];
     char path[64];
     json_t *answer;
-    int code = find_namespace(cli, id);
+    int code = cli_find_namespace(cli, id);
 
     if (code != CLI_OK) {
         return code;
@@ -430,7 +430,7 @@ static int set_service(const struct cli *cli, const char *path)
     if (cli->namespace_name == NULL) {
         return command(cli, path);
     }
-    code = find_namespace(cli, id);
+    code = cli_find_namespace(cli, id);
     if (code != CLI_OK) {
         return code;
     }

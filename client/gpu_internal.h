@@ -430,6 +430,9 @@ uint64_t kvf_gpu_item_payload(const struct kvf_gpu_item *item);
 int kvf_gpu_put_wake(struct kvf_gpu *gpu);
 void kvf_gpu_put_sleep(struct kvf_gpu *gpu);
 
+/* The most that kernels write for a block; what would take more they leave to the processor. */
+uint64_t kvf_gpu_payload_bound(const struct kvf_codec_plan *plan, uint32_t n_tokens);
+
 /* Give a burst's slots back. */
 void kvf_gpu_burst_release(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst);
 

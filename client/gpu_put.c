@@ -56,8 +56,7 @@ static uint64_t raw_area_bytes(const struct kvf_codec_plan *plan, uint32_t n_tok
                          : 0;
 }
 
-/* The most that kernels write for a block; what would take more they leave to the processor. */
-static uint64_t payload_bound(const struct kvf_codec_plan *plan, uint32_t n_tokens)
+uint64_t kvf_gpu_payload_bound(const struct kvf_codec_plan *plan, uint32_t n_tokens)
 {
     if (!kvf_codec_plan_is_fixed(plan)) {
         return kvf_codec_plan_payload_bytes_max(plan, n_tokens);
@@ -117,7 +116,8 @@ int kvf_gpu_put_wake(struct kvf_gpu *gpu)
     gpu->burst_memory_bytes = kvf_gpu_align(gpu->burst_blocks_max * sizeof(struct kvf_gpu_result)) +
                               kvf_gpu_align(lists_bytes(gpu));
     if (ring_bytes == 0) {
-        uint64_t full = kvf_gpu_align(payload_bound(&gpu->plan, gpu->plan.geometry.chunk_tokens));
+        uint64_t full = kvf_gpu_align(
+            kvf_gpu_payload_bound(&gpu->plan, gpu->plan.geometry.chunk_tokens));
         uint64_t n = burst_bytes / gpu->block_bytes;
 
         /* scratch is a part of the payload: a quarter covers it */
@@ -313,7 +313,8 @@ static int burst_reserve(struct kvf_gpu *gpu, struct kvf_gpu_request *request, u
     };
     work_fill(gpu, burst);
     for (uint32_t i = 0; i < n; i++) {
-        burst->blocks[i].bound = payload_bound(&gpu->plan, kvf_gpu_burst_item(burst, i)->n_tokens);
+        burst->blocks[i].bound = kvf_gpu_payload_bound(&gpu->plan,
+                                                       kvf_gpu_burst_item(burst, i)->n_tokens);
         burst->blocks[i].payload = payload_bytes; /* an offset for the moment */
         payload_bytes += kvf_gpu_align(burst->blocks[i].bound);
     }

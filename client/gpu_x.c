@@ -34,6 +34,7 @@
 #include "client/x_weights.h"
 #include "codec/codec_rebuild.h"
 #include "gpu/blas.h"
+#include "kvferry_gpu_x.h"
 
 enum {
     WINDOWS = 2,

@@ -52,6 +52,7 @@ static const struct option_row option_rows[] = {
     {'z', "size", "SIZE", "bytes of a block (1MiB)"},
     {'d', "depth", "N", "requests in flight (8)"},
     {'I', "interval", "TIME", "between two looks (2s)"},
+    {'8', "duration", "TIME", "how long (until a signal comes)"},
     {'K', "keep", NULL, "leave the blocks in the daemon"},
     {'P', "profile", "NAME", "a profile of this release (see kvferry profiles)"},
     {'S', "svg", "FILE", "draw the figures, by layer and head"},
@@ -183,6 +184,11 @@ static const struct command commands[] = {
      "many "
      "tokens on that is faster than\nto compute them again. Sizes are those of the codecs, rates "
      "are yours. Asks no daemon."},
+    {"trace", "record FILE", "n8z", 2, false, cli_trace,
+     "record prompts that are looked up, for replay",
+     "Times, lengths and hashes of chunks, under a salt of this recording: no keys, no content. "
+     "Until a\nsignal, --duration or --size (1GiB) of the file ends it. Chunks of one size: "
+     "name a --namespace where\nclients differ."},
     {"replay", "TRACE", "gYpMEuyO234567", 1, true, cli_replay,
      "tell what a trace of prompts hits in stores of some sizes",
      "For each profile, --dram and --nvme: hit tokens by tier, bytes fetched, stored and written. "
@@ -350,6 +356,8 @@ static int take_number(struct cli *cli, char letter, const char *text)
     switch (letter) {
     case 'T':
         return parse_time("ttl", text, KVF_NS_PER_S, &cli->ttl_s);
+    case '8':
+        return parse_time("duration", text, KVF_NS_PER_S, &cli->duration_s);
     case 'b':
         return parse_time("budget", text, KVF_NS_PER_MS, &cli->budget_ms);
     case 'I':

@@ -165,15 +165,6 @@ static __device__ uint64_t loop_raw_offset(const struct kvf_gpu_tensor &tensor,
            tensor.element_bytes;
 }
 
-/* What is carried from launch to launch: the lane's elements of a vector. */
-template <bool fast>
-static __device__ float *loop_kept(const struct kvf_gpu_work &work, uint32_t row, uint32_t token)
-{
-    const struct kvf_gpu_tensor &tensor = work.tensors[0];
-    return at_address<float>(work.scratch) +
-           ((uint64_t)token * tensor.n_rows + row) * tensor.group + loop_lanes<fast>::index(0);
-}
-
 template <bool fast>
 static __device__ __forceinline__ void
 loop_decode_layers(const struct kvf_gpu_work &work, const loop_decode_shared<fast> &shared,
@@ -243,20 +234,12 @@ template <bool fast> static __device__ void loop_decode(const struct kvf_gpu_wor
     const loop_vector_place at = {place.row, stored_token, first.n_tokens,
                                   loop_offset(work, first, place.row, token), strips};
     float state[loop_lanes<fast>::n] = {0.0f};
-    float *kept = loop_kept<fast>(work, place.row, token);
-    constexpr uint32_t stride = fast ? 1 : warp_lanes;
     if ((shared.loop[0] & KVF_GPU_LOOP_DELTA) != 0) {
-        for (uint32_t j = 0; j < loop_lanes<fast>::n; j++) {
-            state[j] = loop_lanes<fast>::has(work.tensors[0], j) ? kept[j * stride] : 0.0f;
-        }
+        loop_get<fast>(work.tensors[0], work.scratch, place.row, token, state);
     }
     loop_decode_layers<fast>(work, shared, shared.rooms[warp_id()], at, place.n_layers, state);
     if (work.scratch != 0 && first.layer + place.n_layers < work.n_layers) {
-        for (uint32_t j = 0; j < loop_lanes<fast>::n; j++) {
-            if (loop_lanes<fast>::has(work.tensors[0], j)) {
-                kept[j * stride] = state[j];
-            }
-        }
+        loop_keep<fast>(work.tensors[0], work.scratch, place.row, token, state);
     }
 }
 

@@ -374,6 +374,41 @@ loop_take(const struct kvf_gpu_tensor &tensor, const generic_stored &stored, uin
     }
 }
 
+/* Where the lane's elements of a vector are in fp32[tokens][n_heads * dim]. */
+template <bool fast>
+static __device__ __forceinline__ float *loop_kept(const struct kvf_gpu_tensor &tensor,
+                                                   uint64_t sums, uint32_t row, uint32_t token)
+{
+    return at_address<float>(sums) + ((uint64_t)token * tensor.n_rows + row) * tensor.group +
+           loop_lanes<fast>::index(0);
+}
+
+template <bool fast>
+static __device__ __forceinline__ void loop_get(const struct kvf_gpu_tensor &tensor, uint64_t sums,
+                                                uint32_t row, uint32_t token,
+                                                float state[loop_lanes<fast>::n])
+{
+    const float *kept = loop_kept<fast>(tensor, sums, row, token);
+#pragma unroll
+    for (uint32_t j = 0; j < loop_lanes<fast>::n; j++) {
+        state[j] = loop_lanes<fast>::has(tensor, j) ? kept[j * (fast ? 1 : warp_lanes)] : 0.0f;
+    }
+}
+
+template <bool fast>
+static __device__ __forceinline__ void loop_keep(const struct kvf_gpu_tensor &tensor, uint64_t sums,
+                                                 uint32_t row, uint32_t token,
+                                                 const float state[loop_lanes<fast>::n])
+{
+    float *kept = loop_kept<fast>(tensor, sums, row, token);
+#pragma unroll
+    for (uint32_t j = 0; j < loop_lanes<fast>::n; j++) {
+        if (loop_lanes<fast>::has(tensor, j)) {
+            kept[j * (fast ? 1 : warp_lanes)] = state[j];
+        }
+    }
+}
+
 } /* namespace kvf */
 
 #endif /* KVF_CODEC_CODEC_CLOSED_LOOP_DEVICE_CUH */

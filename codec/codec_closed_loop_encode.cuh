@@ -300,20 +300,23 @@ template <bool fast> static __device__ void loop_encode(const struct kvf_gpu_wor
 {
     __shared__ loop_encode_shared<fast> shared;
     const loop_place place(work);
-    const struct kvf_gpu_part *parts = parts_of(work) + place.block * place.n_layers;
-    uint32_t n_tokens = parts[0].n_tokens;
+    const struct kvf_gpu_part first = part_of(work, place.block * place.n_layers);
+    uint32_t n_tokens = first.n_tokens;
     uint32_t token = place.tile * LOOP_TILE_TOKENS + warp_id();
     if (place.tile * LOOP_TILE_TOKENS >= n_tokens) {
         return;
     }
     loop_fill_costs<fast>(work, shared);
     bool is_there = token < n_tokens;
-    uint64_t offset = loop_offset(work, parts[0], place.row, is_there ? token : 0);
+    uint64_t offset = loop_offset(work, first, place.row, is_there ? token : 0);
     uint32_t flips[2] = {loop_flips<fast>(work.tensors[0], place.row),
                          loop_flips<fast>(work.tensors[1], place.row)};
     float state[loop_lanes<fast>::n] = {0.0f};
+    if (is_there && first.sums != 0 && (first.loop & KVF_GPU_LOOP_DELTA) != 0) {
+        loop_get<fast>(work.tensors[0], first.sums, place.row, token, state);
+    }
     for (uint32_t layer = 0; layer < place.n_layers; layer++) {
-        const struct kvf_gpu_part part = parts[layer];
+        const struct kvf_gpu_part part = part_of(work, place.block * place.n_layers + layer);
         bool is_delta = (part.loop & KVF_GPU_LOOP_DELTA) != 0;
         if (is_there) {
             uint32_t zero = loop_encode_layer<fast>(work, part, shared, place.row, token, offset,
@@ -331,6 +334,9 @@ template <bool fast> static __device__ void loop_encode(const struct kvf_gpu_wor
             const struct kvf_gpu_tensor &tensor = work.tensors[is_delta];
             zero_gaps(tensor, saw_parts(tensor, part), threadIdx.x, LOOP_THREADS);
         }
+    }
+    if (is_there && first.sums != 0) {
+        loop_keep<fast>(work.tensors[0], first.sums, place.row, token, state);
     }
 }
 

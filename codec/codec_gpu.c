@@ -492,6 +492,63 @@ uint32_t kvf_gpu_encode(const struct kvf_gpu_work *work, const struct kvf_gpu_ki
     return encode.launches.n;
 }
 
+/* -------------------------------------------------------------------------------------------------
+ * Encode, layer by layer
+ */
+struct kvf_gpu_work kvf_gpu_layer_work(const struct kvf_gpu_work *work,
+                                       const struct kvf_gpu_kinds *kinds, uint32_t layer,
+                                       uint32_t kind)
+{
+    struct kvf_gpu_work one = *work;
+    one.n_parts_all = work->n_parts;
+    one.escape_words = escape_words(work, kinds);
+    one.numbers += (uint64_t)layer * work->n_blocks * sizeof(uint32_t);
+    one.n_parts = work->n_blocks;
+    if (kind == KVF_GPU_WHOLE) {
+        kvf_gpu_loop_tensors(kinds, one.tensors);
+    } else {
+        memcpy(one.tensors, kinds->tensors[kind], sizeof(one.tensors));
+    }
+    return one;
+}
+
+uint32_t kvf_gpu_encode_layer(const struct kvf_gpu_work *work, const struct kvf_gpu_kinds *kinds,
+                              uint32_t layer,
+                              struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX])
+{
+    uint32_t kind = kinds->layer_kinds[layer];
+    struct kvf_gpu_work one = kvf_gpu_layer_work(work, kinds, layer, kind);
+    struct launches launches = {.list = launches_out, .kind = kind};
+    if (work->has_v != 0 || !work_is_valid(&one) || coded_tensors(&one) != 1) {
+        return 0;
+    }
+    if (is_looped(kinds)) {
+        one = kvf_gpu_layer_work(work, kinds, layer, KVF_GPU_WHOLE);
+        launches.n = kvf_loop_gpu_takes(kinds) ? kvf_loop_gpu_encode(&one, launches_out) : 0;
+    } else if (!add_fixed(&launches, &one)) {
+        launches.n = 0;
+    }
+    if (launches.n == 0) {
+        return 0;
+    }
+    add_launch(&launches, "kvf_escapes_count", one.n_parts, KVF_ESCAPES_THREADS,
+               1 | KVF_ESCAPES_LAYER);
+    add_launch(&launches, "kvf_escapes_write_fixed", one.n_parts, KVF_ESCAPES_THREADS,
+               1 | KVF_ESCAPES_LAYER);
+    return launches.n;
+}
+
+struct kvf_gpu_launch kvf_gpu_encode_finish(const struct kvf_gpu_work *work)
+{
+    return (struct kvf_gpu_launch){
+        .kernel = "kvf_escapes_write_fixed",
+        .n_blocks = work->n_parts,
+        .n_threads = KVF_ESCAPES_THREADS,
+        .tensors = 1 | KVF_ESCAPES_WRITTEN,
+        .kind = KVF_GPU_WHOLE,
+    };
+}
+
 uint64_t kvf_gpu_encode_scratch_bytes(const struct kvf_gpu_work *work,
                                       const struct kvf_gpu_kinds *kinds)
 {

@@ -79,6 +79,21 @@ void kvf_gpu_number_parts(const struct kvf_gpu_work *work, const struct kvf_gpu_
 struct kvf_gpu_work kvf_gpu_launch_work(const struct kvf_gpu_work *work,
                                         const struct kvf_gpu_kinds *kinds, uint32_t kind);
 
+/* The same layer by layer, of plans without V whose strips are of fixed size, for layers that are
+ * not all there at once. work has all parts; work.numbers is [n_layers][n_blocks], the numbers of a
+ * layer's parts, one after the other; work.scratch, and the results, are zeroed before layer 0. Of
+ * deltas parts say in `sums` where sums wait. A launch's kernel is given kvf_gpu_layer_work of its
+ * kind; the vectors of a layer are not read any more when its launches have run. 0: no kernel. */
+uint32_t kvf_gpu_encode_layer(const struct kvf_gpu_work *work, const struct kvf_gpu_kinds *kinds,
+                              uint32_t layer,
+                              struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
+struct kvf_gpu_work kvf_gpu_layer_work(const struct kvf_gpu_work *work,
+                                       const struct kvf_gpu_kinds *kinds, uint32_t layer,
+                                       uint32_t kind);
+
+/* Behind the last layer: given kvf_gpu_launch_work, it makes tables and results whole. */
+struct kvf_gpu_launch kvf_gpu_encode_finish(const struct kvf_gpu_work *work);
+
 /* What an encode has to know of a part's strip. */
 void kvf_gpu_part_fill(const struct kvf_codec_tensor *tensor, struct kvf_gpu_part *part);
 

@@ -26,6 +26,12 @@ enum kvf_raw_gpu_numbers {
     KVF_ESCAPES_SHARE = 16, /* KVF_CODEC_ESCAPE_SHARE */
 };
 
+/* Bits of a launch's tensors, of kvf_escapes_*, where layers are encoded one at a time. */
+enum kvf_escapes_bits {
+    KVF_ESCAPES_LAYER = 1 << 2,   /* of one layer; the table and the result are not whole */
+    KVF_ESCAPES_WRITTEN = 1 << 3, /* all sections are there */
+};
+
 enum kvf_exact_gpu_numbers {
     KVF_EXACT_WARPS = 8,         /* of a thread block; a chunk at a time each */
     KVF_EXACT_PIECE_CHUNKS = 32, /* of a part, by one thread block, at most */

@@ -276,7 +276,9 @@ __device__ __forceinline__ uint32_t fixed_strips_bytes(const struct kvf_gpu_part
     return (uint32_t)(last.stored - parts[0].stored) + last.fixed_bytes;
 }
 
-/* The raw area, each thread block its part; the first of a block writes the result. */
+/* The raw area, each thread block its part; the first of a block writes the result. Where layers
+ * are encoded one at a time the sections of those to come count as empty, and when all have been
+ * there another launch, for which sections are written, has the table and the result right. */
 template <bool fixed>
 __device__ __forceinline__ void finish_part(const struct kvf_gpu_work &work, uint32_t tensors)
 {
@@ -301,7 +303,7 @@ __device__ __forceinline__ void finish_part(const struct kvf_gpu_work &work, uin
         if (!escapes.too_many) {
             write_table(work, part, count, within == n_parts - 1, table_bytes + escapes.bytes,
                         area);
-            if (count != 0) {
+            if (count != 0 && (tensors & KVF_ESCAPES_WRITTEN) == 0) {
                 write_section(work, part, number, count, area + table_bytes + escapes.my_offset);
             }
         }

@@ -958,61 +958,7 @@ KVF_API int kvf_x_gate_note(struct kvf_x_gate *gate, uint64_t bytes, double seco
 /* Accepts NULL. Returns NULL. */
 KVF_API struct kvf_x_gate *kvf_x_gate_close(struct kvf_x_gate *gate);
 
-/* The same on a GPU, by libkvferry_gpu: blocks of kind KVF_KIND_X or KVF_KIND_XG are fetched,
- * decoded and rebuilt into pages in device memory, some blocks at a time, while the next ones are
- * on their way. */
-struct kvf_gpu_x;
-
-struct kvf_gpu_x_options {
-    uint32_t struct_bytes;
-    uint32_t window_tokens; /* of the blocks that are rebuilt by one product a layer; two
-                                          such windows of X, all layers, are held in device memory;
-                                          0: 1024 */
-    struct kvf_gpu_region_options pages; /* for K and V; all is copied */
-};
-
-/* Register weights. gpu has a client of kind KVF_KIND_X or KVF_KIND_XG whose geometry is that of
- * the weights, and stays the caller's, open for longer than *x_out. All arrays of the weights are
- * in device memory, but for the lists of a layer's pointers, which are in host memory and copied.
- * svd_file is read here: factors of all layers go to device memory. X, latents and the matrices
- * have one dtype, BF16 or F16; a product takes W_K and W_V at once where W_V follows W_K in memory,
- * as in the fused matrices of serving engines. Needs cuBLASLt of CUDA 12 or 13 (opened at run time;
- * $KVFERRY_CUBLASLT names another file). Blocks. Statuses as of kvf_x_open, and
- * KVF_ERR_UNSUPPORTED: no cuBLASLt, or path AGENT; KVF_ERR_NO_MEMORY: no room for the windows or
- * the factors. */
-KVF_API int kvf_gpu_x_open(struct kvf_gpu *gpu, const struct kvf_x_weights *weights,
-                           const struct kvf_gpu_x_options *options, struct kvf_gpu_x **x_out);
-
-/* Waits for what is queued. Accepts NULL. Returns NULL. */
-KVF_API struct kvf_gpu_x *kvf_gpu_x_close(struct kvf_gpu_x *x);
-
-struct kvf_gpu_x_item {
-    uint32_t struct_bytes;
-    uint32_t n_pages;
-    struct kvf_key key;
-    uint32_t token_start;  /* position of the block's first token in its sequence */
-    uint32_t n_tokens;     /* wanted, from the first one; 0: a full chunk */
-    const uint32_t *pages; /* ids; token t goes to pages[t / tokens_a_page] */
-};
-
-/* Fetch blocks of X, keys in chain order, and write K and V of all layers. Blocks until all that is
- * there is queued on stream (NULL: one of the library's, which is waited for), behind wait_event
- * (NULL: nothing): the last step that read the target pages. No other request of gpu is in flight.
- * statuses_out[i], of each block: KVF_OK, its K and V will have been written when the stream comes
- * there; else as of the BLOCK event of kvf_gpu_get, and its pages hold nothing. options may be
- * NULL. KVF_OK; KVF_PARTIAL: not of all; KVF_ERR_BUSY: requests are in flight, or asleep;
- * KVF_ERR_MISMATCH: the rotary tables have no row for a position; KVF_ERR_INVALID: as of
- * kvf_gpu_get; KVF_ERR_DISCONNECTED, _NO_DAEMON, _NO_MEMORY, _IO. */
-KVF_API int kvf_gpu_x_get(struct kvf_gpu_x *x, const struct kvf_gpu_x_item *items, uint32_t n,
-                          const struct kvf_get_options *options, void *wait_event, void *stream,
-                          int32_t *statuses_out);
-
-/* Queue K and V of one layer from an X that is in device memory: [n_tokens][d_model], tokens of one
- * sequence from position_first on, to pages[t / tokens_a_page]. data stays as it is until the
- * stream has come there. Does not wait for the device. Statuses as of kvf_x_rebuild; KVF_ERR_IO. */
-KVF_API int kvf_gpu_x_rebuild(struct kvf_gpu_x *x, uint32_t layer, const void *data,
-                              uint32_t n_tokens, uint32_t position_first, const uint32_t *pages,
-                              uint32_t n_pages, void *stream);
+/* The same on a GPU: kvferry_gpu_x.h. */
 
 #ifdef __cplusplus
 }

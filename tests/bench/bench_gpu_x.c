@@ -20,7 +20,7 @@
 #include "base/random.h"
 #include "codec/codec_rebuild.h"
 #include "gpu/blas.h"
-#include "kvferry.h"
+#include "kvferry_gpu_x.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -61,7 +61,7 @@ struct bed {
     uint8_t *host;    /* pinned: fp16 K and V */
     uint32_t ids[CHUNKS][CHUNK_PAGES];
     uint32_t n_tokens;    /* of the products that are measured */
-    struct gpu_load load; /* X alone: of parts */
+    struct gpu_load load; /* X alone, for parts: twice as many tokens of half the width */
 
     struct kvf_test_daemon daemon;
     struct kvf_client *client;
@@ -556,7 +556,8 @@ SIDE(move_as_pages)
 static void measure_parts(struct bench_run *run, struct bed *bed)
 {
     /* payloads lie where products go later: decodes come first */
-    gpu_load_init(&bed->load, bed->gpu, GPU_X_7B, "x4", TOKENS / GPU_CHUNK_TOKENS, bed->product);
+    gpu_load_init(&bed->load, bed->gpu, GPU_X_2048, "x4", 2 * TOKENS / GPU_CHUNK_TOKENS,
+                  bed->product);
     encode_x(bed);
     bench_pairs(run, "x4_part_copy", copy_x_ms, copy_ms, bed);
     bench_pairs(run, "x4_part_decode", decode_x_ms, move_as_decode_ms, bed);

@@ -113,7 +113,6 @@ static void geometry_of(enum gpu_model model, struct kvf_geometry *geometry)
     } models[] = {
         [GPU_LLAMA_8B] = {KVF_KIND_KV, 32, 8, 128, 128},
         [GPU_MLA] = {KVF_KIND_MLA, 61, 1, 512, 64},
-        [GPU_X_7B] = {KVF_KIND_X, 32, 32, 128, 0},
         [GPU_X_2048] = {KVF_KIND_X, 32, 16, 128, 0},
     };
 

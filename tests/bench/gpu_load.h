@@ -33,8 +33,7 @@ uint8_t *gpu_host_memory(struct kvf_gpu_device *gpu, size_t bytes);
 enum gpu_model {
     GPU_LLAMA_8B, /* 32 layers, 8 heads of 128; pages (B, H, N, 2D) */
     GPU_MLA,      /* 61 layers, one latent of 512 and 64 rotary elements; pages (B, N, 576) */
-    GPU_X_7B,     /* X of 32 layers of 4,096 elements; pages (B, 32, N, 128) */
-    GPU_X_2048,   /* of 2,048 elements, as many as latents of X of Llama-3.1-8B */
+    GPU_X_2048,   /* X of 32 layers of 2,048 elements; pages (B, 16, N, 128) */
 };
 
 /* A burst of whole chunks of one model: pages, and payloads that it is encoded to. */

@@ -59,7 +59,7 @@ static uint64_t n_stores(void)
  * budget has been filled up: no new head has to come for that. */
 static void test_chains_go_on_after_refill(void **state)
 {
-    static const char *const sets[] = {"nvme.0.write_budget=2MiB", NULL};
+    static const char *const sets[] = {"nvme.0.write_budget=2MiB", "nvme.0.admission=all", NULL};
     struct kvf_test_key head;
     struct kvf_put_options options = {.struct_bytes = sizeof(options), .depth = 1};
     struct kvf_client *client = begin(sets);

@@ -5,6 +5,7 @@
  * mean square), which is the error of fp32 sums of some hundred terms and of one rounding.
  */
 #include "client/x_svd.h"
+#include "kvferry_gpu_x.h"
 #include "tests/gpu/calls.h"
 
 #include <setjmp.h>

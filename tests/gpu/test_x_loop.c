@@ -4,6 +4,7 @@
  * the daemon has what the C codec makes of the same pages, and what comes back is what the C codec
  * decodes, however groups cut blocks.
  */
+#include "kvferry_gpu_x.h"
 #include "tests/gpu/calls.h"
 
 #include <setjmp.h>
@@ -264,6 +265,57 @@ static void get_all(struct bed *bed)
     assert_memory_equal(have, want, LAYERS * bed->layer_bytes);
 }
 
+/* The same layer by layer: each layer is overwritten when the next one comes, on one stream. */
+static void put_by_layers(struct bed *bed, bool is_redo)
+{
+    struct kvf_gpu_x_put_options options = {.struct_bytes = sizeof(options),
+                                            .n_tokens = (BLOCKS - 1) * CHUNK +
+                                                        block_tokens(BLOCKS - 1)};
+    uint8_t *dense = calloc(1, options.n_tokens * bed->token_bytes);
+    uint64_t x = calls_alloc(options.n_tokens * bed->token_bytes);
+    struct kvf_gpu_x_put *put;
+    struct kvf_key keys[BLOCKS];
+    char texts[BLOCKS][24];
+    int32_t statuses[BLOCKS];
+    void *stream = calls_stream();
+    uint32_t ids[CHUNK_PAGES];
+
+    assert_non_null(dense);
+    bed->first_key = n_keys;
+    n_keys += BLOCKS;
+    assert_int_equal(kvf_gpu_x_put_begin(bed->gpu, &options, &put), KVF_OK);
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        for (uint32_t token = 0; token < options.n_tokens; token++) {
+            ids_of(token / CHUNK, ids);
+            memcpy(dense + token * bed->token_bytes,
+                   host + layer * bed->layer_bytes +
+                       (ids[token % CHUNK / PAGE] * PAGE + token % PAGE) * bed->token_bytes,
+                   bed->token_bytes);
+        }
+        calls_check(calls_device->driver.cuMemcpyHtoDAsync(
+            x, dense, options.n_tokens * bed->token_bytes, stream));
+        assert_int_equal(kvf_gpu_x_put_layer(put, layer, (const void *)(uintptr_t)x, stream),
+                         KVF_OK);
+        calls_check(calls_device->driver.cuStreamSynchronize(stream)); /* of `dense` */
+    }
+    assert_int_equal(kvf_gpu_x_put_layer(put, LAYERS, (const void *)(uintptr_t)x, stream),
+                     KVF_ERR_INVALID);
+    for (uint32_t b = 0; b < BLOCKS; b++) {
+        keys[b] = calls_key(bed->first_key + b, texts[b]);
+    }
+    assert_int_equal(kvf_gpu_x_put_end(put, keys, BLOCKS, NULL, statuses),
+                     is_redo ? KVF_PARTIAL : KVF_OK);
+    for (uint32_t b = 0; b < BLOCKS; b++) {
+        assert_int_equal(statuses[b], is_redo && b == 1 ? KVF_ERR_UNSUPPORTED : KVF_OK);
+        if (statuses[b] == KVF_OK) {
+            check_record(bed, b, 0, block_tokens(b));
+        }
+    }
+    calls_check(calls_device->driver.cuStreamDestroy(stream));
+    calls_free(x);
+    free(dense);
+}
+
 static void there_and_back(const struct shape *shape)
 {
     struct bed bed;
@@ -280,6 +332,9 @@ static void there_and_back(const struct shape *shape)
     assert_int_equal(kvf_gpu_sleep(bed.gpu), KVF_OK);
     assert_int_equal(kvf_gpu_wake(bed.gpu), KVF_OK);
     get_all(&bed);
+    if (shape->kind == KVF_KIND_X) {
+        put_by_layers(&bed, shape->has_raw);
+    }
     bed_close(&bed);
 }
 
@@ -297,6 +352,7 @@ static void every_profile(void **state)
         {"xcl3-g8", KVF_KIND_X, KVF_DTYPE_BF16, 192, 1, false},
         {"xcl2-lo", KVF_KIND_X, KVF_DTYPE_F32, 256, 500000, false},
         {"xcl3-paper", KVF_KIND_X, KVF_DTYPE_BF16, 256, 1, false},
+        {"x4", KVF_KIND_X, KVF_DTYPE_BF16, 256, 300000, false},
         {"xgcl3", KVF_KIND_XG, KVF_DTYPE_BF16, 256, 1, false},
         {"xgcl2-d1", KVF_KIND_XG, KVF_DTYPE_F16, 128, 400000, false},
     };
@@ -307,10 +363,41 @@ static void every_profile(void **state)
     }
 }
 
+/* What the device is not to be asked for, and begun puts that are given up. */
+static void put_refusals(void **state)
+{
+    static const struct shape shape = {"xcl3", KVF_KIND_X, KVF_DTYPE_BF16, 256, 0, false};
+    static const struct shape latents = {"xgcl3", KVF_KIND_XG, KVF_DTYPE_BF16, 256, 0, false};
+    struct kvf_gpu_x_put_options options = {
+        .struct_bytes = sizeof(options), .n_tokens = 5 * CHUNK, .memory_bytes = 1 << 16};
+    struct kvf_gpu_x_put *put;
+    struct kvf_key key = {"k", 1};
+    struct bed bed;
+
+    (void)state;
+    bed_open(&bed, &shape);
+    assert_int_equal(kvf_gpu_x_put_begin(bed.gpu, &options, &put), KVF_ERR_TOO_LARGE);
+    assert_null(put);
+    options.memory_bytes = 0;
+    options.token_start = 1;
+    assert_int_equal(kvf_gpu_x_put_begin(bed.gpu, &options, &put), KVF_ERR_INVALID);
+    options.token_start = 0;
+    assert_int_equal(kvf_gpu_x_put_begin(bed.gpu, &options, &put), KVF_OK);
+    assert_int_equal(kvf_gpu_x_put_layer(put, 1, bed.layers[1], NULL), KVF_ERR_INVALID);
+    assert_int_equal(kvf_gpu_x_put_layer(put, 0, bed.layers[0], NULL), KVF_OK);
+    assert_int_equal(kvf_gpu_x_put_end(put, &key, 1, NULL, NULL), KVF_ERR_INVALID);
+    assert_null(kvf_gpu_x_put_cancel(put));
+    bed_close(&bed);
+    bed_open(&bed, &latents);
+    assert_int_equal(kvf_gpu_x_put_begin(bed.gpu, &options, &put), KVF_ERR_UNSUPPORTED);
+    bed_close(&bed);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_profile),
+        cmocka_unit_test(put_refusals),
     };
     uint64_t seed;
     int failed;

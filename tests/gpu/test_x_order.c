@@ -14,6 +14,7 @@
  * order that is allowed. On a GPU this is reported and not required.
  */
 #include "base/mutant.h"
+#include "kvferry_gpu_x.h"
 #include "tests/gpu/calls.h"
 
 #include <setjmp.h>

@@ -12,6 +12,7 @@
 #include "codec/closed_loop.h"
 #include "codec/codec.h"
 #include "codec/codec_fp.h"
+#include "codec/codec_gpu_scratch.h"
 #include "codec/codec_layout.h"
 
 uint32_t fake_kernel_redo_every;
@@ -392,6 +393,89 @@ static void encode(const struct kvf_gpu_work *work, bool is_fixed)
     known_drop(known);
 }
 
+/* Where the raw area of a block of fixed strips begins; parts: of the block. */
+static uint8_t *area_of(const struct kvf_gpu_work *work, const struct kvf_gpu_part *parts)
+{
+    const struct kvf_gpu_part *last = &parts[work->n_layers - 1];
+
+    return (uint8_t *)(uintptr_t)(last->stored + last->fixed_bytes);
+}
+
+/* One layer of a block, whose pages are another layer's afterwards. */
+static void encode_layer_part(const struct kvf_gpu_work *work, uint32_t number)
+{
+    struct kvf_gpu_part *part = (struct kvf_gpu_part *)(uintptr_t)work->parts + number;
+    const struct kvf_gpu_tensor *facts = &work->tensors[0];
+    struct kvf_gpu_escapes *counts = (struct kvf_gpu_escapes *)(uintptr_t)work->scratch + number;
+    struct kvf_gpu_result *result = (struct kvf_gpu_result *)(uintptr_t)work->results + part->block;
+    struct looped *looped = facts->is_looped ? looped_new(facts, part->n_tokens) : NULL;
+    size_t sums_bytes = (size_t)part->n_tokens * facts->n_heads * facts->dim * sizeof(float);
+    struct kvf_codec_tensor tensor = tensor_of(facts);
+    uint8_t *section = area_of(work, part - part->layer) + kvf_raw_table_bytes(work->n_layers);
+    struct escapes escapes;
+    uint8_t bits;
+
+    if (looped != NULL && (part->loop & KVF_GPU_LOOP_DELTA) != 0) {
+        memcpy(looped->loop.state, (void *)(uintptr_t)part->sums, sums_bytes);
+    }
+    if (encode_part(work, part, facts, looped, (uint8_t *)(uintptr_t)part->stored, &escapes,
+                    &bits) == 0) {
+        result->flags |= KVF_GPU_REDO;
+        escapes.n = 0;
+    }
+    if (looped != NULL) {
+        memcpy((void *)(uintptr_t)part->sums, looped->loop.state, sums_bytes);
+    }
+    for (uint32_t layer = 0; layer < part->layer; layer++) {
+        section += (counts - part->layer + layer)->section_bytes;
+    }
+    if (escapes.n != 0) {
+        counts->n = escapes.n;
+        counts->section_bytes = (uint32_t)kvf_raw_section_bytes(&tensor, escapes.n);
+        result->n_escapes += escapes.n;
+        (void)section_write(work, part, facts, &escapes, section);
+    }
+    free(escapes.index);
+    looped_drop(looped);
+}
+
+static void encode_layer(const struct kvf_gpu_work *work)
+{
+    for (uint32_t i = 0; i < work->n_parts; i++) {
+        encode_layer_part(work, ((const uint32_t *)(uintptr_t)work->numbers)[i]);
+    }
+}
+
+/* Behind the last layer: tables and results. */
+static void encode_finish(const struct kvf_gpu_work *work)
+{
+    const struct kvf_gpu_part *parts = (const struct kvf_gpu_part *)(uintptr_t)work->parts;
+    const struct kvf_gpu_escapes *counts = (const void *)(uintptr_t)work->scratch;
+
+    for (uint32_t block = 0; block < work->n_blocks; block++) {
+        struct kvf_gpu_result *result = (struct kvf_gpu_result *)(uintptr_t)work->results + block;
+        uint8_t *area = area_of(work, parts);
+        size_t bytes = kvf_raw_table_bytes(work->n_layers);
+
+        result->flags |= KVF_GPU_DONE;
+        result->raw_area_offset = (uint32_t)((size_t)(area - (uint8_t *)(uintptr_t)parts->stored) /
+                                             KVF_BLOCK_ALIGN_BYTES);
+        for (uint32_t layer = 0; result->n_escapes != 0 && layer < work->n_layers; layer++) {
+            kvf_store_u32(area + 2u * layer * sizeof(uint32_t), counts[layer].n);
+            kvf_store_u32(area + (2u * layer + 1) * sizeof(uint32_t), 0);
+            bytes += counts[layer].section_bytes;
+        }
+        if (result->n_escapes != 0) {
+            memset(area + 2u * work->n_layers * sizeof(uint32_t), 0,
+                   kvf_raw_table_bytes(work->n_layers) - 2u * work->n_layers * sizeof(uint32_t));
+            memset(area + bytes, 0, kvf_part_bytes(bytes) - bytes);
+            result->raw_area_bytes = (uint32_t)kvf_part_bytes(bytes);
+        }
+        parts += work->n_layers;
+        counts += work->n_layers;
+    }
+}
+
 static void decode(const struct kvf_gpu_work *work, uint8_t codec, uint32_t tensors)
 {
     const struct kvf_gpu_part *parts = (const struct kvf_gpu_part *)(uintptr_t)work->parts;
@@ -519,7 +603,11 @@ void fake_kernel_run(const char *name, const struct kvf_gpu_work *work, uint32_t
 {
     struct kvf_fp_state state = kvf_fp_enter();
 
-    if (begins(name, "kvf_escapes_write")) {
+    if (begins(name, "kvf_escapes_write_fixed") && (tensors & KVF_ESCAPES_LAYER) != 0) {
+        encode_layer(work);
+    } else if (begins(name, "kvf_escapes_write_fixed") && (tensors & KVF_ESCAPES_WRITTEN) != 0) {
+        encode_finish(work);
+    } else if (begins(name, "kvf_escapes_write")) {
         encode(work, begins(name, "kvf_escapes_write_fixed"));
     } else if (begins(name, "kvf_escapes_patch")) {
         patch(work, tensors);

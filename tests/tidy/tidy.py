@@ -40,7 +40,7 @@ WORKER_PREFIX = "agent/gpud"
 # The command replays traces on the daemon's own code: this header is the way to it.
 REPLAY_PREFIX = "client/cli_"
 REPLAY_HEADER = "agent/replay.h"
-PUBLIC_HEADER = "kvferry.h"
+PUBLIC_HEADERS = ("kvferry.h", "kvferry_gpu_x.h")
 
 # Calls with a better one to take instead, and why.
 BANNED = {
@@ -191,7 +191,7 @@ def rule_includes(source):
         if not found:
             continue
         target = found.group(1)
-        if target == PUBLIC_HEADER:
+        if target in PUBLIC_HEADERS:
             continue
         folder = target.split("/", 1)[0]
         if "/" not in target:

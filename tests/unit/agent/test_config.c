@@ -636,7 +636,7 @@ static void test_sum(void **state)
 
     (void)state;
     assert_int_equal(kvf_config_finish(config, &error), KVF_OK);
-    kvf_check_sum(config, &check);
+    kvf_check_sum(config, 0, &check);
     for (unsigned i = 0; i < check.n_parts; i++) {
         sum += check.parts[i].bytes;
         assert_int_not_equal(check.parts[i].bytes, 0);
@@ -648,7 +648,7 @@ static void test_sum(void **state)
     /* What depends on an option follows it. */
     config->dram_bytes *= 4;
     config->clients_max *= 4;
-    kvf_check_sum(config, &larger);
+    kvf_check_sum(config, 0, &larger);
     assert_int_equal(part_bytes(&larger, "arena"), 4ull << 30);
     assert_true(part_bytes(&larger, "requests") > 2 * part_bytes(&check, "requests"));
     assert_true(part_bytes(&larger, "index") > part_bytes(&check, "index"));
@@ -657,7 +657,7 @@ static void test_sum(void **state)
 
     /* Sizes that no machine has must not wrap around to something that fits. */
     config->dram_bytes = UINT64_MAX - 4096;
-    kvf_check_sum(config, &larger);
+    kvf_check_sum(config, 0, &larger);
     assert_int_equal(larger.total_bytes, UINT64_MAX);
     free(config);
 }
@@ -709,7 +709,108 @@ static void test_machine_memory(void **state)
     assert_int_equal(memory.total_bytes, 2ull << 30);
     assert_int_equal(memory.available_bytes, (2ull << 30) - (512ull << 20));
     assert_contains(memory.limit, "/sys/fs/cgroup/pod/memory.max");
+    assert_int_equal(memory.huge_total_bytes, 0);
+
+    /* Huge pages are set aside: they are none of the machine's other memory. */
+    write_file(&root, "proc/meminfo",
+               "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\nHugetlb: 2097152 kB\n");
+    write_file(&root, "sys/fs/cgroup/pod/memory.max", "max\n");
+    make_dir(&root, "sys/kernel");
+    make_dir(&root, "sys/kernel/mm");
+    make_dir(&root, "sys/kernel/mm/hugepages");
+    make_dir(&root, "sys/kernel/mm/hugepages/hugepages-2048kB");
+    write_file(&root, "sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "1024\n");
+    write_file(&root, "sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "900\n");
+    write_file(&root, "sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", "100\n");
+    assert_int_equal(kvf_machine_memory_read(root.path, &memory), KVF_OK);
+    assert_int_equal(memory.total_bytes, 6ull << 30);
+    assert_int_equal(memory.huge_total_bytes, 2ull << 30);
+    assert_int_equal(memory.huge_free_bytes, 1600ull << 20);
+    assert_string_equal(memory.huge_limit, "vm.nr_hugepages");
+    write_file(&root, "sys/fs/cgroup/pod/hugetlb.2MB.max", "1073741824\n");
+    write_file(&root, "sys/fs/cgroup/pod/hugetlb.2MB.current", "268435456\n");
+    assert_int_equal(kvf_machine_memory_read(root.path, &memory), KVF_OK);
+    assert_int_equal(memory.huge_total_bytes, 1ull << 30);
+    assert_int_equal(memory.huge_free_bytes, 768ull << 20);
+    assert_contains(memory.huge_limit, "/sys/fs/cgroup/pod/hugetlb.2MB.max");
     kvf_test_dir_remove(&root);
+}
+
+/* Windows in host memory, one for each GPU. */
+static void test_memory_of_gpus(void **state)
+{
+    struct kvf_config *config = new_config();
+    struct kvf_config_error error = {{0}};
+    struct kvf_check checks[2];
+    struct kvf_test_dir root;
+
+    (void)state;
+    assert_int_equal(
+        parse_text(config, "gpu: {devices: 'GPU-1, GPU-2,GPU-3', hbm_bytes: 1GiB}\n", &error),
+        KVF_OK);
+    assert_int_equal(kvf_config_finish(config, &error), KVF_OK);
+    kvf_test_dir_create(&root);
+    assert_int_equal(kvf_check_gpus(config, root.path), 3);
+    kvf_check_sum(config, 1, &checks[0]);
+    kvf_check_sum(config, 3, &checks[1]);
+    assert_true(part_bytes(&checks[0], "windows, slots of GPUs") >= 64ull << 20);
+    assert_int_equal(part_bytes(&checks[1], "windows, slots of GPUs"),
+                     3 * part_bytes(&checks[0], "windows, slots of GPUs"));
+    assert_int_equal(part_bytes(&checks[1], "blocks on GPUs"),
+                     part_bytes(&checks[0], "blocks on GPUs"));
+
+    snprintf(config->gpu_devices, sizeof(config->gpu_devices), "all");
+    assert_int_equal(kvf_check_gpus(config, root.path), 1);
+    make_dir(&root, "proc");
+    make_dir(&root, "proc/driver");
+    make_dir(&root, "proc/driver/nvidia");
+    make_dir(&root, "proc/driver/nvidia/gpus");
+    make_dir(&root, "proc/driver/nvidia/gpus/0000:01:00.0");
+    make_dir(&root, "proc/driver/nvidia/gpus/0000:02:00.0");
+    assert_int_equal(kvf_check_gpus(config, root.path), 2);
+    config->gpu_devices[0] = '\0';
+    assert_int_equal(kvf_check_gpus(config, root.path), 0);
+    kvf_test_dir_remove(&root);
+    free(config);
+}
+
+/* An arena of huge pages is none of the memory that a cgroup limits. */
+static void test_huge_pages(void **state)
+{
+    struct kvf_machine_memory memory = {.total_bytes = 1ull << 30,
+                                        .available_bytes = 1ull << 30,
+                                        .huge_total_bytes = 4ull << 30,
+                                        .huge_free_bytes = 3ull << 30,
+                                        .limit = "test",
+                                        .huge_limit = "pool"};
+    struct kvf_config *config = new_config();
+    struct kvf_config_error error = {{0}};
+    struct kvf_check check;
+
+    (void)state;
+    assert_int_equal(parse_text(config, "dram:\n  bytes: 4GiB\n  hugepages: require\n", &error),
+                     KVF_OK);
+    assert_int_equal(kvf_config_finish(config, &error), KVF_OK);
+    kvf_check_sum(config, 0, &check);
+    assert_int_equal(kvf_check_memory(config, &check, &memory, false, &error), KVF_OK);
+    assert_int_equal(kvf_check_memory(config, &check, &memory, true, &error), KVF_ERR_CONFIG);
+    assert_contains(error.text, "test.yaml:3: dram.hugepages: ");
+    assert_contains(error.text, "4096 MiB of huge pages, and 3072 MiB are free (pool)");
+
+    /* What the pool has not is of ordinary memory: 1 GiB, beside all the rest, is too much. */
+    config->dram_hugepages = 1;
+    assert_int_equal(kvf_check_memory(config, &check, &memory, false, &error), KVF_OK);
+    assert_int_equal(kvf_check_memory(config, &check, &memory, true, &error), KVF_ERR_CONFIG);
+    assert_contains(error.text, "dram.bytes: ");
+    assert_contains(error.text, "1024 MiB are available (test)");
+    config->dram_bytes = strtoull(strstr(error.text, "at most ") + strlen("at most "), NULL, 10)
+                         << 20;
+    assert_true(config->dram_bytes > 3ull << 30);
+    kvf_check_sum(config, 0, &check);
+    assert_int_equal(kvf_check_memory(config, &check, &memory, true, &error), KVF_OK);
+    config->dram_hugepages = 0;
+    assert_int_equal(kvf_check_memory(config, &check, &memory, false, &error), KVF_ERR_CONFIG);
+    free(config);
 }
 
 static void test_memory_that_does_not_fit(void **state)
@@ -724,7 +825,7 @@ static void test_memory_that_does_not_fit(void **state)
     (void)state;
     assert_int_equal(parse_text(config, "dram:\n  bytes: 3GiB\n", &error), KVF_OK);
     assert_int_equal(kvf_config_finish(config, &error), KVF_OK);
-    kvf_check_sum(config, &check);
+    kvf_check_sum(config, 0, &check);
     assert_int_equal(kvf_check_memory(config, &check, &memory, false, &error), KVF_OK);
     assert_int_equal(kvf_check_memory(config, &check, &memory, true, &error), KVF_ERR_CONFIG);
     assert_contains(error.text, "test.yaml:2: dram.bytes: ");
@@ -734,12 +835,12 @@ static void test_memory_that_does_not_fit(void **state)
     cure = strstr(error.text, "at most ");
     assert_non_null(cure);
     config->dram_bytes = strtoull(cure + strlen("at most "), NULL, 10) << 20;
-    kvf_check_sum(config, &check);
+    kvf_check_sum(config, 0, &check);
     assert_int_equal(kvf_check_memory(config, &check, &memory, true, &error), KVF_OK);
 
     /* The largest part is the one to lower. */
     config->staging_total = 8ull << 30;
-    kvf_check_sum(config, &check);
+    kvf_check_sum(config, 0, &check);
     assert_int_equal(kvf_check_memory(config, &check, &memory, false, &error), KVF_ERR_CONFIG);
     assert_contains(error.text, "staging.total: ");
     assert_contains(error.text, "all there is");
@@ -762,6 +863,8 @@ int main(void)
         cmocka_unit_test(test_room_is_added_up),
         cmocka_unit_test(test_sum),
         cmocka_unit_test(test_machine_memory),
+        cmocka_unit_test(test_memory_of_gpus),
+        cmocka_unit_test(test_huge_pages),
         cmocka_unit_test(test_memory_that_does_not_fit),
         cmocka_unit_test(test_areas_of_small_arenas),
     };

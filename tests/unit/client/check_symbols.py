@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# check_symbols.py HEADER LIBRARY NM [gpu]: the library exports the functions of kvferry.h and
-# nothing else, and all in version nodes: those of part 8 are libkvferry_gpu's, others libkvferry's.
-# KVFERRY_PRIVATE is what libkvferry has for libkvferry_gpu.
+# check_symbols.py FOLDER LIBRARY NM [gpu]: the library exports the functions of the folder's
+# headers and nothing else, and all in version nodes: those of kvf_gpu_* are libkvferry_gpu's,
+# others libkvferry's. KVFERRY_PRIVATE is what libkvferry has for libkvferry_gpu.
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 
 def main():
-    header, library = sys.argv[1], sys.argv[2]
+    folder, library = Path(sys.argv[1]), sys.argv[2]
     nm = sys.argv[3]
     is_gpu = sys.argv[4:] == ["gpu"]
-    with open(header, encoding="ascii") as file:
-        text = re.sub(r"/\*.*?\*/", "", file.read(), flags=re.S)
+    text = "".join(header.read_text(encoding="ascii") for header in sorted(folder.glob("*.h")))
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
     declared = set(re.findall(r"\bKVF_API\b[^;(]*?\b(kvf_\w+)\s*\(", text))
     declared = {name for name in declared if name.startswith("kvf_gpu_") == is_gpu}
     lines = subprocess.run(

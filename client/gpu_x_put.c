@@ -1,0 +1,486 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * gpu_x_put.c: X of a request, put layer by layer from device memory (end of part 9 of kvferry.h).
+ *
+ * An engine's X of a layer is gone when the next layer is computed, and a block has all layers. So
+ * each layer is copied to a place of ours and encoded from there, into payloads of all blocks that
+ * stay until the end; vectors that are not coded go to their raw areas at once. All of it is queued
+ * on the engine's stream, and nobody waits for anything before the end.
+ */
+#include "client/gpu_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/crc32c.h"
+#include "kvferry_gpu_x.h"
+
+struct kvf_gpu_x_put {
+    struct kvf_gpu *gpu;
+    struct kvf_codec_plan plan; /* the GPU handle's may change meanwhile */
+    struct kvf_gpu_kinds kinds;
+    uint32_t n_tokens;
+    uint32_t token_start;
+    uint32_t n_chunks;
+    uint32_t layer; /* the next one */
+    uint64_t layer_bytes;
+    uint64_t payload_bytes; /* room for one */
+    uint64_t memory;        /* all that follows, on the device */
+    uint64_t x;             /* of one layer */
+    uint64_t payloads;
+    uint64_t sums; /* of deltas: fp32 [chunk][chunk_tokens][width] */
+    uint64_t scratch;
+    uint64_t scratch_bytes;
+    uint64_t lists; /* parts, numbers by layer, page ids: a page is a chunk */
+    uint64_t memory_bytes;
+    struct kvf_gpu_result *results; /* pinned */
+    uint64_t results_address;
+    struct kvf_gpu_work work;
+    void *encoded; /* event, behind the last layer */
+    void *stream;  /* of the last layer */
+};
+
+static uint32_t chunk_tokens(const struct kvf_gpu_x_put *put, uint32_t i)
+{
+    uint32_t full = put->plan.geometry.chunk_tokens;
+    uint32_t left = put->n_tokens - i * full;
+
+    return left < full ? left : full;
+}
+
+/* --- begin ------------------------------------------------------------------------------------ */
+
+static uint64_t width_of(const struct kvf_gpu_x_put *put)
+{
+    return (uint64_t)put->plan.geometry.n_heads * put->plan.geometry.dim_k;
+}
+
+static uint64_t sums_bytes(const struct kvf_gpu_x_put *put)
+{
+    bool is_looped = (put->plan.block_flags & KVF_BLOCK_DELTAS) != 0;
+
+    return is_looped ? width_of(put) * put->plan.geometry.chunk_tokens * sizeof(float) : 0;
+}
+
+static uint32_t n_parts(const struct kvf_gpu_x_put *put)
+{
+    return put->n_chunks * put->plan.geometry.n_layers;
+}
+
+static uint64_t lists_bytes(const struct kvf_gpu_x_put *put)
+{
+    return n_parts(put) * (sizeof(struct kvf_gpu_part) + sizeof(uint32_t)) +
+           put->n_chunks * sizeof(uint32_t);
+}
+
+/* What kernels are told, but for addresses. */
+static void work_fill(struct kvf_gpu_x_put *put)
+{
+    uint64_t element_bytes = kvf_dtype_bytes(put->plan.geometry.dtype);
+
+    put->layer_bytes = put->n_tokens * width_of(put) * element_bytes;
+    put->work = (struct kvf_gpu_work){
+        .pages = {{.page_stride_bytes = width_of(put) * put->plan.geometry.chunk_tokens *
+                                        element_bytes,
+                   .token_stride_bytes = width_of(put) * element_bytes,
+                   .head_stride_bytes = put->plan.geometry.dim_k * element_bytes}},
+        .n_parts = n_parts(put),
+        .n_blocks = put->n_chunks,
+        .n_layers = put->plan.geometry.n_layers,
+        .tokens_a_page = put->plan.geometry.chunk_tokens,
+        .tokens_max = chunk_tokens(put, 0),
+        .shared_bytes_max = put->gpu->device->shared_bytes_max,
+    };
+    put->payload_bytes = kvf_gpu_align(kvf_gpu_payload_bound(&put->plan, chunk_tokens(put, 0)));
+    put->scratch_bytes = kvf_gpu_align(kvf_gpu_encode_scratch_bytes(&put->work, &put->kinds));
+    put->memory_bytes = kvf_gpu_align(put->layer_bytes) + put->n_chunks * put->payload_bytes +
+                        kvf_gpu_align(put->n_chunks * sums_bytes(put)) + put->scratch_bytes +
+                        kvf_gpu_align(lists_bytes(put));
+}
+
+static int memory_take(struct kvf_gpu_x_put *put, uint64_t memory_bytes)
+{
+    struct kvf_gpu_device *device = put->gpu->device;
+    uint64_t mib = (put->memory_bytes >> 20) + 1;
+    void *memory = NULL;
+    int status;
+
+    if (memory_bytes != 0 && put->memory_bytes > memory_bytes) {
+        kvf_client_log(put->gpu->client, 1,
+                       "%u chunks of X on their way take %llu MiB of the GPU, and memory_bytes "
+                       "allows %llu: put fewer tokens at a time, or allow more",
+                       put->n_chunks, (unsigned long long)mib,
+                       (unsigned long long)(memory_bytes >> 20));
+        return KVF_ERR_TOO_LARGE;
+    }
+    if (device->driver.cuMemAlloc(&put->memory, put->memory_bytes) != KVF_CUDA_SUCCESS) {
+        put->memory = 0;
+        kvf_client_log(put->gpu->client, 1,
+                       "%u chunks of X on their way take %llu MiB of the GPU, which it has no room "
+                       "for: put fewer tokens at a time, or leave it more",
+                       put->n_chunks, (unsigned long long)mib);
+        return KVF_ERR_NO_MEMORY;
+    }
+    put->x = put->memory;
+    put->payloads = put->x + kvf_gpu_align(put->layer_bytes);
+    put->sums = put->payloads + put->n_chunks * put->payload_bytes;
+    put->scratch = put->sums + kvf_gpu_align(put->n_chunks * sums_bytes(put));
+    put->lists = put->scratch + put->scratch_bytes;
+    status = kvf_gpu_host_alloc(device, put->n_chunks * sizeof(*put->results), &memory,
+                                &put->results_address);
+    put->results = memory;
+    return status == KVF_OK ? kvf_gpu_event_create(device, &put->encoded) : status;
+}
+
+/* Parts block by block, then their numbers layer by layer, then page ids. */
+static void lists_fill(const struct kvf_gpu_x_put *put, struct kvf_gpu_part *parts)
+{
+    uint32_t n_layers = put->plan.geometry.n_layers;
+    uint32_t *numbers = (uint32_t *)(parts + n_parts(put));
+    uint32_t *ids = numbers + n_parts(put);
+
+    for (uint32_t chunk = 0; chunk < put->n_chunks; chunk++) {
+        uint32_t n_tokens = chunk_tokens(put, chunk);
+        uint32_t start = put->token_start + chunk * put->plan.geometry.chunk_tokens;
+        uint64_t stored = put->payloads + chunk * put->payload_bytes;
+
+        for (uint32_t layer = 0; layer < n_layers; layer++) {
+            const struct kvf_codec_tensor *tensor = kvf_plan_tensor(&put->plan, layer, false);
+            struct kvf_gpu_part *part = &parts[chunk * n_layers + layer];
+
+            *part = (struct kvf_gpu_part){
+                .base = put->x,
+                .stored = stored,
+                .first_page = chunk,
+                .block = chunk,
+                .n_sinks = kvf_plan_sinks(&put->plan, start, n_tokens),
+                .n_tokens = (uint16_t)n_tokens,
+                .n_wanted = (uint16_t)n_tokens,
+                .layer = (uint16_t)layer,
+                .loop = kvf_gpu_part_loop(&put->plan, layer, tensor),
+            };
+            part->sums = sums_bytes(put) != 0 ? put->sums + chunk * sums_bytes(put) : 0;
+            kvf_gpu_part_fill(tensor, part);
+            stored += part->fixed_bytes;
+            numbers[layer * put->n_chunks + chunk] = chunk * n_layers + layer;
+        }
+        ids[chunk] = chunk;
+    }
+}
+
+static int lists_upload(struct kvf_gpu_x_put *put)
+{
+    struct kvf_gpu_device *device = put->gpu->device;
+    void *stream = put->gpu->up_stream;
+    struct kvf_gpu_part *parts = calloc(1, lists_bytes(put));
+    int status;
+
+    if (parts == NULL) {
+        return KVF_ERR_NO_MEMORY;
+    }
+    lists_fill(put, parts);
+    memset(put->results, 0, put->n_chunks * sizeof(*put->results));
+    put->work.parts = put->lists;
+    put->work.numbers = put->work.parts + n_parts(put) * sizeof(*parts);
+    put->work.page_ids = put->work.numbers + n_parts(put) * sizeof(uint32_t);
+    put->work.results = put->results_address;
+    put->work.scratch = put->scratch;
+    status = kvf_gpu_device_result(
+        device, device->driver.cuMemcpyHtoDAsync(put->lists, parts, lists_bytes(put), stream),
+        "cuMemcpyHtoDAsync");
+    if (status == KVF_OK) {
+        status = kvf_gpu_device_result(
+            device, device->driver.cuMemsetD8Async(put->scratch, 0, put->scratch_bytes, stream),
+            "cuMemsetD8Async");
+    }
+    if (status == KVF_OK) {
+        status = kvf_gpu_device_result(device, device->driver.cuStreamSynchronize(stream),
+                                       "cuStreamSynchronize");
+    }
+    free(parts);
+    return status;
+}
+
+static bool options_ok(const struct kvf_gpu *gpu, const struct kvf_gpu_x_put_options *options)
+{
+    uint32_t full = gpu->plan.geometry.chunk_tokens;
+
+    return options != NULL && options->struct_bytes == sizeof(*options) && options->reserved == 0 &&
+           options->n_tokens != 0 && options->token_start % full == 0 &&
+           options->n_tokens <= UINT32_MAX - options->token_start &&
+           options->n_tokens <= (uint32_t)KVF_REQUEST_KEYS_MAX * full;
+}
+
+/* Are there kernels for all of it, one layer at a time? */
+static int check_kernels(const struct kvf_gpu_x_put *put)
+{
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    bool has_kernels = put->plan.geometry.kind == KVF_KIND_X && put->gpu->agent == NULL &&
+                       kvf_codec_plan_is_fixed(&put->plan) && n_parts(put) <= KVF_GPU_PARTS_MAX;
+
+    for (uint32_t layer = 0; has_kernels && layer < put->plan.geometry.n_layers; layer++) {
+        has_kernels = kvf_gpu_encode_layer(&put->work, &put->kinds, layer, launches) != 0;
+    }
+    if (!has_kernels) {
+        kvf_client_log(put->gpu->client, 0,
+                       "X cannot be put layer by layer on the GPU: it takes kind X, path ENGINE, a "
+                       "profile that codes (not \"%s\"), and at most %u parts",
+                       put->plan.profile->name, KVF_GPU_PARTS_MAX);
+    }
+    return has_kernels ? KVF_OK : KVF_ERR_UNSUPPORTED;
+}
+
+static int put_start(struct kvf_gpu_x_put *put, uint64_t memory_bytes)
+{
+    int status = check_kernels(put);
+
+    if (status == KVF_OK) {
+        status = memory_take(put, memory_bytes);
+    }
+    return status == KVF_OK ? lists_upload(put) : status;
+}
+
+int kvf_gpu_x_put_begin(struct kvf_gpu *gpu, const struct kvf_gpu_x_put_options *options,
+                        struct kvf_gpu_x_put **put_out)
+{
+    struct kvf_gpu_x_put *put = NULL;
+    int status;
+
+    if (gpu == NULL) {
+        return KVF_ERR_UNSUPPORTED;
+    }
+    if (put_out == NULL || kvf_gpu_device_enter(gpu->device) != KVF_OK) {
+        return put_out == NULL ? KVF_ERR_INVALID : KVF_ERR_IO;
+    }
+    status = kvf_gpu_begin(gpu);
+    if (status == KVF_OK && !options_ok(gpu, options)) {
+        status = KVF_ERR_INVALID;
+    }
+    if (status == KVF_OK) {
+        put = calloc(1, sizeof(*put));
+        status = put != NULL ? KVF_OK : KVF_ERR_NO_MEMORY;
+    }
+    if (put != NULL) {
+        uint32_t full = gpu->plan.geometry.chunk_tokens;
+
+        put->gpu = gpu;
+        put->plan = gpu->plan;
+        put->kinds = gpu->kinds;
+        put->n_tokens = options->n_tokens;
+        put->token_start = options->token_start;
+        put->n_chunks = (options->n_tokens + full - 1) / full;
+        work_fill(put);
+        status = put_start(put, options->memory_bytes);
+    }
+    kvf_gpu_device_leave(gpu->device);
+    if (status != KVF_OK) {
+        put = kvf_gpu_x_put_cancel(put);
+    }
+    *put_out = put;
+    return status;
+}
+
+struct kvf_gpu_x_put *kvf_gpu_x_put_cancel(struct kvf_gpu_x_put *put)
+{
+    if (put != NULL && kvf_gpu_device_enter(put->gpu->device) == KVF_OK) {
+        const struct kvf_gpu_driver *driver = &put->gpu->device->driver;
+
+        if (put->layer != 0) {
+            (void)driver->cuStreamSynchronize(put->stream);
+        }
+        kvf_gpu_event_drop(put->gpu, put->encoded);
+        kvf_gpu_host_free(put->gpu->device, put->results);
+        (void)driver->cuMemFree(put->memory);
+        kvf_gpu_device_leave(put->gpu->device);
+    }
+    free(put);
+    return NULL;
+}
+
+/* --- layers ----------------------------------------------------------------------------------- */
+
+static int launch_layer(struct kvf_gpu_x_put *put, uint32_t layer, void *stream)
+{
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    uint32_t n = kvf_gpu_encode_layer(&put->work, &put->kinds, layer, launches);
+    int status = KVF_OK;
+
+    for (uint32_t i = 0; i < n && status == KVF_OK; i++) {
+        struct kvf_gpu_work work = kvf_gpu_layer_work(&put->work, &put->kinds, layer,
+                                                      launches[i].kind);
+
+        status = kvf_gpu_launch_all(put->gpu, &work, NULL, &launches[i], 1, stream);
+    }
+    return status;
+}
+
+int kvf_gpu_x_put_layer(struct kvf_gpu_x_put *put, uint32_t layer, const void *data, void *stream)
+{
+    struct kvf_gpu_device *device;
+    int status;
+
+    if (put == NULL || data == NULL || layer != put->layer ||
+        layer == put->plan.geometry.n_layers) {
+        return KVF_ERR_INVALID;
+    }
+    device = put->gpu->device;
+    if (kvf_gpu_device_enter(device) != KVF_OK) {
+        return KVF_ERR_IO;
+    }
+    put->stream = stream;
+    put->layer++;
+    status = kvf_gpu_device_result(device,
+                                   device->driver.cuMemcpyDtoDAsync(
+                                       put->x, (uint64_t)(uintptr_t)data, put->layer_bytes, stream),
+                                   "cuMemcpyDtoDAsync");
+    if (status == KVF_OK) {
+        status = launch_layer(put, layer, stream);
+    }
+    kvf_gpu_device_leave(device);
+    return status;
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+/* Tables and results, and the wait for them. */
+static int finish(struct kvf_gpu_x_put *put)
+{
+    const struct kvf_gpu_launch launch = kvf_gpu_encode_finish(&put->work);
+    int status = kvf_gpu_launch_all(put->gpu, &put->work, &put->kinds, &launch, 1, put->stream);
+
+    if (status == KVF_OK) {
+        status = kvf_gpu_record(put->gpu, put->encoded, put->stream);
+    }
+    return status == KVF_OK
+               ? kvf_gpu_device_result(put->gpu->device,
+                                       put->gpu->device->driver.cuEventSynchronize(put->encoded),
+                                       "cuEventSynchronize")
+               : status;
+}
+
+/* A payload into its slot, and its page. */
+static int block_fill(struct kvf_gpu_x_put *put, uint32_t i, const struct kvf_stage *stage)
+{
+    struct kvf_gpu *gpu = put->gpu;
+    const struct kvf_gpu_result *result = &put->results[i];
+    uint64_t bytes = kvf_gpu_payload_bytes(result);
+    struct kvf_record_page page;
+    int status = kvf_gpu_device_result(
+        gpu->device,
+        gpu->device->driver.cuMemcpyDtoHAsync(
+            stage->payload, put->payloads + i * put->payload_bytes, bytes, gpu->out_stream),
+        "cuMemcpyDtoHAsync");
+
+    if (status == KVF_OK) {
+        status = kvf_gpu_device_result(gpu->device,
+                                       gpu->device->driver.cuStreamSynchronize(gpu->out_stream),
+                                       "cuStreamSynchronize");
+    }
+    if (status == KVF_OK) {
+        status = kvf_block_describe_gpu(
+            &put->plan, put->token_start + i * put->plan.geometry.chunk_tokens,
+            chunk_tokens(put, i), result, kvf_crc32c(0, stage->payload, bytes), &page);
+    }
+    if (status == KVF_OK) {
+        status = kvf_stage_settle(gpu->client, stage->stage, (uint32_t)page.header.total_bytes);
+    }
+    if (status == KVF_OK) {
+        memcpy(stage->record, &page, sizeof(page));
+    }
+    return status;
+}
+
+static int put_block(struct kvf_gpu_x_put *put, uint32_t i, const struct kvf_key *key,
+                     const struct kvf_put_options *options)
+{
+    struct kvf_client *client = put->gpu->client;
+    const struct kvf_gpu_result *result = &put->results[i];
+    struct kvf_put_item item = {
+        .struct_bytes = sizeof(item), .source = KVF_SOURCE_STAGED, .key = *key};
+    struct kvf_stage stage;
+    int32_t of_block = KVF_OK;
+    int status;
+
+    if ((result->flags & KVF_GPU_REDO) != 0) {
+        kvf_client_log(client, 1,
+                       "block %u of X is not stored: of one of its layers more than 1/16 of the "
+                       "groups are not numbers, or too large",
+                       i);
+        return KVF_ERR_UNSUPPORTED;
+    }
+    if (client->plan.profile_fp != put->plan.profile_fp ||
+        client->plan.model_fp != put->plan.model_fp) {
+        return KVF_ERR_MISMATCH; /* a record of another plan would be refused by every reader */
+    }
+    status = kvf_stage_acquire(client, kvf_gpu_payload_bytes(result), &stage);
+    if (status != KVF_OK) {
+        return status;
+    }
+    status = block_fill(put, i, &stage);
+    item.stage = stage.stage;
+    if (status == KVF_OK) {
+        status = kvf_put(client, &item, 1, options, &of_block);
+        status = status < KVF_OK ? status : of_block;
+    }
+    if (status < KVF_OK) {
+        (void)kvf_stage_release(client, stage.stage); /* invalid where the put took it */
+    }
+    return status;
+}
+
+static int put_blocks(struct kvf_gpu_x_put *put, const struct kvf_key *keys,
+                      const struct kvf_put_options *options, int32_t *statuses_out)
+{
+    struct kvf_put_options one = {.struct_bytes = sizeof(one)};
+    struct kvf_gpu_pin *pin = kvf_gpu_pin_staging(put->gpu);
+    int failed = KVF_OK;
+    uint32_t n_good = 0;
+
+    if (options != NULL) {
+        one = *options;
+    }
+    if (pin != NULL) {
+        pin->n_uses++;
+    }
+    for (uint32_t i = 0; i < put->n_chunks; i++) {
+        int status = put_block(put, i, &keys[i], &one);
+
+        n_good += status >= KVF_OK;
+        failed = status < KVF_OK && failed == KVF_OK ? status : failed;
+        if (statuses_out != NULL) {
+            statuses_out[i] = status;
+        }
+        one.parent = keys[i];
+        one.depth++;
+    }
+    if (pin != NULL) {
+        pin->n_uses--;
+    }
+    return n_good == put->n_chunks ? KVF_OK : n_good > 0 ? KVF_PARTIAL : failed;
+}
+
+int kvf_gpu_x_put_end(struct kvf_gpu_x_put *put, const struct kvf_key *keys, uint32_t n,
+                      const struct kvf_put_options *options, int32_t *statuses_out)
+{
+    int status = KVF_ERR_IO;
+
+    if (put == NULL || keys == NULL || n != put->n_chunks ||
+        put->layer != put->plan.geometry.n_layers ||
+        (options != NULL && options->struct_bytes != sizeof(*options))) {
+        return KVF_ERR_INVALID;
+    }
+    for (uint32_t i = 0; statuses_out != NULL && i < n; i++) {
+        statuses_out[i] = status;
+    }
+    if (kvf_gpu_device_enter(put->gpu->device) == KVF_OK) {
+        status = finish(put);
+        if (status == KVF_OK) {
+            status = put_blocks(put, keys, options, statuses_out);
+        } else {
+            (void)kvf_gpu_break(put->gpu, status);
+        }
+        kvf_gpu_device_leave(put->gpu->device);
+    }
+    (void)kvf_gpu_x_put_cancel(put);
+    return status;
+}
