@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "client/x_svd.h"
 #include "codec/codec.h"
+#include "codec/codec_fp.h"
 #include "tests/unit/client/fixture.h"
 
 enum {
@@ -29,11 +30,13 @@ struct world {
     float u[LAYERS][D_MODEL][WIDTH];
     float m[LAYERS][WIDTH][WIDTH];
     float x[LAYERS][TOKENS][D_MODEL];
-    float encoded[LAYERS][TOKENS][D_MODEL]; /* what the put hands back */
-    float latents[LAYERS][TOKENS][WIDTH];   /* what a reader decodes */
-    float sums[TOKENS][D_MODEL];            /* of who rebuilds */
-    double exact[TOKENS][D_MODEL];          /* the sums in fp64 */
-    double slack[TOKENS][D_MODEL];          /* x_internal.h: how far fp32 sums may be from them */
+    float encoded[LAYERS][TOKENS][D_MODEL];     /* what the put hands back */
+    float latents[LAYERS][TOKENS][WIDTH];       /* what a reader decodes */
+    uint16_t x_halves[LAYERS][TOKENS][D_MODEL]; /* of a geometry of bf16 */
+    uint16_t latent_halves[LAYERS][TOKENS][WIDTH];
+    float sums[TOKENS][D_MODEL];   /* of who rebuilds */
+    double exact[TOKENS][D_MODEL]; /* the sums in fp64 */
+    double slack[TOKENS][D_MODEL]; /* x_internal.h: how far fp32 sums may be from them */
     float k[LAYERS][TOKENS][HEADS][DIM];
     float v[LAYERS][TOKENS][HEADS][DIM];
     const void *w_k[LAYERS];
@@ -170,19 +173,51 @@ static struct kvf_x_put_options put_options(const struct world *world)
         .struct_bytes = sizeof(struct kvf_x_put_options), .n_tokens = TOKENS, .x = world->handle};
 }
 
+static bool is_bf16(const struct world *world)
+{
+    return world->geometry.dtype == KVF_DTYPE_BF16;
+}
+
+/* X as a model of that type has it. */
+static void round_x(struct world *world)
+{
+    const size_t n = sizeof(world->x) / sizeof(float);
+    uint16_t *halves = (uint16_t *)world->x_halves;
+    float *x = (float *)world->x;
+
+    for (size_t i = 0; is_bf16(world) && i < n; i++) {
+        halves[i] = kvf_bf16_from_f32(x[i]);
+        x[i] = kvf_f32_from_bf16(halves[i]);
+    }
+}
+
+static void widen_latents(struct world *world)
+{
+    const size_t n = sizeof(world->latents) / sizeof(float);
+    const uint16_t *halves = (const uint16_t *)world->latent_halves;
+    float *latents = (float *)world->latents;
+
+    for (size_t i = 0; is_bf16(world) && i < n; i++) {
+        latents[i] = kvf_f32_from_bf16(halves[i]);
+    }
+}
+
 /* Through the cache: world->encoded and world->latents. */
 static void go_through(struct fixture *f, struct world *world)
 {
     struct kvf_x_put_options options = put_options(world);
+    size_t element_bytes = kvf_dtype_bytes(world->geometry.dtype);
     struct kvf_x_put *put;
     struct kvf_hit hits[CHUNKS];
 
+    round_x(world);
     assert_int_equal(kvf_x_open(f->client, &world->weights, &world->handle), KVF_OK);
     options.x = world->handle;
     assert_int_equal(kvf_x_put_begin(f->client, &options, &put), KVF_OK);
     for (uint32_t layer = 0; layer < LAYERS; layer++) {
-        assert_int_equal(kvf_x_put_layer(put, layer, world->x[layer], 0, world->encoded[layer][0]),
-                         KVF_OK);
+        const void *x = is_bf16(world) ? (const void *)world->x_halves[layer] : world->x[layer];
+
+        assert_int_equal(kvf_x_put_layer(put, layer, x, 0, world->encoded[layer][0]), KVF_OK);
     }
     assert_int_equal(kvf_x_put_end(put, world->keys.keys, CHUNKS, NULL, NULL), KVF_OK);
     assert_int_equal(kvf_get(f->client, world->keys.keys, CHUNKS, NULL, hits), KVF_OK);
@@ -192,25 +227,28 @@ static void go_through(struct fixture *f, struct world *world)
             .struct_bytes = sizeof(view),
             .tokens_a_page = CHUNK,
             .k = {.layers = layers,
-                  .token_stride_bytes = sizeof(world->latents[0][0]),
-                  .head_stride_bytes = world->geometry.dim_k * sizeof(float)}};
+                  .token_stride_bytes = WIDTH * element_bytes,
+                  .head_stride_bytes = world->geometry.dim_k * element_bytes}};
 
         for (int layer = 0; layer < LAYERS; layer++) {
-            layers[layer] = world->latents[layer][i * CHUNK];
+            layers[layer] = is_bf16(world) ? (void *)world->latent_halves[layer][i * CHUNK]
+                                           : (void *)world->latents[layer][i * CHUNK];
         }
         assert_int_equal(
             kvf_decode(f->client, hits[i].record, hits[i].record_bytes, 0, 0, 0, 0, &view), KVF_OK);
         assert_int_equal(kvf_lease_release(f->client, hits[i].lease), KVF_OK);
     }
+    widen_latents(world);
 }
 
 static int rebuild(struct world *world, uint32_t layer, float *sums)
 {
-    const struct kvf_x_input input = {.struct_bytes = sizeof(input),
-                                      .n_tokens = TOKENS,
-                                      .dtype = KVF_DTYPE_F32,
-                                      .data = world->latents[layer],
-                                      .sums = sums};
+    const struct kvf_x_input input = {
+        .struct_bytes = sizeof(input),
+        .n_tokens = TOKENS,
+        .dtype = world->geometry.dtype,
+        .data = is_bf16(world) ? (const void *)world->latent_halves[layer] : world->latents[layer],
+        .sums = sums};
     const struct kvf_kv_view view = {.struct_bytes = sizeof(view),
                                      .tokens_a_page = TOKENS,
                                      .k = {.layers = world->k_layers,
@@ -316,14 +354,14 @@ static double latent_size(const struct world *world, uint32_t layer, float sums[
 
 /* Who puts and who reads have the same sums but for roundings, K and V are those of the sums, and
  * a layer's error is what the codec has left of its own latent, however many were before it. */
-static void differences_are_added_up_by_both_sides(void **state)
+static void check_differences(struct fixture *f, uint8_t dtype)
 {
-    struct fixture *f = *state;
     struct world *world = world_create(f);
     double sum_error = 0;
     double kv_error = 0;
     double left = 0;
 
+    world->geometry.dtype = dtype;
     f->options.profile = "xgcl3";
     fixture_open(f);
     go_through(f, world);
@@ -347,6 +385,16 @@ static void differences_are_added_up_by_both_sides(void **state)
     assert_true(kv_error <= 1.0);
     assert_true(left > 0.02 && left < 0.25);
     world_destroy(world);
+}
+
+static void differences_are_added_up_by_both_sides(void **state)
+{
+    check_differences(*state, KVF_DTYPE_F32);
+}
+
+static void so_are_those_of_bf16(void **state)
+{
+    check_differences(*state, KVF_DTYPE_BF16);
 }
 
 /* Each layer by itself and without loss: K and V of X itself, with the sums and without. */
@@ -521,6 +569,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         FIXTURE_TEST(differences_are_added_up_by_both_sides),
+        FIXTURE_TEST(so_are_those_of_bf16),
         FIXTURE_TEST(latents_of_full_rank_are_x),
         FIXTURE_TEST(ranks_rebuild_their_heads),
         FIXTURE_TEST(what_is_no_number_does_not_stay),
