@@ -768,12 +768,27 @@ static int device_start(struct kvf_gpu *gpu, char *text, size_t text_bytes)
     return status;
 }
 
+/* Under MPS streams of a context share so few ways to the device that what is queued on one of ours
+ * stands behind steps of the engine's, unless CUDA was told to have more before it began. */
+static void mps_warn(const struct kvf_gpu *gpu)
+{
+    if (gpu->device->is_mps && getenv("CUDA_DEVICE_MAX_CONNECTIONS") == NULL) {
+        kvf_client_log(gpu->client, 1,
+                       "MPS is at work and CUDA_DEVICE_MAX_CONNECTIONS is not set: blocks may wait "
+                       "behind all that the engine has queued; set it to 32 before the engine "
+                       "starts");
+    }
+}
+
 /* Say which path is taken, to people and to the daemon. */
 static void path_say(struct kvf_gpu *gpu)
 {
     static const char *const pinnings[] = {"window", "lazy", "eager"};
     struct kvf_client *client = gpu->client;
 
+    if (!gpu->is_device_lent) {
+        mps_warn(gpu);
+    }
     if (gpu->agent != NULL) {
         kvf_client_log(client, 2,
                        "GPU %s %s: path AGENT, as asked: the daemon's worker encodes, bursts of "

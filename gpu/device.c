@@ -101,6 +101,7 @@ static int device_find(struct kvf_gpu_device *device, const struct kvf_gpu_choic
 
 static int facts_fill(struct kvf_gpu_device *device)
 {
+    int is_mps = 0;
     const struct {
         int attribute;
         int value;
@@ -121,6 +122,9 @@ static int facts_fill(struct kvf_gpu_device *device)
         device->compute = 10 * values[1] + values[2];
         device->shared_bytes_max = (uint32_t)values[3];
         device->can_pin_read_only = values[4] != 0;
+        device->is_mps = device->driver.cuDeviceGetAttribute(&is_mps, KVF_CUDA_ATTRIBUTE_MPS,
+                                                             device->device) == KVF_CUDA_SUCCESS &&
+                         is_mps != 0;
     }
     return kvf_gpu_device_result(device, result, "cuDeviceGetAttribute");
 }

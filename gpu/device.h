@@ -47,6 +47,7 @@ struct kvf_gpu_device {
     int compute; /* 10 * major + minor */
     uint32_t shared_bytes_max;
     bool can_pin_read_only;
+    bool is_mps; /* contexts of several processes are at work side by side */
     void *context;
     bool is_primary; /* retained by us */
     void *modules[KVF_GPU_MODULES_MAX];

@@ -37,6 +37,7 @@ enum kvf_cuda_device_attribute {
     KVF_CUDA_ATTRIBUTE_COMPUTE_MINOR = 76,
     KVF_CUDA_ATTRIBUTE_SHARED_OPTIN_BYTES = 97,
     KVF_CUDA_ATTRIBUTE_READ_ONLY_REGISTER = 113,
+    KVF_CUDA_ATTRIBUTE_MPS = 133, /* not known to drivers before CUDA 12.3 */
 };
 
 enum kvf_cuda_flags {

@@ -29,7 +29,6 @@
 #include <time.h>
 
 #define CHUNKS 32 /* 1 GiB of KV */
-#define DEPTH  4  /* requests for hits on the GPU */
 
 struct calls {
     struct kvf_gpu_device *gpu;
@@ -46,6 +45,7 @@ struct calls {
     uint64_t group_bytes; /* 0: the library's choice */
     uint64_t window_bytes;
     uint64_t spare; /* device memory, what copies write */
+    uint32_t depth; /* requests for hits on the GPU */
     uint32_t in_flight;
     uint64_t next_key;
     double cpus; /* of the last puts */
@@ -306,7 +306,7 @@ static void copy_in(struct calls *calls)
 /* A request more, and one less of those in flight. */
 static void get_in_step(struct calls *calls)
 {
-    while (calls->in_flight < DEPTH) {
+    while (calls->in_flight < calls->depth) {
         get_begin(calls, calls->next_key - CHUNKS);
         calls->in_flight++;
     }
@@ -406,6 +406,7 @@ int main(int argc, char **argv)
     bench_init(&run, argc, argv);
     calls.group_bytes = bench_number(&run, "--group", 0) << 20;
     calls.window_bytes = bench_number(&run, "--window", 0) << 20;
+    calls.depth = (uint32_t)bench_number(&run, "--depth", 4);
     init(&calls);
     start(&calls, NULL, KVF_GPU_PIN_LAZY);
     put_new(&calls); /* pins, and loads kernels */

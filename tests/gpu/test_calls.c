@@ -651,6 +651,33 @@ static void test_without_a_driver(void **state)
     calls_close(&calls);
 }
 
+/* What stands in the way of streams under MPS is said where the cure can be had. */
+static void test_mps_is_warned_of(void **state)
+{
+    static const struct {
+        bool is_mps;
+        const char *connections;
+        uint32_t n_warnings;
+    } cases[] = {{false, NULL, 0}, {true, "32", 0}, {true, NULL, 1}};
+
+    (void)state;
+    if (calls_fake.fake_cuda_seed == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        (void)(cases[i].is_mps ? setenv("FAKE_CUDA_MPS", "1", 1) : unsetenv("FAKE_CUDA_MPS"));
+        (void)(cases[i].connections != NULL
+                   ? setenv("CUDA_DEVICE_MAX_CONNECTIONS", cases[i].connections, 1)
+                   : unsetenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+        calls.n_log_errors = 0;
+        calls_open(&calls, "balanced", seed);
+        assert_int_equal(calls.n_log_errors, cases[i].n_warnings);
+        calls_close(&calls);
+    }
+    assert_non_null(strstr(calls.log_text, "CUDA_DEVICE_MAX_CONNECTIONS"));
+    (void)unsetenv("FAKE_CUDA_MPS");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -674,6 +701,7 @@ int main(void)
         cmocka_unit_test(test_the_daemon_dies),
         cmocka_unit_test(test_a_lost_lease_is_a_failed_load),
         cmocka_unit_test(test_other_codecs),
+        cmocka_unit_test(test_mps_is_warned_of),
         cmocka_unit_test(test_without_a_driver),
         cmocka_unit_test(test_the_gpu_fails),
     };

@@ -445,6 +445,9 @@ int fake_cuDeviceGetAttribute(int *value, int attribute, int device)
     case KVF_CUDA_ATTRIBUTE_SHARED_OPTIN_BYTES:
         *value = (int)shared_bytes_max;
         break;
+    case KVF_CUDA_ATTRIBUTE_MPS:
+        *value = getenv("FAKE_CUDA_MPS") != NULL;
+        break;
     default:
         *value = 1;
         break;

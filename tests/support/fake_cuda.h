@@ -11,6 +11,8 @@
  * While the file that FAKE_CUDA_FAIL_FILE names is there, the device of every process fails, as one
  * does that has left the bus: those that were at work fail for good, and no other begins.
  *
+ * With FAKE_CUDA_MPS in the environment it says that MPS runs.
+ *
  * Besides the driver's functions the library exports those below, found by dlsym; they are for the
  * test that loaded it.
  */
