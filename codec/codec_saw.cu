@@ -4,13 +4,14 @@
  *
  *   kvf_saw_encode_<dim>_<bits>, kvf_saw_decode_<dim>_<bits>   bf16, on tensor cores
  *   kvf_saw_search_<dim>_<bits>                                the first with three clip ratios
- *   kvf_saw_decode_zeros_<dim>_<bits>                                 the second with zeros for lo
+ *   kvf_saw_encode_zeros_128_<bits>, kvf_saw_decode_zeros_128_<bits>  the same, zeros for lo
  *   kvf_saw_encode, kvf_saw_decode                             everything else
  *
  * codec_saw_gpu.c chooses, codec_saw_shape.h says how many thread blocks.
  */
 #include "codec/codec_saw_decode.cuh"
 #include "codec/codec_saw_encode.cuh"
+#include "codec/codec_saw_encode_zeros.cuh"
 #include "codec/codec_saw_generic.cuh"
 
 /* Thread blocks a multiprocessor: what registers and shared memory have room for. */
@@ -68,6 +69,12 @@ KVF_SAW_SEARCH(128, 3)
                                             uint32_t tensors)                                      \
     {                                                                                              \
         kvf::decode_row_zeros<dim, bits>(work, tensors);                                           \
+    }                                                                                              \
+    extern "C" __global__ void __launch_bounds__(SAW_ZEROS_THREADS, 2)                             \
+        kvf_saw_encode_zeros_##dim##_##bits(const __grid_constant__ struct kvf_gpu_work work,      \
+                                            uint32_t tensors)                                      \
+    {                                                                                              \
+        kvf::encode_row_zeros<bits>(work, tensors);                                                \
     }
 
 KVF_SAW_ZEROS(128, 2)

@@ -338,33 +338,29 @@ static __device__ void store_meta(const generic_row &at, uint32_t token, uint32_
     }
 }
 
-/* One plane of a row's zeros, by all threads. */
-static __device__ void pack_zeros_plane(const generic_row &at, uint32_t plane_bits, uint32_t shift,
-                                        uint8_t *to)
+/* One plane of n zeros, by all threads. */
+static __device__ void pack_zeros_plane(const uint8_t *zeros, uint32_t n, uint32_t plane_bits,
+                                        uint32_t shift, uint8_t *to)
 {
     uint32_t a_byte = 8 / plane_bits;
-    uint32_t n = at.part.n_tokens;
-    for (uint32_t byte = threadIdx.x; byte * a_byte < n; byte += SAW_GENERIC_THREADS) {
+    for (uint32_t byte = threadIdx.x; byte * a_byte < n; byte += blockDim.x) {
         uint32_t packed = 0;
         for (uint32_t i = 0; i < a_byte && byte * a_byte + i < n; i++) {
-            uint32_t zero = at.shared->zeros[byte * a_byte + i];
+            uint32_t zero = zeros[byte * a_byte + i];
             packed |= (zero >> shift & ((1u << plane_bits) - 1)) << i * plane_bits;
         }
         to[byte] = (uint8_t)packed;
     }
 }
 
-/* By all threads, when every vector has been stored. */
-static __device__ void pack_zeros(const generic_row &at)
+/* Those of a row, in shared memory, by all threads when every vector has been stored. */
+static __device__ void pack_zeros(const uint8_t *zeros, uint32_t n, uint32_t bits, uint8_t *to)
 {
-    uint32_t n = at.part.n_tokens;
-    uint32_t bits = at.tensor.bits;
     uint32_t low_bits = saw_low_bits(bits);
-    uint8_t *to = at.parts.zeros(at.tensor, at.row, n);
     __syncthreads();
-    pack_zeros_plane(at, bits - low_bits, low_bits, to);
+    pack_zeros_plane(zeros, n, bits - low_bits, low_bits, to);
     if (low_bits != 0) {
-        pack_zeros_plane(at, low_bits, 0, to + (n * (bits - low_bits) + 7) / 8);
+        pack_zeros_plane(zeros, n, low_bits, 0, to + (n * (bits - low_bits) + 7) / 8);
     }
 }
 
@@ -406,7 +402,8 @@ static __device__ void encode_row_generic(const struct kvf_gpu_work &work, uint3
         count_escapes(work, part, is_escape && lane_id() == 0);
     }
     if (has_zeros(tensor)) {
-        pack_zeros(at);
+        pack_zeros(shared.zeros, part.n_tokens, tensor.bits,
+                   at.parts.zeros(tensor, row, part.n_tokens));
     }
 }
 

@@ -2,7 +2,7 @@
  *
  * codec_saw_gpu.c: which kernels of codec_saw.cu, and in what shape. Kernels on tensor cores exist
  * for bf16 heads of 64, 128 and 256 that are rotated as a whole, with three clip ratios to try for
- * heads of 128, and decode them with zeros; the generic ones do all else.
+ * heads of 128, and with zeros in place of lo for these; the generic ones do all else.
  */
 #include "codec/codec_saw_gpu.h"
 
@@ -19,8 +19,9 @@ struct fast_kernels {
     uint32_t dim;
     const char *encode[9];
     const char *decode[9];
-    const char *search[9]; /* encode with SAW_SEARCH_RATIOS clip ratios */
-    const char *zeros[9];  /* decode with zeros in place of lo */
+    const char *search[9];       /* encode with SAW_SEARCH_RATIOS clip ratios */
+    const char *encode_zeros[9]; /* with zeros in place of lo, and any number of clip ratios */
+    const char *zeros[9];        /* decode with zeros */
 };
 
 #define KERNELS_OF(what, dim)                                                                      \
@@ -31,15 +32,18 @@ struct fast_kernels {
     }
 
 static const struct fast_kernels fast_kernels[] = {
-    {64, KERNELS_OF("encode", "64"), KERNELS_OF("decode", "64"), {NULL}, {NULL}},
+    {64, KERNELS_OF("encode", "64"), KERNELS_OF("decode", "64"), {NULL}, {NULL}, {NULL}},
     {128,
      KERNELS_OF("encode", "128"),
      KERNELS_OF("decode", "128"),
      {[2] = "kvf_saw_search_128_2", [3] = "kvf_saw_search_128_3"},
+     {[2] = "kvf_saw_encode_zeros_128_2",
+      [3] = "kvf_saw_encode_zeros_128_3",
+      [4] = "kvf_saw_encode_zeros_128_4"},
      {[2] = "kvf_saw_decode_zeros_128_2",
       [3] = "kvf_saw_decode_zeros_128_3",
       [4] = "kvf_saw_decode_zeros_128_4"}},
-    {256, KERNELS_OF("encode", "256"), KERNELS_OF("decode", "256"), {NULL}, {NULL}},
+    {256, KERNELS_OF("encode", "256"), KERNELS_OF("decode", "256"), {NULL}, {NULL}, {NULL}},
 };
 
 /* A smaller share of the range could give codes, before they are clamped, of more than 15 bits. */
@@ -101,10 +105,32 @@ static uint32_t fast_encode_bytes(const struct kvf_gpu_work *work,
                                 : saw_encode_shared_bytes(work, tensor->group);
 }
 
+/* With zeros; kernel NULL: not by the fast one. */
+static struct kvf_gpu_launch zeros_launch(const struct kvf_gpu_work *work, uint32_t tensors)
+{
+    const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
+    const struct fast_kernels *fast = fast_kernels_of(tensor);
+    bool is_known = fast != NULL && tensor->zero_kind > KVF_ZERO_F16_LO &&
+                    (tensor->flags & (KVF_TENSOR_CENTER | KVF_TENSOR_CENTER_PROFILE)) == 0;
+    for (uint32_t i = 0; i < tensor->n_clips; i++) {
+        is_known = is_known && tensor->clip_ratios[i] >= CLIP_RATIO_MIN;
+    }
+    return (struct kvf_gpu_launch){
+        .kernel = is_known ? fast->encode_zeros[tensor->bits] : NULL,
+        .n_blocks = work->n_parts * saw_rows_max(work, tensors),
+        .n_threads = SAW_ZEROS_THREADS,
+        .tensors = tensors,
+    };
+}
+
 static struct kvf_gpu_launch encode_launch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
     const char *fast = fast_encode_of(tensor);
+    const struct kvf_gpu_launch zeros = zeros_launch(work, tensors);
+    if (zeros.kernel != NULL) {
+        return zeros;
+    }
     if (fast == NULL || !has_room(work, fast_encode_bytes(work, tensor)) ||
         !saw_encode_takes_mean(work, tensor)) {
         return (struct kvf_gpu_launch){

@@ -20,7 +20,8 @@
 enum saw_shape {
     SAW_GENERIC_THREADS = 128, /* a warp has one vector at a time */
     SAW_ENCODE_THREADS = 256,
-    SAW_SEARCH_RATIOS = 3, /* that the fast encoders try, by a table of so many steps */
+    SAW_ZEROS_THREADS = 256, /* encode with zeros */
+    SAW_SEARCH_RATIOS = 3,   /* that the fast encoders try, by a table of so many steps */
     SAW_SEARCH_STEPS = 64,
 };
 

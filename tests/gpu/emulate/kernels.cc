@@ -14,6 +14,7 @@
 #include "codec/codec_rebuild.cu"
 #include "codec/codec_saw_decode.cuh"
 #include "codec/codec_saw_encode.cuh"
+#include "codec/codec_saw_encode_zeros.cuh"
 #include "codec/codec_saw_generic.cuh"
 #include "codec/codec_tq_decode.cuh"
 #include "codec/codec_tq_encode.cuh"
@@ -78,6 +79,9 @@ static const struct {
     SAW(256, 8),
     {"kvf_saw_search_128_2", kvf::encode_rows_fast<128, 2, kvf::encode_variant::search>},
     {"kvf_saw_search_128_3", kvf::encode_rows_fast<128, 3, kvf::encode_variant::search>},
+    {"kvf_saw_encode_zeros_128_2", kvf::encode_row_zeros<2>},
+    {"kvf_saw_encode_zeros_128_3", kvf::encode_row_zeros<3>},
+    {"kvf_saw_encode_zeros_128_4", kvf::encode_row_zeros<4>},
     {"kvf_saw_decode_zeros_128_2", kvf::decode_row_zeros<128, 2>},
     {"kvf_saw_decode_zeros_128_3", kvf::decode_row_zeros<128, 3>},
     {"kvf_saw_decode_zeros_128_4", kvf::decode_row_zeros<128, 4>},
