@@ -20,7 +20,7 @@
 
 enum kvf_gpu_device_bounds {
     KVF_GPU_KERNELS_MAX = 64, /* different ones that one device has launched */
-    KVF_GPU_MODULES_MAX = 8,
+    KVF_GPU_MODULES_MAX = 12,
     KVF_GPU_TEXT_BYTES = 256,
 };
 
