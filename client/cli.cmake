@@ -38,6 +38,7 @@ add_executable(kvferry
     cli_inspect_svg.c
     cli_peers.c
     cli_plan.c
+    cli_plan_store.c
     cli_profiles.c
     cli_replay.c
     cli_store.c

@@ -5,38 +5,22 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "client/cli.h"
-#include "client/cli_store.h"
+#include "client/cli_plan.h"
 
 #define PROFILES_DEFAULT                                                                           \
     "raw,exact,safe,balanced,dense,saw3-search9,tq3,x8,x4,x3,x2,xcl4,xcl3,xcl2,xgcl4,xgcl3,xgcl2"
 
+#define PROFILES_OF_STORES "raw,exact,balanced,dense"
+
 enum {
-    ROWS_MAX = 64,
     TOKENS_DEFAULT = 4096,
-};
-
-struct row {
-    const struct kvf_profile *profile;
-    struct kvf_cost cost;
-    int status;
-};
-
-struct plan {
-    const struct cli *cli;
-    struct kvf_weights_model model;
-    struct kvf_cost_rates rates;
-    uint32_t n_tokens;
-    double recompute_s;
-    struct row rows[ROWS_MAX];
-    uint32_t n_rows;
 };
 
 /* One profile of the list. Those of the default list that have no form for the model are left out,
  * those that were named say so. */
-static int add_row(struct plan *plan, const char *name, bool is_named)
+static int add_row(struct cli_plan *plan, const char *name, bool is_named)
 {
-    struct row row = {.profile = kvf_profile_find(name)};
+    struct cli_plan_row row = {.profile = kvf_profile_find(name)};
 
     if (row.profile == NULL || row.profile->opaque) {
         return cli_fail(CLI_USAGE, "--profiles: '%s' is no profile of K and V or X of this release",
@@ -56,17 +40,18 @@ static int add_row(struct plan *plan, const char *name, bool is_named)
     return CLI_OK;
 }
 
-static int add_rows(struct plan *plan)
+static int add_rows(struct cli_plan *plan)
 {
-    const char *list = plan->cli->profiles != NULL ? plan->cli->profiles : PROFILES_DEFAULT;
+    const char *usual = plan->cli->trace != NULL ? PROFILES_OF_STORES : PROFILES_DEFAULT;
+    const char *list = plan->cli->profiles != NULL ? plan->cli->profiles : usual;
     int code = CLI_OK;
 
     while (code == CLI_OK && *list != '\0') {
         size_t bytes = strcspn(list, ",");
         char name[KVF_PROFILE_NAME_BYTES];
 
-        if (plan->n_rows == ROWS_MAX) {
-            return cli_fail(CLI_USAGE, "--profiles: more than %d", ROWS_MAX);
+        if (plan->n_rows == CLI_PLAN_ROWS_MAX) {
+            return cli_fail(CLI_USAGE, "--profiles: more than %d", CLI_PLAN_ROWS_MAX);
         }
         snprintf(name, sizeof(name), "%.*s", (int)bytes, list);
         code = add_row(plan, name, plan->cli->profiles != NULL);
@@ -76,13 +61,13 @@ static int add_rows(struct plan *plan)
 }
 
 /* The fastest row; NULL: computing again is faster than all. */
-static const struct row *choose(const struct plan *plan, bool is_lossless)
+static const struct cli_plan_row *choose(const struct cli_plan *plan, bool is_lossless)
 {
-    const struct row *best = NULL;
+    const struct cli_plan_row *best = NULL;
     double least_s = plan->recompute_s;
 
     for (uint32_t i = 0; i < plan->n_rows; i++) {
-        const struct row *row = &plan->rows[i];
+        const struct cli_plan_row *row = &plan->rows[i];
 
         if ((!is_lossless || row->profile->lossless) && row->cost.total_s < least_s) {
             best = row;
@@ -92,12 +77,12 @@ static const struct row *choose(const struct plan *plan, bool is_lossless)
     return best;
 }
 
-static const char *name_of(const struct row *row)
+static const char *name_of(const struct cli_plan_row *row)
 {
     return row != NULL ? row->profile->name : "recompute";
 }
 
-static const char *kind_text(const struct plan *plan, const struct row *row)
+static const char *kind_text(const struct cli_plan *plan, const struct cli_plan_row *row)
 {
     switch (kvf_cost_kind(&plan->model, row->profile)) {
     case KVF_KIND_X:
@@ -109,7 +94,7 @@ static const char *kind_text(const struct plan *plan, const struct row *row)
     }
 }
 
-static void print_text(const struct plan *plan)
+static void print_text(const struct cli_plan *plan)
 {
     const struct kvf_weights_model *m = &plan->model;
 
@@ -121,7 +106,7 @@ static void print_text(const struct plan *plan)
     printf("%-14s %-7s %-8s %14s %7s %10s %10s %10s %10s\n", "profile", "stores", "", "bytes/token",
            "ratio", "fetch ms", "rebuild ms", "total ms", "break-even");
     for (uint32_t i = 0; i < plan->n_rows; i++) {
-        const struct row *row = &plan->rows[i];
+        const struct cli_plan_row *row = &plan->rows[i];
         double kv_bytes = 2.0 * m->n_layers * m->n_heads * (m->dim_k + m->dim_v);
         char tokens[16] = "never";
 
@@ -140,7 +125,7 @@ static void print_text(const struct plan *plan)
            name_of(choose(plan, true)));
 }
 
-static json_t *row_json(const struct plan *plan, const struct row *row)
+static json_t *row_json(const struct cli_plan *plan, const struct cli_plan_row *row)
 {
     const struct kvf_cost *cost = &row->cost;
     json_t *json = json_pack(
@@ -159,7 +144,8 @@ static json_t *row_json(const struct plan *plan, const struct row *row)
     return json;
 }
 
-static void print_json(const struct plan *plan)
+/* stores: of --trace, or NULL; taken over. */
+static void print_json(const struct cli_plan *plan, json_t *stores)
 {
     const struct kvf_weights_model *m = &plan->model;
     json_t *rows = json_array();
@@ -167,19 +153,25 @@ static void print_json(const struct plan *plan)
     for (uint32_t i = 0; i < plan->n_rows; i++) {
         json_array_append_new(rows, row_json(plan, &plan->rows[i]));
     }
-    cli_print_json(json_pack(
+    json_t *json = json_pack(
         "{s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i}, s:i, s:f, s:f, s:f, s:f, s:o, s:s, s:s}", "model",
         "layers", (int)m->n_layers, "d_model", (int)m->d_model, "query_heads",
         (int)m->n_query_heads, "heads", (int)m->n_heads, "dim_k", (int)m->dim_k, "dim_v",
         (int)m->dim_v, "ffn_width", (int)m->ffn_width, "tokens", (int)plan->n_tokens, "link_gbs",
         plan->rates.link_bytes_per_s * 1e-9, "tflops", plan->rates.flop_per_s * 1e-12, "fixed_ms",
         plan->rates.fixed_s * 1e3, "recompute_ms", plan->recompute_s * 1e3, "rows", rows, "choice",
-        name_of(choose(plan, false)), "choice_lossless", name_of(choose(plan, true))));
+        name_of(choose(plan, false)), "choice_lossless", name_of(choose(plan, true)));
+
+    if (json != NULL && stores != NULL) {
+        json_object_set(json, "stores", stores);
+    }
+    json_decref(stores);
+    cli_print_json(json);
 }
 
 int cli_plan(const struct cli *cli)
 {
-    struct plan plan = {
+    struct cli_plan plan = {
         .cli = cli,
         .rates = {.link_bytes_per_s = cli->link_gbs * 1e9,
                   .flop_per_s = cli->tflops * 1e12,
@@ -197,9 +189,17 @@ int cli_plan(const struct cli *cli)
         code = add_rows(&plan);
     }
     if (code == CLI_OK && cli->is_json) {
-        print_json(&plan);
+        json_t *stores = NULL;
+
+        code = cli->trace != NULL ? cli_plan_store(&plan, &stores) : CLI_OK;
+        if (code == CLI_OK) {
+            print_json(&plan, stores);
+        } else {
+            json_decref(stores);
+        }
     } else if (code == CLI_OK) {
         print_text(&plan);
+        code = cli->trace != NULL ? cli_plan_store(&plan, NULL) : CLI_OK;
     }
     return code;
 }

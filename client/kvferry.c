@@ -177,13 +177,15 @@ static const struct command commands[] = {
      "Decomposes [W_K | W_V] of each layer of a folder of Hugging Face, a .safetensors or a .gguf "
      "file, and\nwrites the factors to --write. The file names the weights: by --weights-digest, "
      "else by their SHA-256.\nNeeds OpenBLAS. Asks no daemon."},
-    {"plan", "[MODEL]", "UVXfp234567", 1, true, cli_plan,
+    {"plan", "[MODEL]", "UVXfpJMEuyOZv234567", 1, true, cli_plan,
      "tell what fetching K and V, or X, costs beside computing",
      "Bytes a token, and milliseconds to fetch and to rebuild K and V, by profile, for a folder "
      "with config.json,\na config.json, a .safetensors or .gguf file, or a shape; and from how "
      "many "
      "tokens on that is faster than\nto compute them again. Sizes are those of the codecs, rates "
-     "are yours. Asks no daemon."},
+     "are yours.\nWith --trace, --dram, --nvme and --drive also what such a store is worth: hours "
+     "that it holds, "
+     "hits,\nseconds of prefill saved, bytes written a day against --dwpd. Asks no daemon."},
     {"trace", "record FILE", "n8z", 2, false, cli_trace,
      "record prompts that are looked up, for replay",
      "Times, lengths and hashes of chunks, under a salt of this recording: no keys, no content. "

@@ -99,6 +99,41 @@ class Replay(unittest.TestCase):
         self.assertIn("600 prompts", out)
         self.assertIn("hit dram", out)
 
+    def test_a_plan_for_a_store(self):
+        rates = ["--link", "50", "--tflops", "500", "--fixed", "2", "--drive", "10"]
+        store = ["--trace", TRACE, "--dram", "16GiB", "--nvme", "1TiB"]
+        out = rows("plan", *SHAPE, *rates, *store, "--profiles", "raw,balanced")
+        raw, balanced = out["stores"]
+        replayed = rows("replay", TRACE, *SHAPE, "--profiles", "balanced", *store[2:])["rows"][0]
+        for name in ("tokens_dram", "tokens_nvme"):
+            self.assertEqual(balanced[name], replayed[name])
+        self.assertTrue(balanced["is_worth_it"])
+        self.assertGreater(balanced["saved_s"], raw["saved_s"])
+        self.assertLess(balanced["saved_s"], balanced["prefill_s"])
+        self.assertGreater(balanced["hours_dram"], raw["hours_dram"])
+        self.assertAlmostEqual(balanced["dwpd"],
+                               balanced["written_tb_a_day"] * 1e12 / (1 << 40), places=3)
+        self.assertGreater(raw["break_even_nvme_tokens"], raw["break_even_dram_tokens"])
+        # a link that is slower than computing
+        slow = rows("plan", *SHAPE, "--link", "0.001", "--tflops", "500", *store[:4],
+                    "--profiles", "raw")["stores"][0]
+        self.assertEqual((slow["is_worth_it"], slow["saved_s"]), (False, 0))
+        self.assertIsNone(slow["hours_nvme"])
+        text = run("plan", *SHAPE, "--link", "0.001", "--tflops", "500", *store[:4])[1]
+        self.assertIn("not worth it", text)
+        text = run("plan", *SHAPE, *rates, *store, "--dwpd", "0.001")[1]
+        self.assertIn("wears the drive out", text)
+
+    def test_plans_refused(self):
+        plan = ["plan", *SHAPE, "--link", "50", "--tflops", "500", "--trace", TRACE]
+        for code, text, arguments in (
+                (2, "--trace needs --dram", []),
+                (2, "--nvme needs --drive", ["--dram", "1GiB", "--nvme", "1TiB"]),
+                (2, "replay takes lists", ["--dram", "1GiB,2GiB"])):
+            got, _, err = run(*plan, *arguments)
+            self.assertEqual(got, code, err)
+            self.assertIn(text, err)
+
     def test_refusals(self):
         with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as bad:
             bad.write('{"timestamp": 0, "input_length": 600, "hash_ids": [1, 2]}\n'
