@@ -89,10 +89,10 @@ struct kvf_peers {
     struct kvf_drive source; /* what loads know: the remote tier and its queue */
     struct kvf_hints hints;
     struct kvf_peer_link links[KVF_NET_LINKS_MAX];
-    struct kvf_net_block *log;            /* ring of KVF_PEER_LOG_EVENTS */
-    uint64_t log_next;                    /* number of the next event; the first is 1 */
-    bool owes;                            /* a listener could not be told all */
-    uint8_t body[KVF_NET_BODY_BYTES_MAX]; /* scratch */
+    struct kvf_net_block *log;                        /* ring of KVF_PEER_LOG_EVENTS */
+    uint64_t log_next;                                /* number of the next event; the first is 1 */
+    bool owes;                                        /* a listener could not be told all */
+    _Alignas(8) uint8_t body[KVF_NET_BODY_BYTES_MAX]; /* scratch */
     struct kvf_pool serves;
     struct kvf_peer_serve *waiting, **waiting_end;
     struct kvf_work resolve;
