@@ -592,26 +592,38 @@ struct kvf_gpud_engine *kvf_gpud_engine_new(struct kvf_gpud *gpud, int fd,
 struct kvf_gpud_engine *kvf_gpud_engine_end(struct kvf_gpud_engine *engine)
 {
     uint64_t began_ns = kvf_now_ns();
+    uint64_t drained_ns;
+    uint64_t unmapped_ns;
     uint64_t bytes = 0;
 
-    engine->gpu = kvf_gpu_close(engine->gpu); /* behind all that is queued */
-    engine->gpud->scratch_bytes -= engine->scratch_bytes;
-    kvf_gpud_jobs_free(engine);
+    if (engine->gpu != NULL) {
+        kvf_gpu_drain(engine->gpu);
+    }
+    drained_ns = kvf_now_ns();
     for (uint32_t i = 0; i < KVF_GPUD_MEMORIES_MAX; i++) {
         if (engine->memories[i].is_used) {
             bytes += engine->memories[i].import.bytes;
             memory_drop(engine, &engine->memories[i]);
         }
     }
+    unmapped_ns = kvf_now_ns();
+    /* the engine's memory is free; what the worker had for it takes longer */
+    engine->gpu = kvf_gpu_close(engine->gpu);
+    engine->gpud->scratch_bytes -= engine->scratch_bytes;
+    kvf_gpud_jobs_free(engine);
     engine->opening = kvf_gpud_opening_drop(engine->gpud, engine->opening);
     kvf_segment_unmap(engine->flags, KVF_GPUD_FLAG_BYTES);
     kvf_fd_close(&engine->flag_fd);
     kvf_gpud_part_from(engine->gpud, engine->fd);
     kvf_gpud_tell(engine->gpud, engine->connection_id, KVF_ERR_DISCONNECTED);
     engine->gpud->counted_ns = 0; /* there is news */
-    kvf_log(KVF_LOG_INFO, "GPU worker: engine %s has gone: %llu MiB unmapped, %llu us",
-            engine->name, (unsigned long long)(bytes >> 20),
-            (unsigned long long)((kvf_now_ns() - began_ns) / KVF_NS_PER_US));
+    kvf_log(KVF_LOG_INFO,
+            "GPU worker: engine %s has gone: drained in %llu us, %llu MiB unmapped in %llu us, "
+            "the rest in %llu us",
+            engine->name, (unsigned long long)((drained_ns - began_ns) / KVF_NS_PER_US),
+            (unsigned long long)(bytes >> 20),
+            (unsigned long long)((unmapped_ns - drained_ns) / KVF_NS_PER_US),
+            (unsigned long long)((kvf_now_ns() - unmapped_ns) / KVF_NS_PER_US));
     free(engine);
     return NULL;
 }

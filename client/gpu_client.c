@@ -855,21 +855,19 @@ int kvf_gpu_open(struct kvf_client *client, const struct kvf_gpu_options *option
     return kvf_gpu_open_on(client, options, NULL, gpu_out);
 }
 
-static void streams_destroy(struct kvf_gpu *gpu)
+static void streams_do(const struct kvf_gpu *gpu, int (*what)(void *stream))
 {
     void *streams[] = {gpu->put_stream, gpu->up_stream, gpu->out_stream, gpu->in_stream,
                        gpu->get_stream};
 
     for (size_t i = 0; i < sizeof(streams) / sizeof(streams[0]); i++) {
         if (streams[i] != NULL) {
-            (void)gpu->device->driver.cuStreamSynchronize(streams[i]);
-            (void)gpu->device->driver.cuStreamDestroy(streams[i]);
+            (void)what(streams[i]);
         }
     }
 }
 
-/* Wait for all that is queued: events of ours stand behind it, on whatever stream. */
-static void drain(struct kvf_gpu *gpu)
+void kvf_gpu_drain(struct kvf_gpu *gpu)
 {
     const struct kvf_gpu_driver *driver = &gpu->device->driver;
 
@@ -884,6 +882,7 @@ static void drain(struct kvf_gpu *gpu)
 
         (void)driver->cuEventSynchronize(gpu->groups[at].decoded);
     }
+    streams_do(gpu, driver->cuStreamSynchronize);
 }
 
 struct kvf_gpu *kvf_gpu_close(struct kvf_gpu *gpu)
@@ -896,9 +895,10 @@ struct kvf_gpu *kvf_gpu_close(struct kvf_gpu *gpu)
         if (gpu->agent != NULL) {
             kvf_gpu_remote_close(gpu);
         } else {
-            drain(gpu);
+            kvf_gpu_drain(gpu);
         }
-        streams_destroy(gpu);
+        streams_do(gpu, gpu->device->driver.cuStreamSynchronize);
+        streams_do(gpu, gpu->device->driver.cuStreamDestroy);
         kvf_gpu_get_fail(gpu, KVF_ERR_CANCELED);
         kvf_gpu_put_fail(gpu, KVF_ERR_CANCELED);
         memory_free(gpu);

@@ -348,6 +348,10 @@ int kvf_gpu_open_on(struct kvf_client *client, const struct kvf_gpu_options *opt
 /* Is there work on the GPU whose end nobody tells of? */
 bool kvf_gpu_is_busy(const struct kvf_gpu *gpu);
 
+/* Wait for all that is queued, on whatever stream, in the device's context: pages are neither read
+ * nor written any more until the next call. */
+void kvf_gpu_drain(struct kvf_gpu *gpu);
+
 /* The GPU has failed: say so once. Returns status. */
 int kvf_gpu_break(struct kvf_gpu *gpu, int status);
 
