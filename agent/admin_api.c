@@ -374,13 +374,27 @@ static void set_tier(json_t *object, const struct kvf_tier_stat *tier)
     json_object_set_new(object, "off", json_boolean(tier->off));
 }
 
-static json_t *dram_json(const struct kvf_control_stat *stat)
+/* The word of an ENUM option. */
+static json_t *word_json(const struct kvf_config *config, enum kvf_config_option_id id)
+{
+    char word[32];
+
+    kvf_config_value_text(&kvf_config_options[id], config, word, sizeof(word));
+    return json_string(word);
+}
+
+static json_t *dram_json(const struct kvf_control_stat *stat, const struct kvf_config *config)
 {
     json_t *dram = json_object();
     json_t *classes = json_array();
 
     set_tier(dram, &stat->dram);
     json_object_set_new(dram, "fill", json_real(stat->dram_fill));
+    json_object_set_new(dram, "arena_bytes", u64_json(stat->dram_arena_bytes));
+    json_object_set_new(dram, "populated_bytes", u64_json(stat->dram_populated_bytes));
+    json_object_set_new(dram, "huge_bytes", u64_json(stat->dram_huge_bytes));
+    json_object_set_new(dram, "memory_refusals", u64_json(stat->dram_memory_refusals));
+    json_object_set_new(dram, "hugepages", word_json(config, KVF_CONFIG_ID_dram_hugepages));
     for (uint32_t i = 0; i < stat->n_classes; i++) {
         const struct kvf_control_class *c = &stat->classes[i];
 
@@ -421,7 +435,7 @@ static json_t *hbm_json(const struct kvf_control_stat *stat)
     return gpus;
 }
 
-static json_t *stat_json(const struct kvf_control_stat *stat)
+static json_t *stat_json(const struct kvf_control_stat *stat, const struct kvf_config *config)
 {
     json_t *object = json_pack(
         "{s:o, s:o, s:o, s:b, s:b, s:b, s:i, s:i, s:o, s:o, s:o, s:o}", "version",
@@ -435,8 +449,9 @@ static json_t *stat_json(const struct kvf_control_stat *stat)
     if (object == NULL) {
         return NULL;
     }
+    json_object_set_new(object, "mode", word_json(config, KVF_CONFIG_ID_mode));
     json_object_set_new(object, "hbm", hbm_json(stat));
-    json_object_set_new(object, "dram", dram_json(stat));
+    json_object_set_new(object, "dram", dram_json(stat, config));
     json_object_set_new(object, "nvme", drives_json(stat));
     json_object_set_new(object, "metrics", kvf_metrics_json(&stat->metrics));
     return object;
@@ -449,7 +464,7 @@ static void answer_stat(struct kvf_admin_api *api, const struct kvf_admin_reques
 
     (void)request;
     if (ask(api, &question, KVF_ADMIN_ANSWER_MS, reply)) {
-        reply_json(reply, HTTP_OK, stat_json(question->control.stat));
+        reply_json(reply, HTTP_OK, stat_json(question->control.stat, api->config));
     }
     question_free(question);
 }

@@ -81,6 +81,7 @@ static void answer_stat(struct kvf_agent *agent, struct kvf_control *control)
 {
     struct kvf_control_stat *stat = control->stat;
     struct kvf_dram_class classes[KVF_CONTROL_CLASSES_MAX];
+    struct kvf_dram_info info;
     unsigned n;
 
     memset(stat, 0, sizeof(*stat));
@@ -101,6 +102,11 @@ static void answer_stat(struct kvf_agent *agent, struct kvf_control *control)
     if (stat->dram.area_bytes != 0) {
         stat->dram_fill = (double)stat->dram.area_stored_bytes / (double)stat->dram.area_bytes;
     }
+    kvf_dram_info(agent->dram_store, &info);
+    stat->dram_arena_bytes = info.arena_bytes;
+    stat->dram_populated_bytes = info.populated_bytes;
+    stat->dram_huge_bytes = info.huge_bytes;
+    stat->dram_memory_refusals = info.memory_refusals;
     stat->n_hbm = agent->n_hbm;
     for (uint32_t i = 0; i < agent->n_hbm; i++) {
         const struct kvf_drive *source = &agent->hbm[i].source;
@@ -111,13 +117,13 @@ static void answer_stat(struct kvf_agent *agent, struct kvf_control *control)
     }
     stat->n_drives = agent->n_drives;
     for (uint32_t i = 0; i < agent->n_drives; i++) {
-        struct kvf_nvme_info info;
+        struct kvf_nvme_info drive;
 
-        kvf_nvme_info(agent->drives[i].store, &info);
+        kvf_nvme_info(agent->drives[i].store, &drive);
         agent->drives[i].tier->ops->stat(agent->drives[i].tier, &stat->drives[i].tier);
         (void)snprintf(stat->drives[i].path, sizeof(stat->drives[i].path), "%.255s",
                        agent->drives[i].config->path);
-        (void)snprintf(stat->drives[i].engine, sizeof(stat->drives[i].engine), "%s", info.engine);
+        (void)snprintf(stat->drives[i].engine, sizeof(stat->drives[i].engine), "%s", drive.engine);
         memcpy(stat->drives[i].why, agent->drives[i].why, sizeof(stat->drives[i].why));
     }
     n = kvf_dram_classes(agent->dram_store, classes, KVF_CONTROL_CLASSES_MAX);

@@ -124,6 +124,8 @@ struct kvf_control_stat {
     uint64_t index_entries, index_capacity;
     uint64_t staging_used_bytes, staging_total_bytes;
     struct kvf_tier_stat dram;
+    uint64_t dram_arena_bytes, dram_populated_bytes, dram_huge_bytes;
+    uint64_t dram_memory_refusals;
     double dram_fill; /* stored bytes over area bytes of full areas; 0 without full areas */
     uint32_t n_drives, n_classes, n_hbm;
     struct kvf_control_hbm hbm[KVF_CONTROL_HBM_MAX];

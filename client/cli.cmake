@@ -32,6 +32,7 @@ add_executable(kvferry
     cli_calibrate.c
     cli_captures.c
     cli_data.c
+    cli_doctor.c
     cli_evidence.c
     cli_http.c
     cli_inspect.c

@@ -141,6 +141,7 @@ int cli_svd(const struct cli *cli);
 int cli_plan(const struct cli *cli);
 int cli_replay(const struct cli *cli);
 int cli_trace(const struct cli *cli);
+int cli_doctor(const struct cli *cli);
 
 /* The id of the namespace that was named, in hexadecimal. CLI_OK, or an exit code after saying
  * why. */

@@ -186,6 +186,10 @@ static const struct command commands[] = {
      "are yours.\nWith --trace, --dram, --nvme and --drive also what such a store is worth: hours "
      "that it holds, "
      "hits,\nseconds of prefill saved, bytes written a day against --dwpd. Asks no daemon."},
+    {"doctor", "", "", 0, false, cli_doctor, "find the first thing that is wrong, and its cure",
+     "Sockets, attach, version, service, memory and huge pages, drives and how they are used, "
+     "GPUs, and what\n"
+     "has gone wrong since the daemon's start. Ends with 1 at the first that is wrong."},
     {"trace", "record FILE", "n8z", 2, false, cli_trace,
      "record prompts that are looked up, for replay",
      "Times, lengths and hashes of chunks, under a salt of this recording: no keys, no content. "

@@ -12,6 +12,9 @@ target_link_libraries(kvferry_test_prompts PRIVATE kvf_test_daemon kvf_client)
 kvf_add_test_command(NAME observe LABEL integration TIMEOUT 300
     COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/test_observe.py
             $<TARGET_FILE:kvferryd> $<TARGET_FILE:kvferry> $<TARGET_FILE:kvferry_test_prompts>)
+kvf_add_test_command(NAME doctor LABEL integration TIMEOUT 300
+    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/test_doctor.py
+            $<TARGET_FILE:kvferryd> $<TARGET_FILE:kvferry>)
 kvf_add_test_command(NAME config_docs LABEL integration
     COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/agent/gen_config_docs.py --check
             --kvferryd $<TARGET_FILE:kvferryd>)
