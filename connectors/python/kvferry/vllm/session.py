@@ -4,15 +4,16 @@ import time
 from typing import Any, Callable, Optional
 
 from kvferry.client import Client
-from kvferry.errors import KvferryError, SessionError
+from kvferry.errors import KvferryError, SessionError, Status
 
 RETRY_S = 1.0
-CONNECT_TIMEOUT_MS = 500
+RETRY_MAX_S = 60.0
+CONNECT_TIMEOUT_MS = 5000  # the daemon touches all of the staging that a worker asks for
 
 
 class Session:
-    """Opens a handle when it is first wanted, and again a second after that has failed. Belongs to
-    one thread, as the handle does."""
+    """Opens a handle when it is first wanted, and again a second after that has failed; later and
+    later where somebody listens and does not finish. Belongs to one thread, as the handle does."""
 
     def __init__(self, warn: Callable[[str], None], on_open: Callable[[Client], None],
                  **options: Any):
@@ -23,6 +24,7 @@ class Session:
         self._options = options
         self._client: Optional[Client] = None
         self._next_try = 0.0
+        self._wait = RETRY_S
         self._said = ""
 
     @property
@@ -31,18 +33,20 @@ class Session:
         return self._client is not None
 
     def client(self) -> Optional[Client]:
-        """The handle, or None while there is no daemon. Blocks up to CONNECT_TIMEOUT_MS, at most
-        once a second, while there is none."""
+        """The handle, or None while there is no daemon. Does not block where nobody listens; else
+        the first time, up to CONNECT_TIMEOUT_MS."""
         if self._client is None and time.monotonic() >= self._next_try:
             try:
                 client = Client(connect_timeout_ms=CONNECT_TIMEOUT_MS, **self._options)
                 self._check(client)
                 self._client, self._said = client, ""
             except SessionError as error:
+                slow = error.status == Status["ERR_TIMEOUT"]
+                self._wait = min(2 * self._wait, RETRY_MAX_S) if slow else RETRY_S
                 self._say(f"no daemon: {error}; requests are computed until there is one")
             except KvferryError as error:
                 self._say(f"the daemon does not take this engine: {error}")
-            self._next_try = time.monotonic() + RETRY_S
+            self._next_try = time.monotonic() + self._wait
         return self._client
 
     def _check(self, client: Client) -> None:

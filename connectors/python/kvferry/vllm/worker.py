@@ -23,6 +23,7 @@ GET_CHUNKS = 16
 # What a step's stores wait for room in staging, all together. The daemon makes room at the rate of
 # a copy, so that a step which has more to store than staging holds loses none of it.
 ROOM_S = 0.02
+LOAD_STAGING_BYTES = 1 << 20  # a handle that only loads needs none
 
 
 @dataclass
@@ -70,13 +71,14 @@ def fail(done: Done, chunks: List[LoadChunk]) -> None:
 class Worker:
     """Made by the engine's thread, which calls everything but _run."""
 
-    def __init__(self, pages: Pages, session: Callable[[], Session], stores: bool,
+    def __init__(self, pages: Pages, session: Callable[..., Session], stores: bool,
                  warn: Callable[[str], None]):
         self._pages = pages
         self._stores = stores
         self._warn = warn
         self._store_session = session()
-        self._load_session = session()
+        self._load_session = session(staging_bytes=LOAD_STAGING_BYTES)
+        self._store_session.client()  # now, since it may take a moment
         self._queue: "queue.SimpleQueue[Optional[LoadJob]]" = queue.SimpleQueue()
         self._done: "queue.SimpleQueue[Done]" = queue.SimpleQueue()
         self.counters = Counters()
@@ -216,6 +218,6 @@ class Worker:
         self._store_session.close()
 
 
-def make_session(warn: Callable[[str], None], **options: Any) -> Callable[[], Session]:
-    """What makes a session of a worker: one handle a thread."""
-    return lambda: Session(warn, **options)
+def make_session(warn: Callable[[str], None], **options: Any) -> Callable[..., Session]:
+    """What makes sessions of a worker, one a thread; a call may name options of its own."""
+    return lambda **own: Session(warn, **{**options, **own})

@@ -61,7 +61,7 @@ class Load:
 class GpuWorker:
     """Belongs to the engine's thread."""
 
-    def __init__(self, pages: Pages, n_pages: int, session: Callable[[], Session], stores: bool,
+    def __init__(self, pages: Pages, n_pages: int, session: Callable[..., Session], stores: bool,
                  device: Device, warn: Callable[[str], None]):
         self._pages, self._n_pages = pages, n_pages
         self._stores = stores
@@ -74,6 +74,7 @@ class GpuWorker:
         self._loads: Dict[int, Load] = {}
         self._ended: List[Done] = []
         self.counters = Counters()
+        self._handle()  # now, since it may take a moment
 
     def _handle(self) -> Optional[Gpu]:
         """The GPU handle, opened when there is a daemon. None: not now, or never."""
