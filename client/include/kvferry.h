@@ -902,8 +902,8 @@ KVF_API int kvf_x_put_end(struct kvf_x_put *put, const struct kvf_key *keys, uin
 KVF_API struct kvf_x_put *kvf_x_put_cancel(struct kvf_x_put *put);
 
 /* What pays: to fetch K and V, to fetch X and rebuild them, or to compute them again. By the
- * formulas of `kvferry plan` (docs/x-cache.md), from the model's shape, the link's rate and those of
- * the products; the way of the call before stays until another one is faster by a margin. */
+ * formulas of `kvferry plan` (docs/x-cache.md), from the model's shape and the rates of link and
+ * products; the way of the call before stays until another one is faster by a margin. */
 enum kvf_x_way {
     KVF_X_WAY_RECOMPUTE = 0,
     KVF_X_WAY_KV = 1,
