@@ -4,7 +4,9 @@
  * to K and V in pages on the GPU: from latents of differences of X (xgcl3) beside K and V at 4 bits
  * (balanced), both from one daemon's memory.
  *
- *   bench_gpu_xg [--seconds N] [--pairs N] [--only NAME]
+ *   bench_gpu_xg [--seconds N] [--pairs N] [--only NAME] [--window TOKENS]
+ *
+ * --window: tokens of a window of a fetch; else the library's choice.
  *
  * fetch: the whole, from the call on; gpu: kernels alone, latents decoded at 3 bits in all layers,
  * though the first three have 4; bytes: of a token's record.
@@ -68,6 +70,7 @@ struct bed {
     uint64_t tables;
     uint64_t payloads;
     uint64_t product;
+    uint32_t window_tokens; /* 0: the library's choice */
     char factors[KVF_TEST_PATH_BYTES];
 };
 
@@ -239,7 +242,8 @@ static void engine_open(struct bed *bed)
     static const char *const sets[] = {"dram.bytes=2GiB",         "dram.area_bytes=128MiB",
                                        "staging.total=1GiB",      "staging.client=256MiB",
                                        "allow_uncalibrated=true", NULL};
-    struct kvf_gpu_x_options options = {.struct_bytes = sizeof(options)};
+    struct kvf_gpu_x_options options = {.struct_bytes = sizeof(options),
+                                        .window_tokens = bed->window_tokens};
     char text[KVF_GPU_TEXT_BYTES] = "";
     void *layers[2][LAYERS];
 
@@ -461,6 +465,7 @@ int main(int argc, char **argv)
     char text[KVF_GPU_TEXT_BYTES];
 
     bench_init(&run, argc, argv);
+    bed.window_tokens = (uint32_t)bench_number(&run, "--window", 0);
     bed.gpu = gpu_open();
     bed.stream = gpu_stream(bed.gpu, KVF_GPU_PRIORITY_HIGH);
     if (kvf_gpu_blas_open(bed.gpu, &bed.blas, text, sizeof(text)) != KVF_OK) {
