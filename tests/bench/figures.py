@@ -58,6 +58,11 @@ LOCAL = [
            note="gets in both, every byte read"),
 ]
 
+REMOTE = [
+    Figure("remote_vs_ucx_perftest", "GB/s", "ucx_perftest -t ucp_am_bw -e, 256 KiB", 0.85,
+           note="blocks of 1 MiB, 64 gets in flight, TCP on loopback, summed on arrival"),
+]
+
 HOSTILE = [
     Figure("hostile_p99_vs_honest", "us", "beside a well-behaved neighbour", 1.5, "lower",
            note="an honest client's puts and gets of 64 KiB, beside a hostile neighbour"),
@@ -397,7 +402,8 @@ def replay_figures():
     return result
 
 
-FIGURES = {"local": LOCAL, "codec": codec_figures(), "x": x_figures(), "nvme": nvme_figures(),
+FIGURES = {"local": LOCAL, "remote": REMOTE, "codec": codec_figures(), "x": x_figures(),
+           "nvme": nvme_figures(),
            "gpu": (GPU_KERNELS + gpu_link_figures() + gpu_calls_figures() +
                    gpu_stolen_figures() + gpu_agent_figures() + gpu_x_figures()),
            "hostile": HOSTILE, "replay": replay_figures(), "accuracy": ACCURACY}
