@@ -4,10 +4,12 @@
  * one daemon, from pages of 16 tokens to where a get finds them and back.
  *
  *   bench_gpu_calls [--seconds N] [--pairs N] [--only NAME] [--group MIB] [--window MIB]
+ *                   [--depth N]
  *
  * --group, --window: of copies on the way in, and of all that are in flight; else the library's.
  *
- * hbm_hit: the blocks lie in the daemon's share of the GPU's memory, four requests are in flight;
+ * hbm_hit: the blocks lie in the daemon's share of the GPU's memory, six requests (or as many as
+ * --depth says; leases bound them) are in flight;
  * "copy" is a copy inside the GPU that reads and writes as many bytes in all as the hits read and
  * write.
  *
@@ -319,8 +321,13 @@ static void get_in_step(struct calls *calls)
 static double hbm_hit(void *ctx, double seconds)
 {
     struct calls *calls = ctx;
-    double gb_s = repeat(calls, seconds, get_in_step);
+    double gb_s;
 
+    /* from one end of a request to another, with others under way at both */
+    for (uint32_t i = 0; i < calls->depth; i++) {
+        get_in_step(calls);
+    }
+    gb_s = repeat(calls, seconds, get_in_step);
     while (calls->in_flight > 0) { /* neither side has them */
         (void)get_end(calls);
         calls->in_flight--;
@@ -406,7 +413,7 @@ int main(int argc, char **argv)
     bench_init(&run, argc, argv);
     calls.group_bytes = bench_number(&run, "--group", 0) << 20;
     calls.window_bytes = bench_number(&run, "--window", 0) << 20;
-    calls.depth = (uint32_t)bench_number(&run, "--depth", 4);
+    calls.depth = (uint32_t)bench_number(&run, "--depth", 6);
     init(&calls);
     start(&calls, NULL, KVF_GPU_PIN_LAZY);
     put_new(&calls); /* pins, and loads kernels */
