@@ -15,6 +15,7 @@ import cffi
 _HERE = Path(__file__).resolve().parent
 _LIBRARY = "libkvferry.so.0"
 _GPU_LIBRARY = "libkvferry_gpu.so.0"
+_ISAL = "libisal.so.2"  # in wheels; elsewhere it is the system's
 
 
 def declarations(header: str) -> str:
@@ -43,6 +44,8 @@ def _open(name: str) -> Any:
 
 ffi = cffi.FFI()
 ffi.cdef(declarations((_folder() / "kvferry.h").read_text(encoding="utf-8")))
+# What is open already satisfies a library that needs it by its name.
+_isal = _open(_ISAL) if (_folder() / _ISAL).exists() else None
 lib: Any = _open(_LIBRARY)
 
 _gpu_lock = threading.Lock()

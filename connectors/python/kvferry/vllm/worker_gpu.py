@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's side for pages on a GPU: KV is encoded before it crosses the link, decoded behind it.
 
-Everything is queued on the engine's thread and nothing is waited for. What keeps pages whole is the
-order of streams: a store is encoded on the engine's own stream, behind the step that has written
-the pages and before whatever is queued later, and a load writes behind an event that is recorded
-when it is started, behind all that has read or encoded its pages. So preemption, abort and reuse
-need nothing more, and pages are free for the engine at once.
+Everything is queued on the engine's thread, and no stream is waited for. What keeps pages whole is
+the order of streams: a store is encoded on the engine's own stream, behind the step that has
+written the pages and before whatever is queued later, and a load writes behind an event that is
+recorded when it is started, behind all that has read or encoded its pages. So preemption, abort and
+reuse need nothing more, and pages are free for the engine at once.
 """
 import time
 from collections import deque
@@ -15,6 +15,7 @@ from kvferry.buffers import Pages
 from kvferry.client import Client
 from kvferry.errors import BusyError, KvferryError, SessionError, Status
 from kvferry.gpu import Gpu, GpuEvent, GpuGet, GpuPut
+from kvferry.vllm import worker
 from kvferry.vllm.jobs import LoadJob, Report, StoreChunk
 from kvferry.vllm.session import Session
 from kvferry.vllm.worker import GET_CHUNKS, Counters, Done, fail
@@ -91,24 +92,39 @@ class GpuWorker:
     # --- stores -----------------------------------------------------------------------------------
 
     def store(self, chunks: List[StoreChunk]) -> None:
-        """Queue the encoding of chunks on the engine's stream. Does not block."""
+        """Queue the encoding of chunks on the engine's stream. Waits at most ROOM_S for room in the
+        ring of encoded blocks, where the step has more than that holds."""
         gpu = self._handle() if self._stores and chunks else None
         if gpu is None:
             self.counters.skipped += len(chunks) if self._stores else 0
             return
         self._poll(gpu)
+        deadline = time.monotonic() + worker.ROOM_S
         for chain in chains(chunks):
-            try:
-                _, taken = gpu.put([GpuPut(c.key, c.pages, c.token_start) for c in chain],
-                                   parent=chain[0].parent, depth=chain[0].depth,
-                                   stream=self._device.stream())
-            except (BusyError, SessionError):
-                taken = 0
-            except KvferryError as error:
-                self._warn(f"store: {error}")
-                taken = 0
-            self.counters.handed += taken
-            self.counters.skipped += len(chain) - taken
+            while chain and self._gpu is not None:
+                taken = self._put(gpu, chain)
+                self.counters.handed += max(taken, 0)
+                chain = chain[max(taken, 0):]
+                if chain and (taken < 0 or time.monotonic() > deadline):
+                    break
+                if chain:
+                    self._poll(gpu, 1)
+            self.counters.skipped += len(chain)
+
+    def _put(self, gpu: Gpu, chain: List[StoreChunk]) -> int:
+        """How many leading chunks have been taken; -1: none, and waiting does not help."""
+        try:
+            _, taken = gpu.put([GpuPut(c.key, c.pages, c.token_start) for c in chain],
+                               parent=chain[0].parent, depth=chain[0].depth,
+                               stream=self._device.stream())
+            return taken
+        except BusyError:
+            return 0
+        except SessionError:
+            return -1
+        except KvferryError as error:
+            self._warn(f"store: {error}")
+            return -1
 
     # --- loads ------------------------------------------------------------------------------------
 
@@ -183,9 +199,11 @@ class GpuWorker:
             else:
                 self.counters.refused += 1
 
-    def _poll(self, gpu: Gpu) -> None:
+    def _poll(self, gpu: Gpu, timeout_ms: int = 0) -> None:
+        """Take completions; wait for the first."""
         try:
-            while events := gpu.poll():
+            while events := gpu.poll(timeout_ms):
+                timeout_ms = 0
                 for event in events:
                     self._take(event)
         except KvferryError as error:
