@@ -34,7 +34,7 @@ PREFIX ?= /usr/local
 CMAKE_ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: demo test build asan tsan install deb clean deps packages help
+.PHONY: demo test build asan tsan install deb wheel clean deps packages help
 
 help:
 	@echo "make demo      build, then store, find and fetch a cache with a real daemon"
@@ -44,6 +44,7 @@ help:
 	@echo "make tsan      build with ThreadSanitizer, then run the tests"
 	@echo "make install   install below PREFIX ($(PREFIX)); DESTDIR is honoured"
 	@echo "make deb       a Debian package into build/deb"
+	@echo "make wheel     the Python package with its libraries into build/wheel"
 	@echo "make deps      install what is missing (root), or say how"
 	@echo "make clean     remove build/"
 
@@ -70,6 +71,9 @@ deb: deps
 	    -DKVF_BUILD_TESTS=OFF $(CMAKE_ARGS)
 	cmake --build build/deb -j $(JOBS)
 	cd build/deb && cpack
+
+wheel: build
+	connectors/python/make_wheel.sh build/release build/wheel
 
 clean:
 	rm -rf build
