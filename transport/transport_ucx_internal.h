@@ -13,6 +13,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <ucp/api/ucp.h>
 
 #include "base/env.h"
 #include "base/log.h"
