@@ -8,6 +8,10 @@
  * A sample is one block in so many, by its name, so that a block is in it always or never, and the
  * blocks of a prompt that are in it are a shorter prompt. Stores of the replays are smaller by the
  * same factor, and a hit counts for as many as it stands for.
+ *
+ * A block that many prompts begin with, as a system prompt, would count for nothing or for far too
+ * much: blocks of more than one prompt in HOT_ONE_IN are kept out of the sample. Every store has
+ * them, and they count as what they are.
  */
 #include "agent/observe.h"
 
@@ -21,7 +25,17 @@
 #define SAMPLE_HEAD   4 /* words of a sampled prompt: time, n | tokens << 32, bytes, blocks */
 #define REPEAT_NS     KVF_NS_PER_S
 #define HASH_MASK     ((UINT64_C(1) << 53) - 1) /* what numbers of JSON hold */
-#define OPAQUE_TOKENS 256                       /* that a block of opaque bytes counts as */
+#define HOT_PLACES    (1u << 15)
+#define HOT_ONE_IN    64u
+#define HOT_COUNT_MIN 16u
+#define HOT_PROMPTS   8192u /* after so many, counts are halved */
+#define OPAQUE_TOKENS 256   /* that a block of opaque bytes counts as */
+
+/* How often a name has come lately; names of one place fight for it. */
+struct hot {
+    uint32_t tag;
+    uint32_t count;
+};
 
 struct shadow {
     struct kvf_replay *replay;
@@ -35,6 +49,9 @@ struct kvf_observer {
 
     /* observing */
     uint32_t one_in; /* of the sample; 0: nothing has been sampled yet */
+    struct hot *hots;
+    uint32_t n_prompts; /* that their counts are of */
+    uint64_t hot_tokens, hot_bytes;
     uint64_t *filling, *working;
     uint32_t n_filling, n_working;
     bool is_working;
@@ -177,8 +194,10 @@ static void take_results(struct kvf_observer *observer)
         &metrics->observe_hit_bytes_4x,      &metrics->observe_hit_bytes_8x};
 
     for (uint32_t i = 0; i < KVF_OBSERVE_SIZES; i++) {
-        *tokens[i] = observer->shadows[i].tokens;
-        *bytes[i] = observer->shadows[i].bytes;
+        if (!observer->shadows[i].is_off) {
+            *tokens[i] = observer->shadows[i].tokens + observer->hot_tokens;
+            *bytes[i] = observer->shadows[i].bytes + observer->hot_bytes;
+        }
     }
 }
 
@@ -274,13 +293,68 @@ void kvf_observe_forget(struct kvf_session *session)
     session->n_observed = 0;
 }
 
+/* Count this name, and tell whether it is in more than one prompt in HOT_ONE_IN. */
+static bool is_hot(struct kvf_observer *observer, uint64_t hash)
+{
+    struct hot *hot = &observer->hots[hash % HOT_PLACES];
+    uint32_t tag = (uint32_t)(hash >> 24);
+
+    if (hot->tag == tag) {
+        hot->count++;
+    } else if (hot->count > 0) {
+        hot->count--;
+        return false;
+    } else {
+        *hot = (struct hot){.tag = tag, .count = 1};
+    }
+    return observer->n_prompts > HOT_ONE_IN && hot->count >= HOT_COUNT_MIN &&
+           hot->count > observer->n_prompts / HOT_ONE_IN;
+}
+
+static void age_hots(struct kvf_observer *observer)
+{
+    if (++observer->n_prompts < HOT_PROMPTS) {
+        return;
+    }
+    observer->n_prompts /= 2;
+    for (uint32_t i = 0; i < HOT_PLACES; i++) {
+        observer->hots[i].count /= 2;
+    }
+}
+
+/* The blocks of the prompt that are in the sample, to out; hot ones at its beginning are counted.
+ * Returns how many. */
+static uint32_t choose_blocks(struct kvf_session *session, uint32_t n, uint64_t bytes,
+                              uint64_t *out)
+{
+    struct kvf_observer *observer = session->agent->observer;
+    bool is_beginning = true;
+    uint32_t kept = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t hash = session->observed[i];
+
+        if (is_hot(observer, hash)) {
+            observer->hot_tokens += is_beginning ? chunk_tokens(session) : 0;
+            observer->hot_bytes += is_beginning ? bytes : 0;
+            continue;
+        }
+        is_beginning = false;
+        if ((hash >> 32) % observer->one_in == 0) {
+            out[kept++] = hash;
+        }
+    }
+    age_hots(observer);
+    return kept;
+}
+
 static void sample(struct kvf_session *session, uint32_t n)
 {
     struct kvf_observer *observer = session->agent->observer;
     struct kvf_metrics *metrics = &session->agent->metrics;
     uint64_t bytes = chunk_bytes(session);
     uint64_t *words = observer->filling + observer->n_filling;
-    uint64_t kept = 0;
+    uint32_t kept;
 
     metrics->observe_lookup_tokens += (uint64_t)n * chunk_tokens(session);
     if (bytes == 0) {
@@ -295,19 +369,13 @@ static void sample(struct kvf_session *session, uint32_t n)
         metrics->observe_lost_prompts++;
         return;
     }
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t hash = session->observed[i];
-
-        if ((hash >> 32) % observer->one_in == 0) {
-            words[SAMPLE_HEAD + kept++] = hash;
-        }
-    }
+    kept = choose_blocks(session, n, bytes, words + SAMPLE_HEAD);
     if (kept > 0) {
         words[0] = session->agent->now_ns - session->agent->started_ns;
         words[1] = (uint64_t)chunk_tokens(session) << 32;
         words[2] = bytes;
         words[3] = kept;
-        observer->n_filling += SAMPLE_HEAD + (uint32_t)kept;
+        observer->n_filling += SAMPLE_HEAD + kept;
         start_replays(observer);
     }
 }
@@ -473,7 +541,10 @@ int kvf_observe_open(struct kvf_agent *agent)
     kvf_log(KVF_LOG_INFO, "mode observe: nothing is stored, every answer is a miss");
     observer->filling = calloc(KVF_OBSERVE_WORDS, sizeof(*observer->filling));
     observer->working = calloc(KVF_OBSERVE_WORDS, sizeof(*observer->working));
-    return observer->filling != NULL && observer->working != NULL ? KVF_OK : KVF_ERR_NO_MEMORY;
+    observer->hots = calloc(HOT_PLACES, sizeof(*observer->hots));
+    return observer->filling != NULL && observer->working != NULL && observer->hots != NULL
+               ? KVF_OK
+               : KVF_ERR_NO_MEMORY;
 }
 
 void kvf_observe_close(struct kvf_agent *agent)
@@ -490,6 +561,7 @@ void kvf_observe_close(struct kvf_agent *agent)
     kvf_log_hush(false);
     free(observer->filling);
     free(observer->working);
+    free(observer->hots);
     free(observer->trace);
     free(observer);
     agent->observer = NULL;

@@ -88,6 +88,16 @@ class Observe(Case):
         self.assertAlmostEqual(metrics["observe_hit_bytes_1x"] / hits, BLOCK_BYTES + 4096, delta=1)
         self.assertFalse(os.path.exists(store) and os.path.getsize(store) > 0)
 
+    def test_a_common_beginning_counts_once(self):
+        self.start("mode=observe")
+        self.prompts([[1]])
+        # the first 65 prompts do not show yet that all begin alike; by a sample of one in five
+        # their common block counts for five each or for nothing
+        self.prompts([[7, 1000 + n] for n in range(400)])
+        wait_for(lambda: self.metrics()["observe_hit_tokens_8x"] >= 300 * 256, "hits")
+        hits = self.metrics()["observe_hit_tokens_8x"] / 256
+        self.assertLessEqual(hits, 400 + 5 * 66)
+
     def test_larger_stores_hit_more(self):
         self.start("mode=observe")
         rng = random.Random(5)
