@@ -51,7 +51,7 @@ enum {
     CALLS = 2,
     OWN = 6, /* rebuilt from X of device memory: of blocks 0, 1, ... */
     PAGES = (CALLS * GOT + OWN) * CHUNK_PAGES,
-    ROUNDS = 40,
+    ROUNDS = 24,
     ROUNDS_MIN = 5,
     MUTANT_ROUNDS = 1000,
     GARBAGE = 0x3c,
