@@ -5,7 +5,7 @@
  * A change here breaks engines that were built before it, so it needs a new major version or a new
  * struct. Growing a struct that begins with struct_bytes is the way that does not.
  */
-#include "kvferry.h"
+#include "kvferry_gpu_x.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,6 +40,9 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_x_weights), 184);
     assert_int_equal(sizeof(struct kvf_x_input), 48);
     assert_int_equal(sizeof(struct kvf_x_put_options), 32);
+    assert_int_equal(sizeof(struct kvf_gpu_x_options), 88);
+    assert_int_equal(sizeof(struct kvf_gpu_x_item), 40);
+    assert_int_equal(sizeof(struct kvf_gpu_x_put_options), 24);
     assert_int_equal(sizeof(struct kvf_x_factors), 84);
     assert_int_equal(sizeof(struct kvf_x_gate_options), 80);
     assert_int_equal(sizeof(struct kvf_x_choice), 264);
@@ -65,6 +68,9 @@ static void sizes_come_first(void **state)
     assert_int_equal(offsetof(struct kvf_x_weights, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_x_input, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_x_put_options, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_gpu_x_options, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_gpu_x_item, struct_bytes), 0);
+    assert_int_equal(offsetof(struct kvf_gpu_x_put_options, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_x_factors, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_x_gate_options, struct_bytes), 0);
     assert_int_equal(offsetof(struct kvf_x_choice, struct_bytes), 0);

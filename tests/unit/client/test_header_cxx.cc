@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_header_cxx.cc: the public header in a C++ program: it compiles as C++11 without a warning,
- * and its functions have C names, so that they link.
+ * test_header_cxx.cc: the public headers in a C++ program: they compile as C++11 without a warning,
+ * and their functions have C names, so that they link.
  */
-#include "kvferry.h"
+#include "kvferry_gpu_x.h"
 
 #include <cstdio>
 #include <cstring>
