@@ -185,13 +185,13 @@ static void take_results(struct kvf_observer *observer)
 {
     struct kvf_metrics *metrics = &observer->agent->metrics;
     uint64_t *const tokens[KVF_OBSERVE_SIZES] = {
-        &metrics->observe_hit_tokens_quarter, &metrics->observe_hit_tokens_half,
-        &metrics->observe_hit_tokens_1x,      &metrics->observe_hit_tokens_2x,
-        &metrics->observe_hit_tokens_4x,      &metrics->observe_hit_tokens_8x};
+        &metrics->observe_hit_tokens_quarter,  &metrics->observe_hit_tokens_half,
+        &metrics->observe_hit_tokens_full,     &metrics->observe_hit_tokens_double,
+        &metrics->observe_hit_tokens_fourfold, &metrics->observe_hit_tokens_eightfold};
     uint64_t *const bytes[KVF_OBSERVE_SIZES] = {
-        &metrics->observe_hit_bytes_quarter, &metrics->observe_hit_bytes_half,
-        &metrics->observe_hit_bytes_1x,      &metrics->observe_hit_bytes_2x,
-        &metrics->observe_hit_bytes_4x,      &metrics->observe_hit_bytes_8x};
+        &metrics->observe_hit_bytes_quarter,  &metrics->observe_hit_bytes_half,
+        &metrics->observe_hit_bytes_full,     &metrics->observe_hit_bytes_double,
+        &metrics->observe_hit_bytes_fourfold, &metrics->observe_hit_bytes_eightfold};
 
     for (uint32_t i = 0; i < KVF_OBSERVE_SIZES; i++) {
         if (!observer->shadows[i].is_off) {

@@ -73,7 +73,7 @@ class Observe(Case):
         for _ in range(3):
             time.sleep(1.1)  # not the same prompt asked for again
             self.assertEqual(self.prompts([chain]), [(0, 0, 400)])
-        wait_for(lambda: self.metrics()["observe_hit_tokens_1x"] > 400 * 256, "two prompts' hits")
+        wait_for(lambda: self.metrics()["observe_hit_tokens_full"] > 400 * 256, "two prompts' hits")
         metrics = self.metrics()
         self.assertEqual(metrics["put_blocks"], 0)
         self.assertEqual(metrics["observe_put_blocks"], 400 + 10 + 3 * 400)
@@ -82,10 +82,10 @@ class Observe(Case):
         self.assertEqual(metrics["observe_lost_prompts"], 0)
         # of three prompts after the sizes were known, two were there, as far as a sample of one in
         # five tells: names are random, and five deviations are 400 blocks
-        hits = metrics["observe_hit_tokens_1x"] / 256
+        hits = metrics["observe_hit_tokens_full"] / 256
         self.assertGreater(hits, 400)
         self.assertLess(hits, 1200)
-        self.assertAlmostEqual(metrics["observe_hit_bytes_1x"] / hits, BLOCK_BYTES + 4096, delta=1)
+        self.assertAlmostEqual(metrics["observe_hit_bytes_full"] / hits, BLOCK_BYTES + 4096, delta=1)
         self.assertFalse(os.path.exists(store) and os.path.getsize(store) > 0)
 
     def test_a_common_beginning_counts_once(self):
@@ -94,8 +94,8 @@ class Observe(Case):
         # the first 65 prompts do not show yet that all begin alike; by a sample of one in five
         # their common block counts for five each or for nothing
         self.prompts([[7, 1000 + n] for n in range(400)])
-        wait_for(lambda: self.metrics()["observe_hit_tokens_8x"] >= 300 * 256, "hits")
-        hits = self.metrics()["observe_hit_tokens_8x"] / 256
+        wait_for(lambda: self.metrics()["observe_hit_tokens_eightfold"] >= 300 * 256, "hits")
+        hits = self.metrics()["observe_hit_tokens_eightfold"] / 256
         self.assertLessEqual(hits, 400 + 5 * 66)
 
     def test_larger_stores_hit_more(self):
@@ -107,11 +107,12 @@ class Observe(Case):
         for _ in range(4):
             rng.shuffle(ends)
             self.prompts([list(range(end, end + 200)) for end in ends])
-        wait_for(lambda: self.metrics()["observe_hit_tokens_8x"] >= 2 * 12000 * 256, "replays")
+        wait_for(lambda: self.metrics()["observe_hit_tokens_eightfold"] >= 2 * 12000 * 256, "replays")
         wait_for(lambda: self.metrics()["observe_lost_prompts"] == 0, "no prompt lost")
         metrics = self.metrics()
         hits = [metrics[f"observe_hit_tokens_{size}"] / metrics["observe_lookup_tokens"]
-                for size in ("quarter", "half", "1x", "2x", "4x", "8x")]
+                for size in ("quarter", "half", "full", "double", "fourfold",
+                              "eightfold")]
         self.assertGreater(hits[5], 0.5)
         self.assertLess(hits[0], 0.2)
         self.assertLess(hits[0], hits[5])
