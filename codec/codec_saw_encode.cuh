@@ -15,7 +15,8 @@
  * What bounds the kernel now: instructions, most of them additions of the three butterfly stages
  * that are not products, and comparisons for the range; and the ends of a burst, for thread blocks
  * begin with nothing to code, and do not end at one time, since their units are dealt out
- * beforehand. So longer bursts are faster.
+ * beforehand. So longer bursts are faster. To deal the last units out to those that come first has
+ * been tried: rows whose entries have to be made at that moment cost more than the ends do.
  */
 #ifndef KVF_CODEC_CODEC_SAW_ENCODE_CUH
 #define KVF_CODEC_CODEC_SAW_ENCODE_CUH
@@ -89,7 +90,8 @@ enum encode_barrier { /* numbers of barriers of the thread block */
 };
 
 /* compute-sanitizer's racecheck does not follow those who arrive and do not wait: it reports sums
- * and means, which lie on either side. With await in its place it has nothing to report. */
+ * and means, which lie on either side. With await in its place it has nothing to report of saw, with
+ * and without a search, nor of tq. */
 static __device__ __forceinline__ void arrive(uint32_t barrier)
 {
     arrive_at(barrier, SAW_ENCODE_THREADS);
