@@ -90,8 +90,8 @@ enum encode_barrier { /* numbers of barriers of the thread block */
 };
 
 /* compute-sanitizer's racecheck does not follow those who arrive and do not wait: it reports sums
- * and means, which lie on either side. With await in its place it has nothing to report of saw, with
- * and without a search, nor of tq. */
+ * and means, which lie on either side. With await in its place it has nothing to report, neither of
+ * saw, with or without a search, nor of tq. */
 static __device__ __forceinline__ void arrive(uint32_t barrier)
 {
     arrive_at(barrier, SAW_ENCODE_THREADS);
