@@ -97,10 +97,10 @@ static void fill(const struct bed *bed, bool has_raw, uint32_t raw_page)
             at[element - 2] = (uint8_t)(low >> 7);
         }
     }
-    for (uint32_t i = 0; i < 3 * LAYERS; i++) {
+    for (uint32_t i = 0; i < LAYERS; i++) { /* one a layer: of more, some could share a block */
         size_t token = below(PAGES * PAGE);
 
-        memset(host + (i % LAYERS) * bed->layer_bytes + token * bed->token_bytes, 0xff, element);
+        memset(host + i * bed->layer_bytes + token * bed->token_bytes, 0xff, element);
     }
     for (uint32_t token = 0; has_raw && token < PAGE; token++) {
         memset(host + (4 * bed->layer_bytes) + (raw_page * PAGE + token) * bed->token_bytes, 0xff,
