@@ -163,7 +163,8 @@ def machine_text(report):
     if "drive" in machine:
         parts.append(f"drive {machine['drive']} with {machine['fs']}")
     # accuracy has no sides, and those of the GPU's programs differ
-    sides = "" if report["bench"] in ("accuracy", "gpu", "replay") else f", {report['seconds']:g} s a side"
+    has_sides = report["bench"] not in ("accuracy", "gpu", "replay")
+    sides = f", {report['seconds']:g} s a side" if has_sides else ""
     return (f"{', '.join(parts)}. {report['date'][:10]}, commit {report['commit']}"
             f"{sides}; others took {machine['cpu_of_others']:.1%} of the "
             f"CPUs meanwhile, the host {machine['cpu_of_host']:.1%}.")
