@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * session.c: one attached client, from accept to the last byte of its memory. The order of the
- * handshake is in transport/proto_wire.h; what the client may read is decided by the socket it came
- * through.
+ * session.c: one attached client, from accept to the last byte of its memory. The handshake's order
+ * is in transport/proto_wire.h; what the client may read is decided by the socket it came through.
  */
 #include "agent/core.h"
 

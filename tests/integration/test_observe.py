@@ -85,7 +85,8 @@ class Observe(Case):
         hits = metrics["observe_hit_tokens_full"] / 256
         self.assertGreater(hits, 400)
         self.assertLess(hits, 1200)
-        self.assertAlmostEqual(metrics["observe_hit_bytes_full"] / hits, BLOCK_BYTES + 4096, delta=1)
+        self.assertAlmostEqual(metrics["observe_hit_bytes_full"] / hits, BLOCK_BYTES + 4096,
+                               delta=1)
         self.assertFalse(os.path.exists(store) and os.path.getsize(store) > 0)
 
     def test_a_common_beginning_counts_once(self):
@@ -107,7 +108,8 @@ class Observe(Case):
         for _ in range(4):
             rng.shuffle(ends)
             self.prompts([list(range(end, end + 200)) for end in ends])
-        wait_for(lambda: self.metrics()["observe_hit_tokens_eightfold"] >= 2 * 12000 * 256, "replays")
+        wait_for(lambda: self.metrics()["observe_hit_tokens_eightfold"] >= 2 * 12000 * 256,
+                 "replays")
         wait_for(lambda: self.metrics()["observe_lost_prompts"] == 0, "no prompt lost")
         metrics = self.metrics()
         hits = [metrics[f"observe_hit_tokens_{size}"] / metrics["observe_lookup_tokens"]
