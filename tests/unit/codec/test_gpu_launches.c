@@ -178,8 +178,8 @@ static void searches(void **state)
     assert_int_equal(find(launches, n, "kvf_saw_decode_128_3")->tensors, 3);
 }
 
-/* What kernels do not do is for the host: layers that are differences to those before. */
-static void differences_are_for_the_host(void **state)
+/* Layers that are differences to those before: one kernel has them all. */
+static void differences_take_one_kernel(void **state)
 {
     (void)state;
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
@@ -192,14 +192,19 @@ static void differences_are_for_the_host(void **state)
     work.n_layers = 2 * LAYERS;
     work.n_parts = 2 * LAYERS * BLOCKS;
     work = kvf_gpu_launch_work(&work, &kinds, KVF_GPU_WHOLE);
-    assert_int_equal(kvf_gpu_encode(&work, &kinds, launches), 0);
-    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_SAW, launches), 0);
-    assert_int_equal(kvf_gpu_decode(&work, KVF_CODEC_RAW, launches), 0);
+    uint32_t n = kvf_gpu_encode(&work, &kinds, launches);
+    assert_int_equal(find(launches, n, "kvf_loop_encode_128")->tensors & 3, 1);
+    n = kvf_gpu_decode(&work, KVF_CODEC_SAW, launches);
+    assert_int_equal(find(launches, n, "kvf_loop_decode_128")->tensors & 3, 1);
     /* the same codecs without differences */
     plan.block_flags = KVF_BLOCK_KINDS;
     kvf_gpu_kinds_fill(&plan, &kinds);
     work = kvf_gpu_launch_work(&work, &kinds, KVF_GPU_WHOLE);
-    assert_true(kvf_gpu_encode(&work, &kinds, launches) != 0);
+    n = kvf_gpu_encode(&work, &kinds, launches);
+    assert_true(n != 0);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_null(strstr(launches[i].kernel, "loop"));
+    }
     assert_true(kvf_gpu_decode(&work, KVF_CODEC_SAW, launches) != 0);
 }
 
@@ -343,7 +348,7 @@ int main(void)
         cmocka_unit_test(exact_plans),
         cmocka_unit_test(mixed_plans),
         cmocka_unit_test(searches),
-        cmocka_unit_test(differences_are_for_the_host),
+        cmocka_unit_test(differences_take_one_kernel),
         cmocka_unit_test(kivi_plans),
         cmocka_unit_test(tq_plans),
         cmocka_unit_test(layers_of_two_kinds),
