@@ -532,6 +532,7 @@ int kvf_observe_open(struct kvf_agent *agent)
 
     agent->observer = observer;
     if (observer == NULL) {
+        kvf_log(KVF_LOG_ERROR, "recordings of prompts: out of memory");
         return KVF_ERR_NO_MEMORY;
     }
     observer->agent = agent;
@@ -542,9 +543,11 @@ int kvf_observe_open(struct kvf_agent *agent)
     observer->filling = calloc(KVF_OBSERVE_WORDS, sizeof(*observer->filling));
     observer->working = calloc(KVF_OBSERVE_WORDS, sizeof(*observer->working));
     observer->hots = calloc(HOT_PLACES, sizeof(*observer->hots));
-    return observer->filling != NULL && observer->working != NULL && observer->hots != NULL
-               ? KVF_OK
-               : KVF_ERR_NO_MEMORY;
+    if (observer->filling == NULL || observer->working == NULL || observer->hots == NULL) {
+        kvf_log(KVF_LOG_ERROR, "mode observe: no memory for a sample of prompts");
+        return KVF_ERR_NO_MEMORY;
+    }
+    return KVF_OK;
 }
 
 void kvf_observe_close(struct kvf_agent *agent)

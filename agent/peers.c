@@ -542,10 +542,12 @@ int kvf_peers_open(struct kvf_agent *agent)
                                     .inflight_bytes = agent->config->peers_inflight_bytes},
         &peers->source.store);
     peers->source.tier = peers->source.store;
-    if (status == KVF_OK) {
-        take_nodes(peers);
+    if (status != KVF_OK) {
+        kvf_log(KVF_LOG_ERROR, "peers: no memory for fetches");
+        return status;
     }
-    return status;
+    take_nodes(peers);
+    return KVF_OK;
 }
 
 void kvf_peers_stop(struct kvf_agent *agent)
