@@ -397,11 +397,11 @@ int cli_purge(const struct cli *cli)
 
 /* --- reload, log-level, drain ----------------------------------------------------------------- */
 
-/* POST, and print what the daemon says. */
-static int command(const struct cli *cli, const char *path)
+/* Ask, and print what the daemon says: all of it, or the field for people. */
+static int ask(const struct cli *cli, const char *method, const char *path, const char *field)
 {
     json_t *answer;
-    int code = cli_http(cli, "POST", path, &answer);
+    int code = cli_http(cli, method, path, &answer);
 
     if (code != CLI_OK) {
         return code;
@@ -409,10 +409,15 @@ static int command(const struct cli *cli, const char *path)
     if (cli->is_json) {
         cli_print_json(answer);
     } else {
-        printf("%s\n", cli_string(answer, "text"));
+        printf("%s\n", cli_string(answer, field));
         json_decref(answer);
     }
     return CLI_OK;
+}
+
+static int command(const struct cli *cli, const char *path)
+{
+    return ask(cli, "POST", path, "text");
 }
 
 int cli_reload(const struct cli *cli)
@@ -451,30 +456,17 @@ int cli_enable(const struct cli *cli)
 int cli_log_level(const struct cli *cli)
 {
     char path[64];
-    json_t *answer;
     int level;
-    int code;
 
     if (cli->file == NULL) {
-        code = cli_http(cli, "GET", "/v1/log-level", &answer);
-    } else {
-        if (kvf_log_level_parse(cli->file, &level) != KVF_OK) {
-            return cli_fail(CLI_USAGE, "log-level: '%s' is not error, warning, info or debug",
-                            cli->file);
-        }
-        snprintf(path, sizeof(path), "/v1/log-level?level=%s", cli->file);
-        code = cli_http(cli, "POST", path, &answer);
+        return ask(cli, "GET", "/v1/log-level", "log_level");
     }
-    if (code != CLI_OK) {
-        return code;
+    if (kvf_log_level_parse(cli->file, &level) != KVF_OK) {
+        return cli_fail(CLI_USAGE, "log-level: '%s' is not error, warning, info or debug",
+                        cli->file);
     }
-    if (cli->is_json) {
-        cli_print_json(answer);
-    } else {
-        printf("%s\n", cli_string(answer, "log_level"));
-        json_decref(answer);
-    }
-    return CLI_OK;
+    snprintf(path, sizeof(path), "/v1/log-level?level=%s", cli->file);
+    return ask(cli, "POST", path, "log_level");
 }
 
 /* One look at a daemon that drains. CLI_OK: it goes on; *incarnation is filled by the first look,

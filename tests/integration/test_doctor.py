@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -17,24 +16,16 @@ import logged  # noqa: E402
 
 KVFERRYD, KVFERRY = sys.argv[1:3]
 DEADLINE_S = 120
-SMALL = ["dram.bytes=32MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=32MiB",
-         "staging.total=64MiB", "staging.client=8MiB", "clients.max=4", "nvme.0.bytes=64MiB",
-         "nvme.0.segment_bytes=4MiB", "nvme.0.engine=threads"]
 
 
-class Doctor(logged.LoggedCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="kvferry-doctor-")
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-        self.socket = os.path.join(self.folder, "kvferryd.sock")
-        self.log = os.path.join(self.folder, "log")
+class Doctor(logged.DaemonCase):
+    FOLDER = "kvferry-doctor-"
+    SMALL = ["dram.bytes=32MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=32MiB",
+             "staging.total=64MiB", "staging.client=8MiB", "clients.max=4", "nvme.0.bytes=64MiB",
+             "nvme.0.segment_bytes=4MiB", "nvme.0.engine=threads"]
 
     def start(self, *sets):
-        command = [KVFERRYD, "--dir", self.folder]
-        for value in SMALL + list(sets):
-            command += ["--set", value]
-        return self.start_logged(command)
+        return self.start_daemon(KVFERRYD, *sets)
 
     def kvferry(self, *arguments, data=""):
         return subprocess.run([KVFERRY, *arguments, "--socket", self.socket], input=data,

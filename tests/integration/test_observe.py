@@ -10,7 +10,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
@@ -21,9 +20,6 @@ import logged  # noqa: E402
 KVFERRYD, KVFERRY, PROMPTS = sys.argv[1:4]
 DEADLINE_S = 120
 BLOCK_BYTES = 20000
-SMALL = ["dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
-         "staging.total=64MiB", "staging.client=4MiB", "clients.max=8", "nvme.0.bytes=64MiB",
-         "nvme.0.segment_bytes=4MiB"]
 
 
 def wait_for(condition, what):
@@ -34,19 +30,14 @@ def wait_for(condition, what):
         time.sleep(0.05)
 
 
-class Case(logged.LoggedCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="kvferry-observe-")
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-        self.socket = os.path.join(self.folder, "kvferryd.sock")
-        self.log = os.path.join(self.folder, "log")
+class Case(logged.DaemonCase):
+    FOLDER = "kvferry-observe-"
+    SMALL = ["dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
+             "staging.total=64MiB", "staging.client=4MiB", "clients.max=8", "nvme.0.bytes=64MiB",
+             "nvme.0.segment_bytes=4MiB"]
 
     def start(self, *sets):
-        command = [KVFERRYD, "--dir", self.folder]
-        for value in SMALL + list(sets):
-            command += ["--set", value]
-        return self.start_logged(command)
+        return self.start_daemon(KVFERRYD, *sets)
 
     def prompts(self, chains, label="a"):
         """What came of each: blocks found, fetched, put."""

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """logged.py: a test case that starts a daemon, has what it says in one file, and ends it."""
 
+import os
 import subprocess
+import tempfile
 import time
 import unittest
 
@@ -37,3 +39,23 @@ class LoggedCase(unittest.TestCase):
         with open(self.log, "rb") as file:
             file.seek(begin)
             return file.read().decode()
+
+
+class DaemonCase(LoggedCase):
+    """A kvferryd in a folder of its own, whose name begins with FOLDER; SMALL are its settings."""
+
+    FOLDER = "kvferry-"
+    SMALL = ()
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix=self.FOLDER)
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.socket = os.path.join(self.folder, "kvferryd.sock")
+        self.log = os.path.join(self.folder, "log")
+
+    def start_daemon(self, kvferryd, *sets):
+        command = [kvferryd, "--dir", self.folder]
+        for value in [*self.SMALL, *sets]:
+            command += ["--set", value]
+        return self.start_logged(command)
