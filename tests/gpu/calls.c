@@ -12,6 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -678,4 +680,22 @@ void calls_chain_get_and_check(struct calls *calls, const struct calls_chain *ch
     assert_int_equal(outcome.status, KVF_OK);
     assert_int_equal(outcome.n_good, chain->n);
     calls_assert_pages_equal(calls);
+}
+
+int calls_run_alone(const struct calls *calls, const char *program, const char *mutant,
+                    uint64_t first_key)
+{
+    char key[24];
+    int wait_status = 0;
+    pid_t pid;
+
+    (void)snprintf(key, sizeof(key), "%llu", (unsigned long long)first_key);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        (void)execl(program, program, mutant, calls->daemon.socket_path, key, (char *)NULL);
+        _exit(127);
+    }
+    assert_int_equal(waitpid(pid, &wait_status, 0), pid);
+    return wait_status;
 }

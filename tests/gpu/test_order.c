@@ -369,23 +369,6 @@ static void mutant_run(const char *mutant)
     _exit(0);
 }
 
-static int run_alone(const char *program, const char *mutant, uint32_t number)
-{
-    char key[24];
-    int wait_status = 0;
-    pid_t pid;
-
-    (void)snprintf(key, sizeof(key), "%u", 1000000 * (number + 10));
-    pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        (void)execl(program, program, mutant, calls.daemon.socket_path, key, (char *)NULL);
-        _exit(127);
-    }
-    assert_int_equal(waitpid(pid, &wait_status, 0), pid);
-    return wait_status;
-}
-
 static void daemon_start(bool has_hbm)
 {
 #ifdef KVF_TEST_AGENT
@@ -428,11 +411,11 @@ static int run_mutant(const char *program, uint32_t i)
     int wait_status;
 
     if (i < OWN_MUTANTS) {
-        return run_alone(program, mutants[i], i);
+        return calls_run_alone(&calls, program, mutants[i], 1000000 * (i + 10));
     }
     assert_int_equal(setenv("KVF_TEST_MUTANT", mutants[i], 1), 0);
     daemon_start(is_of_hbm(mutants[i]));
-    wait_status = run_alone(program, mutants[i], i);
+    wait_status = calls_run_alone(&calls, program, mutants[i], 1000000 * (i + 10));
     calls_daemon_stop(&calls);
     assert_int_equal(unsetenv("KVF_TEST_MUTANT"), 0);
     calls.daemon = kept;

@@ -385,23 +385,6 @@ static void mutant_run(const char *mutant)
     _exit(0);
 }
 
-static int run_alone(const char *program, const char *mutant, size_t number)
-{
-    char key[24];
-    int wait_status = 0;
-    pid_t pid;
-
-    (void)snprintf(key, sizeof(key), "%zu", 1000 * (number + 1));
-    pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        (void)execl(program, program, mutant, calls.daemon.socket_path, key, (char *)NULL);
-        _exit(127);
-    }
-    assert_int_equal(waitpid(pid, &wait_status, 0), pid);
-    return wait_status;
-}
-
 static void test_each_removed_wait_is_caught(void **state)
 {
     char program[KVF_TEST_PATH_BYTES];
@@ -411,7 +394,7 @@ static void test_each_removed_wait_is_caught(void **state)
     assert_true(n > 0);
     program[n] = 0;
     for (size_t i = 0; i < sizeof(mutants) / sizeof(mutants[0]); i++) {
-        int wait_status = run_alone(program, mutants[i], i);
+        int wait_status = calls_run_alone(&calls, program, mutants[i], 1000 * (i + 1));
         bool is_caught = WIFSIGNALED(wait_status) || WEXITSTATUS(wait_status) == 1;
 
         print_message("%s: %s\n", mutants[i], is_caught ? "caught" : "not caught");
