@@ -186,8 +186,8 @@ void calls_chain_put_and_check(struct calls *calls, const struct calls_chain *ch
  * it, and all other bytes are untouched. */
 void calls_chain_get_and_check(struct calls *calls, const struct calls_chain *chain);
 
-/* Run a test program again, beside the daemon that is there, with one wait left out. main's
- * arguments: mutant, the daemon's socket, the first name of its blocks. As waitpid says it ended. */
+/* Run a test program again, beside the daemon that is there, with one wait left out. Arguments of
+ * main: mutant, the daemon's socket, the first name of its blocks. Returns what waitpid says. */
 int calls_run_alone(const struct calls *calls, const char *program, const char *mutant,
                     uint64_t first_key);
 
