@@ -36,8 +36,11 @@ int kvf_agent_post(struct kvf_agent *agent, struct kvf_control *control)
     return status;
 }
 
-static void finish(struct kvf_control *control, int status)
+void kvf_answer_finish(struct kvf_control *control, int status)
 {
+    if (control == NULL) {
+        return;
+    }
     control->status = status;
     if (status < 0 && control->text[0] == '\0') {
         (void)snprintf(control->text, sizeof(control->text), "%s", kvf_status_text(status));
@@ -142,7 +145,7 @@ static void answer_stat(struct kvf_agent *agent, struct kvf_control *control)
     agent->metrics.leased_bytes = agent->leased_bytes;
     agent->metrics.writeback_bytes = agent->writeback_bytes;
     stat->metrics = agent->metrics;
-    finish(control, KVF_OK);
+    kvf_answer_finish(control, KVF_OK);
 }
 
 static void client_row(struct kvf_session *session, struct kvf_control_client *row)
@@ -200,7 +203,7 @@ static void answer_clients(struct kvf_agent *agent, struct kvf_control *control)
         }
         client_row(session, &rows[control->n_rows++]);
     }
-    finish(control, KVF_OK);
+    kvf_answer_finish(control, KVF_OK);
 }
 
 static bool is_block_of(const struct kvf_agent *agent, const struct kvf_entry *entry,
@@ -247,7 +250,7 @@ static void answer_blocks(struct kvf_agent *agent, struct kvf_control *control)
         }
         block_row(agent, entry, &rows[control->n_rows++]);
     }
-    finish(control, KVF_OK);
+    kvf_answer_finish(control, KVF_OK);
 }
 
 static void answer_namespaces(struct kvf_agent *agent, struct kvf_control *control)
@@ -282,7 +285,7 @@ static void answer_namespaces(struct kvf_agent *agent, struct kvf_control *contr
         row->dram_bytes = ns->dram_bytes;
         row->nvme_bytes = ns->nvme_bytes;
     }
-    finish(control, KVF_OK);
+    kvf_answer_finish(control, KVF_OK);
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -334,7 +337,7 @@ static void sweep_finish(struct kvf_agent *agent)
         return;
     }
     agent->sweep.control = NULL;
-    finish(control, KVF_OK);
+    kvf_answer_finish(control, KVF_OK);
 }
 
 /* Some entries of the running evict or purge; the rest in later turns. */
@@ -365,7 +368,7 @@ static void sweep_begin(struct kvf_agent *agent, struct kvf_control *control)
     if (agent->sweep.control != NULL) {
         (void)snprintf(control->text, sizeof(control->text),
                        "another evict or purge is running, ask again");
-        finish(control, KVF_ERR_BUSY);
+        kvf_answer_finish(control, KVF_ERR_BUSY);
         return;
     }
     agent->sweep.control = control;
@@ -390,7 +393,7 @@ static void answer_evict(struct kvf_agent *agent, struct kvf_control *control)
         agent->metrics.purged_blocks++;
         kvf_place_forget_set(agent, entry);
     }
-    finish(control, entry != NULL ? KVF_OK : KVF_MISS);
+    kvf_answer_finish(control, entry != NULL ? KVF_OK : KVF_MISS);
 }
 
 static void purge_confirmed(void *ctx, uint64_t namespace_id, int status)
@@ -411,7 +414,7 @@ static void purge_confirmed(void *ctx, uint64_t namespace_id, int status)
                            "the blocks may come back after a restart",
                            kvf_status_text(sweep->status));
         }
-        finish(control, sweep->status);
+        kvf_answer_finish(control, sweep->status);
     }
 }
 
@@ -441,7 +444,7 @@ static void answer_purge(struct kvf_agent *agent, struct kvf_control *control)
 {
     if (control->namespace_id == 0) {
         (void)snprintf(control->text, sizeof(control->text), "name the namespace to purge");
-        finish(control, KVF_ERR_INVALID);
+        kvf_answer_finish(control, KVF_ERR_INVALID);
         return;
     }
     sweep_begin(agent, control);
@@ -476,7 +479,7 @@ static void verify_finish(struct kvf_verify *verify, int status)
     verify->agent->verify = NULL;
     (void)munmap(verify->scratch, SCRATCH_BYTES);
     free(verify);
-    finish(control, status);
+    kvf_answer_finish(control, status);
 }
 
 static void verify_count(struct kvf_verify *verify, int status)
@@ -610,19 +613,19 @@ static void answer_verify(struct kvf_agent *agent, struct kvf_control *control)
     if (agent->verify != NULL || agent->is_draining) {
         (void)snprintf(control->text, sizeof(control->text),
                        "another verify is running, ask again");
-        finish(control, KVF_ERR_BUSY);
+        kvf_answer_finish(control, KVF_ERR_BUSY);
         return;
     }
     verify = calloc(1, sizeof(*verify));
     if (verify == NULL) {
-        finish(control, KVF_ERR_NO_MEMORY);
+        kvf_answer_finish(control, KVF_ERR_NO_MEMORY);
         return;
     }
     verify->scratch = mmap(NULL, SCRATCH_BYTES, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (verify->scratch == MAP_FAILED) {
         free(verify);
-        finish(control, KVF_ERR_NO_MEMORY);
+        kvf_answer_finish(control, KVF_ERR_NO_MEMORY);
         return;
     }
     verify->agent = agent;
@@ -663,35 +666,35 @@ static void answer(struct kvf_agent *agent, struct kvf_control *control)
         return;
     case KVF_CONTROL_DRAIN:
         kvf_agent_stop(agent);
-        finish(control, KVF_OK);
+        kvf_answer_finish(control, KVF_OK);
         return;
     case KVF_CONTROL_DISABLE:
-        finish(control, kvf_service_disable(agent, control->namespace_id, control->text,
-                                            sizeof(control->text)));
+        kvf_answer_finish(control, kvf_service_disable(agent, control->namespace_id, control->text,
+                                                       sizeof(control->text)));
         return;
     case KVF_CONTROL_ENABLE:
-        finish(control, kvf_service_enable(agent, control->namespace_id, control->text,
-                                           sizeof(control->text)));
+        kvf_answer_finish(control, kvf_service_enable(agent, control->namespace_id, control->text,
+                                                      sizeof(control->text)));
         return;
     case KVF_CONTROL_CALIBRATIONS:
         control->calibrations = agent->calibrations != NULL
                                     ? kvf_calibrations_hold(agent->calibrations)
                                     : NULL;
-        finish(control, KVF_OK);
+        kvf_answer_finish(control, KVF_OK);
         return;
     case KVF_CONTROL_TRACE:
         kvf_observe_take(agent, control);
-        finish(control, control->status);
+        kvf_answer_finish(control, control->status);
         return;
     case KVF_CONTROL_RELOAD:
         kvf_reload_start(agent, control);
         return;
     case KVF_CONTROL_PEERS:
         control->n_rows = kvf_peers_rows(agent, control->rows, control->max_rows);
-        finish(control, KVF_OK);
+        kvf_answer_finish(control, KVF_OK);
         return;
     }
-    finish(control, KVF_ERR_INVALID);
+    kvf_answer_finish(control, KVF_ERR_INVALID);
 }
 
 static uint32_t take_all(struct kvf_agent *agent, struct kvf_control *out[KVF_CONTROLS_MAX])
@@ -731,17 +734,17 @@ void kvf_answer_fail_all(struct kvf_agent *agent)
     (void)pthread_mutex_unlock(&agent->control_lock);
     n = take_all(agent, controls);
     for (uint32_t i = 0; i < n; i++) {
-        finish(controls[i], KVF_ERR_TIER_OFF);
+        kvf_answer_finish(controls[i], KVF_ERR_TIER_OFF);
     }
     kvf_reload_abandon(agent);
     if (agent->sweep.control != NULL) {
-        finish(agent->sweep.control, KVF_ERR_TIER_OFF);
+        kvf_answer_finish(agent->sweep.control, KVF_ERR_TIER_OFF);
         agent->sweep.control = NULL;
     }
     if (agent->verify != NULL) {
         /* only after a drain that timed out: the drive may still write to the scratch memory, so it
          * stays */
-        finish(agent->verify->control, KVF_ERR_TIER_OFF);
+        kvf_answer_finish(agent->verify->control, KVF_ERR_TIER_OFF);
         agent->verify = NULL;
     }
 }

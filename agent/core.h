@@ -841,6 +841,9 @@ void kvf_reload_free(struct kvf_agent *agent);
 
 /* answer.c */
 void kvf_answer_poll(struct kvf_agent *agent);
+/* Give a question back to its asker, with the status' words where there are no others. Accepts
+ * NULL: nobody has asked. */
+void kvf_answer_finish(struct kvf_control *control, int status);
 /* Answer whatever is left at the end. The work queue must be closed: nothing runs any more. */
 void kvf_answer_fail_all(struct kvf_agent *agent);
 

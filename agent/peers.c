@@ -477,8 +477,8 @@ static int open_net(struct kvf_peers *peers)
     }
     status = kvf_net_open(&net, &peers->net, why, sizeof(why));
     if (status != KVF_OK) {
-        kvf_log(KVF_LOG_ERROR, "peers: %s%s%s",
-                config->peers_listen[0] != '\0' ? config->peers_listen : "network", ": ", why);
+        kvf_log(KVF_LOG_ERROR, "peers: %s: %s",
+                config->peers_listen[0] != '\0' ? config->peers_listen : "network", why);
         return status;
     }
     if (config->peers_listen[0] != '\0') {

@@ -21,14 +21,6 @@ struct kvf_reload {
     int status;
 };
 
-static void finish(struct kvf_control *control, int status)
-{
-    if (control != NULL) {
-        control->status = status;
-        control->done(control);
-    }
-}
-
 static void reload_run(struct kvf_work *work)
 {
     struct kvf_reload *reload = work->owner;
@@ -88,7 +80,7 @@ static void reload_done(struct kvf_work *work)
         }
     }
     free(reload);
-    finish(control, status);
+    kvf_answer_finish(control, status);
 }
 
 void kvf_reload_start(struct kvf_agent *agent, struct kvf_control *control)
@@ -103,12 +95,20 @@ void kvf_reload_start(struct kvf_agent *agent, struct kvf_control *control)
                            "calibration.dir is not set, and it is what is read again; other "
                            "options need a restart");
         }
-        finish(control, KVF_ERR_REFUSED);
+        kvf_answer_finish(control, KVF_ERR_REFUSED);
         return;
     }
-    reload = agent->reload == NULL ? calloc(1, sizeof(*reload)) : NULL;
+    if (agent->reload != NULL) {
+        if (control != NULL) {
+            (void)snprintf(control->text, sizeof(control->text),
+                           "calibration.dir is being read again already; try again");
+        }
+        kvf_answer_finish(control, KVF_ERR_BUSY);
+        return;
+    }
+    reload = calloc(1, sizeof(*reload));
     if (reload == NULL) {
-        finish(control, agent->reload == NULL ? KVF_ERR_NO_MEMORY : KVF_ERR_BUSY);
+        kvf_answer_finish(control, KVF_ERR_NO_MEMORY);
         return;
     }
     *reload = (struct kvf_reload){
@@ -118,7 +118,7 @@ void kvf_reload_start(struct kvf_agent *agent, struct kvf_control *control)
     };
     if (queue->ops->submit(queue, &reload->work) != KVF_OK) {
         free(reload);
-        finish(control, KVF_ERR_BUSY);
+        kvf_answer_finish(control, KVF_ERR_BUSY);
         return;
     }
     agent->reload = reload;
@@ -135,7 +135,7 @@ void kvf_reload_poll(struct kvf_agent *agent)
 void kvf_reload_abandon(struct kvf_agent *agent)
 {
     if (agent->reload != NULL && agent->reload->control != NULL) {
-        finish(agent->reload->control, KVF_ERR_TIER_OFF);
+        kvf_answer_finish(agent->reload->control, KVF_ERR_TIER_OFF);
         agent->reload->control = NULL;
     }
 }

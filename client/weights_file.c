@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/fd.h"
 #include "codec/codec_fp.h"
 
 enum {
@@ -153,23 +154,14 @@ int kvf_weights_check_layers(const struct kvf_weights *weights, char why[KVF_WEI
 
 static int read_at(int fd, void *to, size_t bytes, uint64_t offset, char *why)
 {
-    uint8_t *at = to;
+    int status = kvf_fd_pread_all(fd, to, bytes, offset);
 
-    while (bytes > 0) {
-        ssize_t n = pread(fd, at, bytes, (off_t)offset);
-
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            return kvf_weights_fault(why, KVF_ERR_IO, "reading: %s",
-                                     n < 0 ? strerror(errno) : "the file has become shorter");
-        }
-        at += n;
-        offset += (uint64_t)n;
-        bytes -= (size_t)n;
+    if (status == KVF_OK) {
+        return KVF_OK;
     }
-    return KVF_OK;
+    return kvf_weights_fault(why, KVF_ERR_IO, "reading: %s",
+                             status != KVF_ERR_CORRUPT ? strerror(errno)
+                                                       : "the file has become shorter");
 }
 
 /* Open a regular file; its length. */

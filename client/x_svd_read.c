@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/crc32c.h"
+#include "base/fd.h"
 
 uint64_t kvf_svd_align_up(uint64_t bytes)
 {
@@ -43,23 +44,14 @@ uint32_t kvf_svd_header_crc(const struct kvf_svd_header *header, const uint32_t 
 
 static int read_at(int fd, void *to, uint64_t bytes, uint64_t offset, char *why)
 {
-    uint8_t *at = to;
+    int status = kvf_fd_pread_all(fd, to, bytes, offset);
 
-    while (bytes > 0) {
-        ssize_t n = pread(fd, at, bytes, (off_t)offset);
-
-        if (n < 0 && errno == EINTR) {
-            continue;
-        }
-        if (n <= 0) {
-            return n < 0 ? kvf_weights_fault(why, KVF_ERR_IO, "reading: %s", strerror(errno))
-                         : kvf_weights_fault(why, KVF_ERR_CORRUPT, "the file is too short");
-        }
-        at += n;
-        offset += (uint64_t)n;
-        bytes -= (uint64_t)n;
+    if (status == KVF_OK) {
+        return KVF_OK;
     }
-    return KVF_OK;
+    return status == KVF_ERR_CORRUPT
+               ? kvf_weights_fault(why, status, "the file is too short")
+               : kvf_weights_fault(why, KVF_ERR_IO, "reading: %s", strerror(errno));
 }
 
 /* Does the header agree with itself and with the file's length? */
