@@ -100,7 +100,7 @@ class Taken(Case):
             arena = int(config["dram"]["bytes"].removesuffix("B"))
             entries = (arena >> 15) + min(bytes_ >> 15, 1 << 20) + (bytes_ >> 20)
             config["nvme"] = [{**store[0], "path": os.path.join(self.folder, "store"),
-                               "bytes": "1GiB"}]
+                               "bytes": "600MiB"}]
             config.setdefault("index", {}).setdefault("entries", entries)
         code, out, error = self.daemon("--check", "--config",
                                        self.write("kvferryd.yaml", yaml.safe_dump(config)))

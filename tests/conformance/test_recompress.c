@@ -82,10 +82,7 @@ static struct kvf_client *open_client(const char *profile)
 
 static void start(const char *set)
 {
-    the_daemon.n_sets = 0;
-    kvf_test_daemon_set(&the_daemon, "allow_uncalibrated=true");
-    kvf_test_daemon_set(&the_daemon, "dram.bytes=64MiB");
-    kvf_test_daemon_set(&the_daemon, "dram.area_bytes=1MiB");
+    kvf_test_daemon_set_only(&the_daemon, "allow_uncalibrated=true");
     if (set != NULL) {
         kvf_test_daemon_set(&the_daemon, set);
     }

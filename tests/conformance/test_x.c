@@ -175,10 +175,7 @@ enum {
 
 static void start(void)
 {
-    the_daemon.n_sets = 0;
-    kvf_test_daemon_set(&the_daemon, "allow_uncalibrated=true");
-    kvf_test_daemon_set(&the_daemon, "dram.bytes=64MiB");
-    kvf_test_daemon_set(&the_daemon, "dram.area_bytes=1MiB");
+    kvf_test_daemon_set_only(&the_daemon, "allow_uncalibrated=true");
     kvf_test_daemon_set(&the_daemon, "nvme.0.recompress=entropy");
     kvf_test_daemon_start(&the_daemon);
 }

@@ -24,6 +24,7 @@ SMALL = [
     "dram.bytes=96MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=96MiB", "staging.total=96MiB",
     "staging.client=4MiB", "nvme.0.bytes=128MiB", "nvme.0.segment_bytes=8MiB", "clients.max=16",
 ]
+STORE = ["--set", "nvme.0.bytes=128MiB", "--set", "nvme.0.segment_bytes=8MiB"]
 START_S = 120
 DEADLINE_S = 120
 
@@ -172,7 +173,7 @@ class DaemonArguments(Case):
         self.one_line(run(KVFERRYD, "--dir", "/proc/none"), 2, "/proc/none", "name one in a folder")
         self.one_line(run(KVFERRYD, "--dir", self.folder, "--set", "dram.bytes=1TB"), 2,
                       "kvferryd: command line: dram.bytes: '1TB' has the unknown unit 'TB'")
-        self.one_line(run(KVFERRYD, "--dir", self.folder, "--set", "dram.bytes=9000TiB"), 2,
+        self.one_line(run(KVFERRYD, "--dir", self.folder, *STORE, "--set", "dram.bytes=9000TiB"), 2,
                       "dram.bytes: the daemon would take", "all there is", "lower")
 
     def test_print_config_reads_back(self):
@@ -207,7 +208,7 @@ class DaemonArguments(Case):
         self.assertEqual(sizes["arena"], 96)
         self.assertTrue(out.decode().endswith("fits\n"))
         self.assertFalse(os.path.exists(self.path("nvme.store")), "--check makes no store")
-        self.one_line(run(KVFERRYD, "--dir", self.folder, "--set", "dram.bytes=8000TiB",
+        self.one_line(run(KVFERRYD, "--dir", self.folder, *STORE, "--set", "dram.bytes=8000TiB",
                           "--check"), 2, "dram.bytes", "lower")
 
 

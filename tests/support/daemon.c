@@ -50,6 +50,7 @@ void kvf_test_daemon_create(struct kvf_test_daemon *daemon, const char *const *s
     for (size_t i = 0; sets != NULL && sets[i] != NULL; i++) {
         kvf_test_daemon_set(daemon, sets[i]);
     }
+    daemon->n_created_sets = daemon->n_sets;
 }
 
 void kvf_test_daemon_set(struct kvf_test_daemon *daemon, const char *set)
@@ -58,6 +59,12 @@ void kvf_test_daemon_set(struct kvf_test_daemon *daemon, const char *set)
         die(daemon, "more settings than there is room for");
     }
     daemon->sets[daemon->n_sets++] = set;
+}
+
+void kvf_test_daemon_set_only(struct kvf_test_daemon *daemon, const char *set)
+{
+    daemon->n_sets = daemon->n_created_sets;
+    kvf_test_daemon_set(daemon, set);
 }
 
 void kvf_test_daemon_spawn(struct kvf_test_daemon *daemon)

@@ -27,7 +27,7 @@ struct kvf_test_daemon {
 
     /* may be changed before each start; the strings are borrowed */
     const char *sets[KVF_TEST_SETS_MAX]; /* "section.key=value" */
-    uint32_t n_sets;
+    uint32_t n_sets, n_created_sets;
     const char *failpoints; /* KVFERRY_FAILPOINTS, NULL: none */
     const char *preload;    /* LD_PRELOAD, NULL: none */
     const char *extra_env;  /* one more "NAME=value", NULL: none */
@@ -39,6 +39,9 @@ void kvf_test_daemon_create(struct kvf_test_daemon *daemon, const char *const *s
 
 /* One more setting for the next start. */
 void kvf_test_daemon_set(struct kvf_test_daemon *daemon, const char *set);
+
+/* The settings of its creation and this one for the next start; those added since are gone. */
+void kvf_test_daemon_set_only(struct kvf_test_daemon *daemon, const char *set);
 
 /* Start the process and return at once. */
 void kvf_test_daemon_spawn(struct kvf_test_daemon *daemon);

@@ -520,6 +520,8 @@ static struct kvf_config *config_in(const struct kvf_test_dir *dir)
     struct kvf_config_error error = {{0}};
 
     assert_int_equal(kvf_config_use_dir(config, dir->path, &error), KVF_OK);
+    assert_int_equal(kvf_config_set(config, "nvme.0.bytes=32MiB", &error), KVF_OK);
+    assert_int_equal(kvf_config_set(config, "nvme.0.segment_bytes=4MiB", &error), KVF_OK);
     return config;
 }
 
@@ -550,11 +552,16 @@ static void test_paths(void **state)
 
     (void)state;
     kvf_test_dir_create(&dir);
+    config = new_config();
+    assert_int_equal(kvf_config_use_dir(config, dir.path, &error), KVF_OK);
+    assert_int_equal(kvf_config_finish(config, &error), KVF_OK);
+    assert_int_equal(config->n_nvme, 1);
+    assert_int_equal(config->nvme[0].bytes, 2ull << 30);
+    free(config);
+
     config = config_in(&dir);
     assert_int_equal(kvf_config_finish(config, &error), KVF_OK);
     assert_int_equal(kvf_config_check_paths(config, &error), KVF_OK);
-    assert_int_equal(config->n_nvme, 1);
-    assert_int_equal(config->nvme[0].bytes, 2ull << 30);
     free(config);
 
     check_paths_fail(config_in(&dir), "sockets.0.path=/nowhere/x.sock", "/nowhere: No such file",
@@ -601,6 +608,8 @@ static void test_room_is_added_up(void **state)
         assert_int_equal(kvf_config_set(config, set, &error), KVF_OK);
         snprintf(set, sizeof(set), "nvme.%u.bytes=%" PRIu64, i,
                  (uint64_t)fs.f_bavail * fs.f_frsize / 10 * 6);
+        assert_int_equal(kvf_config_set(config, set, &error), KVF_OK);
+        snprintf(set, sizeof(set), "nvme.%u.segment_bytes=4MiB", i);
         assert_int_equal(kvf_config_set(config, set, &error), KVF_OK);
         snprintf(set, sizeof(set), "nvme.%u.write_budget=1MiB", i);
         assert_int_equal(kvf_config_set(config, set, &error), KVF_OK);
