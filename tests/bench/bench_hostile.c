@@ -255,6 +255,7 @@ static void attach(struct honest *honest, const char *socket_path)
     options.client_name = "honest";
     options.namespace_label = "honest";
     options.staging_bytes = 4 << 20;
+    options.connect_timeout_ms = 60000; /* not part of what is measured */
     options.flags = KVF_ATTACH_NO_RECONNECT;
     status = kvf_open(&options, &honest->client);
     if (status != KVF_OK) {

@@ -174,6 +174,7 @@ static struct kvf_client *good_open(void)
     options.flags = KVF_ATTACH_SPIN;
     options.namespace_label = "neighbour";
     options.staging_bytes = 4 << 20;
+    options.connect_timeout_ms = 60000; /* not part of what is measured */
     status = kvf_open(&options, &client);
     if (status != KVF_OK) {
         bench_die("the neighbour cannot attach: %s", kvf_status_text(status));
