@@ -33,7 +33,7 @@ LAYERS = {
     "tiers": {"base", "transport", "gpu", "codec", "tiers"},
     "agent": {"base", "transport", "gpu", "codec", "tiers", "agent"},
     "client": {"base", "transport", "gpu", "codec", "client"},
-    "connectors": set(),
+    "connectors": {"connectors"},
 }
 # The daemon's GPU worker is a client of the daemon, and has the client's GPU library in it.
 WORKER_PREFIX = "agent/gpud"
