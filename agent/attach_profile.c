@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "agent/calibration.h"
+#include "agent/usage.h"
 
 static bool is_allowed(const struct kvf_session *session)
 {
@@ -175,4 +176,19 @@ int kvf_attach_profile(struct kvf_session *session, char *text, size_t bytes)
         session->plan.weights_fp = kvf_proto_weights_fp(hello);
     }
     return status;
+}
+
+void kvf_attach_say_version(uint16_t lowest, uint16_t highest, char *text, size_t bytes)
+{
+    if (lowest > KVF_WIRE_VERSION_MAX) {
+        (void)snprintf(text, bytes,
+                       "the client speaks no protocol before %u, kvferryd " KVF_AGENT_VERSION
+                       " none after %u: upgrade kvferryd",
+                       lowest, KVF_WIRE_VERSION_MAX);
+    } else {
+        (void)snprintf(text, bytes,
+                       "the client speaks no protocol after %u, kvferryd " KVF_AGENT_VERSION
+                       " none before %u: upgrade libkvferry where the engine runs",
+                       highest, KVF_WIRE_VERSION_MIN);
+    }
 }

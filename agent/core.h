@@ -18,6 +18,7 @@
  *   answer.c     the admin thread's questions               /
  *   reload.c     calibration.dir, read again                /
  *   service.c    namespaces out of service                  /
+ *   predecessor.c  what clients of the daemon before map   /
  *
  * A flight is one record on its way: from staging into a slot (FILL), from a drive or a GPU into a
  * slot (LOAD), or from a slot to a drive (WRITE) or a GPU (PROMOTE). An op is one block of one
@@ -428,6 +429,13 @@ struct kvf_service {
     uint64_t off[KVF_SERVICE_OFF_MAX]; /* ids of namespaces, attached or not */
 };
 
+/* The daemon before this one, as far as its clients have not left it: predecessor.c. */
+struct kvf_predecessor {
+    bool is_over;   /* nobody maps its memory, or it has been waited for long enough */
+    bool has_first; /* the arena's first area, for which it was not waited */
+    bool is_said;   /* in the log */
+};
+
 /* ----------------------------------------------------------------------------------------------
  * The agent. Owner of everything: the reactor, but for what is marked otherwise.
  */
@@ -502,6 +510,7 @@ struct kvf_agent {
     struct kvf_calibrations *calibrations; /* held; NULL: no folder */
     struct kvf_reload *reload;             /* the one that runs */
     struct kvf_service service;
+    struct kvf_predecessor predecessor;
     struct kvf_session *sessions; /* sessions_capacity of them */
     uint32_t sessions_capacity;
     uint32_t sessions_count;
@@ -578,6 +587,8 @@ int kvf_namespace_join(struct kvf_agent *agent, uint16_t tenant, uint64_t id, ui
 /* Make the plan of a client that has said HELLO. KVF_OK: text is "", or says where the profile
  * comes from; else it says why the client is refused. */
 int kvf_attach_profile(struct kvf_session *session, char *text, size_t bytes);
+/* Why a client that speaks these versions, and none of ours, is refused, and what cures that. */
+void kvf_attach_say_version(uint16_t lowest, uint16_t highest, char *text, size_t bytes);
 
 /* session.c */
 void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener);
@@ -829,6 +840,12 @@ bool kvf_service_has(const struct kvf_agent *agent, uint64_t namespace_id);
  * KVF_OK; KVF_ERR_BUSY: KVF_SERVICE_OFF_MAX are; KVF_ERR_INVALID: one, where all are. */
 int kvf_service_disable(struct kvf_agent *agent, uint64_t namespace_id, char *text, size_t bytes);
 int kvf_service_enable(struct kvf_agent *agent, uint64_t namespace_id, char *text, size_t bytes);
+
+/* predecessor.c: make the file that clients of this socket lock. What fails is logged. */
+void kvf_predecessor_make(const struct kvf_config_socket *config, bool set_gid, gid_t gid);
+/* May the arena take so many bytes more? ctx: the agent. As kvf_dram_memory_allows, and not while
+ * clients map memory of the daemon before. */
+bool kvf_predecessor_allows(void *ctx, uint64_t bytes);
 
 /* reload.c: read calibration.dir again; control: who asked, NULL: nobody waits. */
 void kvf_reload_start(struct kvf_agent *agent, struct kvf_control *control);

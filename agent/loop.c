@@ -495,6 +495,7 @@ static int open_listener(struct kvf_agent *agent, const struct kvf_config_socket
         kvf_log(KVF_LOG_ERROR, "%s", text);
         return status;
     }
+    kvf_predecessor_make(config, options.set_gid != 0, options.gid);
     listener->source.kind = KVF_SOURCE_LISTENER;
     listener->source.owner = listener;
     listener->tenant = tenant;

@@ -147,6 +147,8 @@ static int open_dram(struct kvf_agent *agent)
     kvf_config_dram(config, &dram);
     dram.env = agent->env;
     dram.work = agent->work;
+    dram.memory_allows = kvf_predecessor_allows;
+    dram.memory_ctx = agent;
     if (agent->ports.memory_allows != NULL) {
         dram.memory_allows = agent->ports.memory_allows;
         dram.memory_ctx = agent->ports.ctx;

@@ -586,9 +586,7 @@ static void hello_received(struct kvf_session *session)
     session->shard_count = hello->shard_count == 0 ? 1 : hello->shard_count;
     status = kvf_proto_version_choose(hello->version_min, hello->version_max, &session->version);
     if (status != KVF_OK) {
-        (void)snprintf(
-            text, sizeof(text), "the client speaks protocol %u to %u, this daemon %u to %u",
-            hello->version_min, hello->version_max, KVF_WIRE_VERSION_MIN, KVF_WIRE_VERSION_MAX);
+        kvf_attach_say_version(hello->version_min, hello->version_max, text, sizeof(text));
     }
     if (status == KVF_OK && attached_count(agent) >= agent->config->clients_max) {
         (void)snprintf(text, sizeof(text), "clients.max clients are attached");
@@ -816,6 +814,7 @@ void kvf_session_socket_ready(struct kvf_session *session, uint32_t events)
     union kvf_proto_message message;
     struct kvf_seqpacket_message received;
     uint8_t data[KVF_WIRE_MESSAGE_BYTES_MAX];
+    char text[KVF_WIRE_TEXT_BYTES];
     const char *why = "unexpected message";
     int status;
 
@@ -836,8 +835,8 @@ void kvf_session_socket_ready(struct kvf_session *session, uint32_t events)
                                   &why);
         kvf_seqpacket_message_close(&received); /* clients have no descriptors to give */
         if (status == KVF_ERR_VERSION) {
-            refuse(session, KVF_ERR_VERSION,
-                   "no protocol version in common; use client and daemon of neighbouring releases");
+            kvf_attach_say_version(message.head.version, UINT16_MAX, text, sizeof(text));
+            refuse(session, KVF_ERR_VERSION, text);
             return;
         }
         if (status != KVF_OK || !message_received(session, &message)) {

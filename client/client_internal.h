@@ -108,6 +108,7 @@ struct kvf_session {
     int wake_fd;                        /* eventfd: wakes the daemon */
     int ring_fd;                        /* only until both are sealed */
     int staging_fd;                     /* likewise */
+    int held_fd;                        /* locked while the daemon's memory is mapped; -1 */
     struct kvf_client_profile *profile; /* that came before WELCOME; NULL: none */
     struct kvf_wire_welcome welcome;
     void *ring_base;

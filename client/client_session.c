@@ -25,6 +25,7 @@
 
 #include "base/fd.h"
 #include "client/client_internal.h"
+#include "transport/held.h"
 #include "transport/segment.h"
 #include "transport/seqpacket.h"
 
@@ -258,6 +259,7 @@ static void session_destroy(struct kvf_session *session)
         piece->n_leases = 0;
     }
     device_pieces_trim(session, true);
+    kvf_fd_close(&session->held_fd); /* now that nothing is mapped any more */
     free(session->pieces);
     free(session->leases);
     free(session);
@@ -300,6 +302,9 @@ static void memory_expire(struct kvf_client *client, uint64_t now_ns)
             now_ns >= session->deadline_ns) {
             session->is_staging_blank =
                 kvf_segment_blank(session->staging, session->welcome.staging_bytes, true) == KVF_OK;
+        }
+        if (now_ns >= session->deadline_ns) {
+            kvf_fd_close(&session->held_fd);
         }
     }
 }
@@ -407,6 +412,7 @@ static int on_welcome(struct kvf_client *client, struct kvf_session *session,
     session->staging_fd = fds[1];
     session->wake_fd = fds[2];
     fds[0] = fds[1] = fds[2] = -1;
+    session->held_fd = kvf_held_lock(client->socket_path, welcome->incarnation);
     status = kvf_profile_follow(client, session, welcome, text, text_bytes);
     if (status != KVF_OK) {
         return status;
@@ -691,6 +697,7 @@ static void attach_start(struct kvf_client *client, uint64_t now_ns)
         return;
     }
     session->socket_fd = session->wake_fd = session->ring_fd = session->staging_fd = -1;
+    session->held_fd = -1;
     do {
         client->epoch++;
     } while (client->epoch == 0 || kvf_session_find(client, client->epoch) != NULL);

@@ -17,6 +17,10 @@ if(TARGET kvf_test_daemon)
                     ${CMAKE_CURRENT_LIST_DIR}/neighbour.c
             LIBS kvf_test_daemon)
     endforeach()
+    kvf_add_test(NAME restart LABEL fault ALSO package TIMEOUT 300
+        SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_restart.c ${CMAKE_CURRENT_LIST_DIR}/raw_client.c
+                ${CMAKE_CURRENT_LIST_DIR}/shared_bytes.c
+        LIBS kvf_test_daemon)
     foreach(name many_clients leases lifecycle faults)
         kvf_add_test(NAME ${name} LABEL fault TIMEOUT 300
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c LIBS kvf_test_daemon)
