@@ -384,6 +384,41 @@ def gpu_x_figures():
     return result
 
 
+ENGINE_OTHERS = {
+    "copy": "memcpy by one thread",
+    "valkey": "Valkey or Redis, Unix socket",
+    "mooncake": "Mooncake store, TCP",
+    "lmcache_server": "LMCache's server, shared memory",
+}
+# With many blocks in flight, and with one: unit, which is better, what it is.
+ENGINE_TAILS = {
+    True: {"": ("GB/s", "higher", "8 in flight"),
+           "_cpu": ("s/GB", "lower", "CPU of the client and the store, 8 in flight")},
+    False: {"_p50": ("us", "lower", "one in flight, median"),
+            "_p99": ("us", "lower", "one in flight, 99 of 100")},
+}
+
+
+def engine_figures():
+    result = [
+        Figure("nohit_cost", "s", "the same prompts without kvferry", 1.01, "lower",
+               is_bounded=True, note="a prompt of 256 tokens, one layer of Llama-3.1-8B on one "
+                                     "core: looked up (a miss), computed, its KV put"),
+        Figure("nohit_calls", "%", better="lower",
+               note="of such a loop's time, in calls of the library"),
+    ]
+    for label, size in (("1m", "1 MiB"), ("8m", "8 MiB")):
+        for what, where in (("get", "into the caller's buffer, read there once"),
+                            ("put", "from the caller's buffer")):
+            for other, limit in ENGINE_OTHERS.items():
+                for tails in ENGINE_TAILS.values():
+                    for tail, (unit, better, note) in tails.items():
+                        result.append(Figure(f"{what}_{label}{tail}_vs_{other}", unit, limit,
+                                             better=better,
+                                             note=f"{what} of {size} {where}; {note}"))
+    return result
+
+
 def replay_figures():
     arena = "arena of 10,000 raw blocks of 512 tokens, no drive"
     result = [Figure(f"replay_{profile}_hit", "of blocks", "a store that forgets nothing",
@@ -406,7 +441,8 @@ FIGURES = {"local": LOCAL, "remote": REMOTE, "codec": codec_figures(), "x": x_fi
            "nvme": nvme_figures(),
            "gpu": (GPU_KERNELS + gpu_link_figures() + gpu_calls_figures() +
                    gpu_stolen_figures() + gpu_agent_figures() + gpu_x_figures()),
-           "hostile": HOSTILE, "replay": replay_figures(), "accuracy": ACCURACY}
+           "hostile": HOSTILE, "engines": engine_figures(), "replay": replay_figures(),
+           "accuracy": ACCURACY}
 
 
 def fio_names():

@@ -76,6 +76,21 @@ How the two sides are kept alike:
   their own, since the daemon lets a process that broke the protocol attach later; the hostile one
   waits 20 ms for the answer to an attach and then begins its next attack. Slices of half a second
   alternate, and all slices of a pair are counted together.
+- engines: at one boundary for all stores. Put: a block begins in memory of the client's process,
+  and the store has answered for it. Get: it lies in memory of another client's process and has been
+  read there once, by the same code (kvferry's blocks, too, are copied out of the daemon's memory
+  first). All on this machine: kvferryd and LMCache's server by shared memory, Valkey (or Redis, its
+  ancestor, where there is no Valkey) by a Unix socket and a client in C that sends from and
+  receives into the buffer, Mooncake store by TCP with registered buffers, its memory owned by a
+  process of its own; LMCache's clients copy a contiguous block, where an engine would gather pages.
+  Random bytes, so nobody gains by packing. With 8 blocks in flight: in 8 requests (kvferry,
+  Valkey), in one call (Mooncake), in one request of 8 chunks (LMCache). Each put has a new key;
+  between puts the blocks are removed, which does not count, nor does filling before gets. CPU is
+  that of the client and of all of the store's processes. The limit `copy` is memcpy in one process,
+  then the same reader.
+  nohit: prompts that are all new, the products of one layer at 256 tokens, by OpenBLAS on one core;
+  with kvferry each is looked up before, and its K and V are put after (exact), which the daemon
+  stores meanwhile, pushing old ones out.
 - replay: `conversation_trace.jsonl` of Mooncake (FAST'25: 12,031 prompts in an hour, 288,500 blocks
   of 512 tokens), through the daemon's own index, admission and eviction by `kvferry replay`, which
   says the same on every machine and each time. Sizes are those of Llama-3.1-8B's blocks; a hit
@@ -98,6 +113,7 @@ TITLES = {
     "x": "K and V rebuilt from X, one core",
     "gpu": "GPU",
     "hostile": "Beside a hostile client",
+    "engines": "Beside other stores, one machine",
     "replay": "What a trace hits",
     "accuracy": "What models lose",
 }
@@ -165,6 +181,7 @@ def machine_text(report):
     # accuracy has no sides, and those of the GPU's programs differ
     has_sides = report["bench"] not in ("accuracy", "gpu", "replay")
     sides = f", {report['seconds']:g} s a side" if has_sides else ""
+    parts += report.get("software", {}).values()
     return (f"{', '.join(parts)}. {report['date'][:10]}, commit {report['commit']}"
             f"{sides}; others took {machine['cpu_of_others']:.1%} of the "
             f"CPUs meanwhile, the host {machine['cpu_of_host']:.1%}.")

@@ -209,8 +209,8 @@ def run_bench(bench, build):
     for result in report["results"]:
         if "skipped" in result:
             if not any(word in result["skipped"]
-                       for word in ("apt-get install", "one CPU", "no GPU", "libcublas",
-                                    "cuMemcpyBatchAsync")):
+                       for word in ("apt-get install", "engines_venvs.sh", "one CPU", "no GPU",
+                                    "libcublas", "cuMemcpyBatchAsync")):
                 return f"{result['name']} is missing: {result['skipped']}"
             continue
         if result.get("limit") and bench == "gpu" and "/GiB" in result["note"]:
