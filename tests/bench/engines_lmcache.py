@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """LMCache's own client classes, for tests/bench/engines.py: blocks are chunks of its default 256
+tokens, prepared, copied to or from the server's shared memory by torch, and committed. What an
+engine's worker does beyond that, gathering pages of all layers, is left out. A call is a request:
+of one chunk, or of several that follow one another."""
+import ctypes
 import os
 
 import engines_driver
