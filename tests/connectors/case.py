@@ -12,7 +12,8 @@ sys.path.insert(0, os.path.join(HERE, "..", "support"))
 from logged import LoggedCase  # noqa: E402
 from standin import Engine, Request  # noqa: E402
 
-from kvferry.vllm import session, worker  # noqa: E402
+from kvferry import session  # noqa: E402
+from kvferry.vllm import worker  # noqa: E402
 
 # Time for a busy machine: no test's verdict is to depend on how fast it is.
 session.CONNECT_TIMEOUT_MS = 60_000

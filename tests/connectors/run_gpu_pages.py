@@ -34,7 +34,7 @@ TAIL, TOKENS, ROUNDS, READY_S = 20, 24, 5, 120
 
 
 def install():
-    tested = Path(sys.argv[2]) / "kvferry/vllm/tested_versions.json"
+    tested = Path(sys.argv[2]) / "kvferry/tested_versions.json"
     standin.install(json.loads(tested.read_text(encoding="utf-8"))["vllm"][-1])
 
 

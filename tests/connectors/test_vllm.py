@@ -17,7 +17,7 @@ from types import SimpleNamespace
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = sys.argv[2]
 sys.path[:0] = [HERE, PACKAGE]
-TESTED = json.loads((Path(PACKAGE) / "kvferry/vllm/tested_versions.json").read_text())["vllm"][-1]
+TESTED = json.loads((Path(PACKAGE) / "kvferry/tested_versions.json").read_text())["vllm"][-1]
 
 import standin  # noqa: E402
 
@@ -27,7 +27,8 @@ from case import DIGEST, DaemonCase  # noqa: E402
 from standin import Engine, FullAttentionSpec  # noqa: E402
 
 import kvferry  # noqa: E402
-from kvferry.vllm import KvferryConnector, session, worker  # noqa: E402
+from kvferry import session  # noqa: E402
+from kvferry.vllm import KvferryConnector, worker  # noqa: E402
 from kvferry.vllm import scheduler as scheduler_module  # noqa: E402
 
 CHUNK, BLOCK = 64, Engine.BLOCK
@@ -380,12 +381,12 @@ class Identity(Case):
         model.mkdir()
         (model / "model.safetensors").write_bytes(b"weights of one model")
         here = SimpleNamespace(model=str(model))
-        first = kvferry.vllm.identity.folder_digest(model)
+        first = kvferry.identity.folder_digest(model)
         self.assertEqual(kvferry.vllm.engine_facts.model_folder(SimpleNamespace(model_config=here)),
                          model)
         (model / "model.safetensors").write_bytes(b"weights of another one")
-        self.assertNotEqual(kvferry.vllm.identity.folder_digest(model), first)
-        self.assertIsNone(kvferry.vllm.identity.folder_digest(Path(self.folder) / "none"))
+        self.assertNotEqual(kvferry.identity.folder_digest(model), first)
+        self.assertIsNone(kvferry.identity.folder_digest(Path(self.folder) / "none"))
 
     def test_adapters(self):
         folder = Path(self.folder) / "adapter"

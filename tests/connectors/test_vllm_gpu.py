@@ -17,7 +17,7 @@ from pathlib import Path
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = sys.argv[2]
 sys.path[:0] = [HERE, PACKAGE]
-VERSIONS = Path(PACKAGE) / "kvferry/vllm/tested_versions.json"
+VERSIONS = Path(PACKAGE) / "kvferry/tested_versions.json"
 
 import standin  # noqa: E402
 

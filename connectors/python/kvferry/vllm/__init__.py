@@ -19,11 +19,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
                                                                KVConnectorWorkerMetadata,
                                                                SupportsHMA)
 
-from kvferry import SHARD_NONE, Client, KvferryError, Put, Status
-from kvferry.vllm import facts as engine_facts, identity
+from kvferry import SHARD_NONE, Client, KvferryError, Put, Status, identity
+from kvferry.session import Session
+from kvferry.vllm import facts as engine_facts
 from kvferry.vllm.jobs import Report, Step
 from kvferry.vllm.scheduler import Scheduler
-from kvferry.vllm.session import Session
 from kvferry.vllm.settings import Settings
 from kvferry.vllm.worker import Worker, make_session
 from kvferry.vllm.worker_gpu import GpuWorker, TorchDevice

@@ -13,10 +13,10 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
 from kvferry.client import REQUEST_KEYS_MAX, Client, Event, Lookup
 from kvferry.errors import KvferryError, SessionError
+from kvferry.session import Session
+from kvferry.identity import adapter_key
 from kvferry.vllm.facts import Facts
-from kvferry.vllm.identity import adapter_key
 from kvferry.vllm.jobs import LoadChunk, LoadJob, Report, Step, StoreChunk
-from kvferry.vllm.session import Session
 from kvferry.vllm.settings import RequestSettings, Settings
 
 POLL_MS = 2  # a round trip takes a twentieth of that

@@ -15,8 +15,8 @@ from typing import Any, Callable, List, Optional, Set, Tuple
 from kvferry.buffers import Pages
 from kvferry.client import Client, Hit, Put
 from kvferry.errors import BusyError, KvferryError, SessionError, Status
+from kvferry.session import Session
 from kvferry.vllm.jobs import LoadChunk, LoadJob, Report, StoreChunk
-from kvferry.vllm.session import Session
 
 # Blocks that one get asks for: they are leased together, and a client may hold a share of the arena
 GET_CHUNKS = 16

@@ -15,9 +15,9 @@ from kvferry.buffers import Pages
 from kvferry.client import Client
 from kvferry.errors import BusyError, KvferryError, SessionError, Status
 from kvferry.gpu import Gpu, GpuEvent, GpuGet, GpuPut
+from kvferry.session import Session
 from kvferry.vllm import worker
 from kvferry.vllm.jobs import LoadJob, Report, StoreChunk
-from kvferry.vllm.session import Session
 from kvferry.vllm.worker import GET_CHUNKS, Counters, Done, fail
 
 

@@ -15,16 +15,17 @@ PIECE_BYTES = 1 << 22
 VERSIONS = Path(__file__).resolve().parent / "tested_versions.json"
 
 
-def check_version(engine: str, version: str, allow_untested: bool) -> Optional[str]:
-    """None: tested. A warning: not, but allowed. RuntimeError: not, and not allowed."""
+def check_version(engine: str, version: str, allow_untested: bool,
+                  where: str = "kv_connector_extra_config") -> Optional[str]:
+    """None: tested. A warning: not, but allowed. RuntimeError: not, and not allowed; where names
+    the place to allow it."""
     tested = json.loads(VERSIONS.read_text(encoding="utf-8"))[engine]
     plain = version.split("+")[0]
     if plain in tested:
         return None
     said = f"kvferry has been tested with {engine} {', '.join(tested)}, and this is {version}"
     if not allow_untested:
-        raise RuntimeError(said + '; install a tested one, or set "allow_untested": true in '
-                           "kv_connector_extra_config")
+        raise RuntimeError(f'{said}; install a tested one, or set "allow_untested": true in {where}')
     return said
 
 
