@@ -23,7 +23,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,6 +38,8 @@ import vllm  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
 
+from node import Daemon  # noqa: E402
+
 import kvferry  # noqa: E402
 from kvferry.vllm import worker as connector_worker  # noqa: E402
 
@@ -46,47 +47,9 @@ LENGTHS = (588, 1100, 1868)  # prompts; their prefixes of whole chunks: 512, 102
 TTFT_LENGTHS = (513, 1025, 1793)
 TOKENS = 24
 CHUNK = 256
-READY_S = 120
 ROUNDS = 5
 TRIES = 20
 WRITTEN_S = 3  # what is stored is on the drive by then
-
-
-class Daemon:
-    """A kvferryd in a folder of its own."""
-
-    def __init__(self, program, folder):
-        self.program, self.folder = program, Path(folder)
-        self.socket = str(self.folder / "kvferryd.sock")
-        self.process = None
-
-    def start(self):
-        log = self.folder / "log"
-        with open(log, "ab") as file:
-            begin = file.tell()
-            self.process = subprocess.Popen(
-                [self.program, "--dir", str(self.folder), "--set", "dram.bytes=1GiB",
-                 "--set", "nvme.0.bytes=1GiB"], stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-        end = time.monotonic() + READY_S
-        while b"admin socket " not in log.read_bytes()[begin:]:
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(log.read_text(errors="replace"))
-            time.sleep(0.05)
-
-    def kill(self):
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-
-    def flip_bytes(self):
-        """Flip a byte in every 64 KiB of the store, but for its first megabyte."""
-        store = self.folder / "nvme.store"
-        with open(store, "r+b") as file:
-            for offset in range((1 << 20) + 40_000, store.stat().st_size, 1 << 16):
-                file.seek(offset)
-                byte = file.read(1)
-                file.seek(offset)
-                file.write(bytes([byte[0] ^ 0x10]))
 
 
 class Watch:
@@ -268,7 +231,7 @@ def main():
               "model": Path(options.model).name, "profile": "exact", "chunk_tokens": CHUNK,
               "machine": platform.machine(), "threads": torch.get_num_threads(), "runs": []}
     with tempfile.TemporaryDirectory(prefix="kvferry-vllm-") as folder:
-        daemon = Daemon(options.daemon, folder)
+        daemon = Daemon(options.daemon, folder, "dram.bytes=1GiB", "nvme.0.bytes=1GiB")
         daemon.start()
         try:
             ids = prompt(options.model)

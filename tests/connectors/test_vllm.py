@@ -164,7 +164,9 @@ class Stores(Case):
 
     def test_what_a_request_asks_for(self):
         engine = self.engine()
-        for params, starts in (({"kvferry.store": False}, []), ({"max_offload_tokens": 100}, [0]),
+        for params, starts in (({"kvferry.store": False}, []),
+                               ({"max_offload_tokens": 70}, [0]),
+                               ({"max_offload_tokens": 100}, [0, 64]),  # the last one is a tail
                                ({"max_offload_tokens": 0}, []), ({}, [0, 64, 128]),
                                ({"max_offload_tokens": "all"}, [0, 64, 128])):
             request = self.request(f"r {params}", 200, seed=len(str(params)),
@@ -176,7 +178,7 @@ class Stores(Case):
     def test_answers_are_stored_only_if_wanted(self):
         for seed, (store, starts) in enumerate((("prompt", [0]), ("all", [0, 64]), ("none", []))):
             engine = self.engine(store=store)
-            request = self.request("r", 130, seed=seed, prompt=100)
+            request = self.request("r", 130, seed=seed, prompt=70)
             self.assertEqual(self.stores_of(engine, request), starts, store)
             engine.finish(request)
 
@@ -231,6 +233,112 @@ class Stores(Case):
         self.assertGreater(counters.skipped, 0)
         self.assertGreater(counters.handed, 1)
         engine.settle()
+
+
+class Tails(Case):
+    """The end of a prompt that is no whole chunk, to the last of its pages that is full."""
+
+    def setUp(self):
+        super().setUp()
+        self.start()
+
+    def facts_of(self, step):
+        return [(c.token_start, c.n_tokens, len(c.pages)) for c in step.stores]
+
+    def test_tail_comes_back(self):
+        engine = self.stored(230)
+        request = self.request("same", 230)
+        self.assertEqual(engine.load(request), 224)
+        self.assertTrue(engine.holds(request, 0, 14))
+        engine.finish(request)
+        longer = self.request("longer", 400)
+        self.assertEqual(engine.load(longer), 224)
+        self.assertTrue(engine.holds(longer, 0, 14))
+        shorter = self.request("shorter", 215)  # the tail has more than it: nothing of it is known
+        self.assertEqual(engine.load(shorter), 192)
+
+    def test_tail_alone(self):
+        engine = self.stored(50)
+        request = self.request("longer", 70)
+        self.assertEqual(engine.load(request), 48)
+        self.assertTrue(engine.holds(request, 0, 3))
+        same = self.request("same", 48)
+        self.assertEqual(engine.load(same), 47)
+        self.assertTrue(engine.holds(same, 0, 3))
+
+    def test_longest_of_some(self):
+        engine = self.engine()
+        for n, hit in ((80, 0), (110, 80)):
+            request = self.request(f"r {n}", n)
+            self.assertEqual(engine.load(request), hit)
+            engine.prefill(request, hit)
+            engine.finish(request)
+        self.assertEqual(engine.load(self.request("again", 300)), 96)
+
+    def test_stored_once_and_superseded(self):
+        engine = self.engine()
+        request = self.request("r", 230)
+        engine.ask(request)
+        engine.allocate(request)
+        first = engine.step({request: (0, 230)}, compute=[(request, 0, 14)])
+        self.assertEqual(self.facts_of(first), [(0, 0, 4), (64, 0, 4), (128, 0, 4), (192, 32, 2)])
+        self.assertEqual(first.stores[3].parent, first.stores[2].key)
+        self.assertIsNone(first.stores[3].supersedes)
+        self.assertEqual(engine.step(cached={request: (230, 1)}).stores, [])
+        engine.settle()
+        engine.finish(request)
+        longer = self.request("longer", 260)
+        self.assertEqual(engine.load(longer), 224)
+        step = engine.step({longer: (224, 36)}, compute=[(longer, 14, 16)])
+        self.assertEqual(self.facts_of(step), [(192, 0, 4)])
+        self.assertEqual(step.stores[0].supersedes, first.stores[3].key)
+        engine.settle()
+        engine.finish(longer)
+        # the tail is gone, and what it was the beginning of is there instead
+        self.assertEqual(engine.load(self.request("same", 230)), 192)
+        self.assertEqual(engine.load(self.request("again", 300)), 256)
+
+    def test_tail_on_the_drive(self):
+        engine = self.stored(230)
+        with kvferry.Client(self.socket) as other:
+            other.put([kvferry.Put(b"behind the others", data=b"x")], durable=True)
+        self.kill()
+        self.start()
+        engine = self.engine()
+        request = self.request("again", 300)
+        self.assertEqual(engine.load(request), 224)
+        self.assertTrue(engine.holds(request, 0, 14))
+
+    def test_tail_that_does_not_load(self):
+        engine = self.stored(230)
+        real = worker.Worker._load_one
+        self.addCleanup(setattr, worker.Worker, "_load_one", real)
+
+        def fails(worker_self, client, chunk, hit, wanted):
+            return real(worker_self, client, chunk, hit, wanted and chunk.n_tokens == 64)
+
+        worker.Worker._load_one = fails
+        request = self.request("again", 230)
+        engine.load(request)
+        self.assertEqual(engine.bad, set(engine.table["again"][12:14]))
+        self.assertEqual(engine.finish(request)["kvferry.hit_tokens"], 192)
+
+    def test_all_ranks_have_it_or_none(self):
+        engine = self.engine(tp=2)
+        request = self.request("r", 110)
+        engine.load(request)
+        engine.prefill(request)
+        engine.finish(request)
+        self.assertEqual(engine.load(self.request("again", 200)), 96)
+        other = self.request("torn", 110, seed=3)
+        engine.load(other)
+        engine.allocate(other)
+        engine.workers[1]._worker._stores = False
+        engine.step({other: (0, 110)}, compute=[(other, 0, 6)])
+        engine.workers[1]._worker._stores = True
+        engine.settle()
+        engine.finish(other)
+        self.assertEqual(engine.load(self.request("torn again", 200, seed=3)), 0)
 
 
 class Failures(Case):
@@ -308,7 +416,7 @@ class Failures(Case):
         # the key that failed stays a miss for this request, and is stored again
         self.assertEqual(engine.ask(request)[0], 0)
         step = engine.step({request: (0, 230)}, compute=[(request, 0, 14)])
-        self.assertEqual([c.token_start for c in step.stores], [0, 64, 128])
+        self.assertEqual([c.token_start for c in step.stores], [0, 64, 128, 192])
 
     def test_abort_while_loading(self):
         self.start()

@@ -15,6 +15,7 @@ from kvferry.errors import Status, check, error
 Key = Union[bytes, bytearray, memoryview]
 RECORD_PAGE_BYTES: int = lib.KVF_RECORD_PAGE_BYTES
 REQUEST_KEYS_MAX: int = lib.KVF_REQUEST_KEYS_MAX
+TAIL_KEYS_MAX: int = lib.KVF_TAIL_KEYS_MAX
 CHUNK_TOKENS_MAX: int = lib.KVF_CHUNK_TOKENS_MAX
 SHARD_NONE: int = lib.KVF_SHARD_NONE
 DTYPES = {"bf16": 1, "f16": 2, "f32": 3, "f8e4m3": 4, "f8e5m2": 5, "u8": 6}

@@ -25,6 +25,7 @@ class GpuPut:
     pages: Sequence[int]
     token_start: int = 0
     n_tokens: int = 0
+    supersedes: Optional[Key] = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,9 @@ class Gpu:
             one.struct_bytes = ffi.sizeof("struct kvf_gpu_put_item")
             one.token_start, one.n_tokens = item.token_start, item.n_tokens
             _fill(one, item.key, item.pages, held)
+            if item.supersedes is not None:
+                held.append(ffi.from_buffer(item.supersedes))
+                one.supersedes = (held[-1], len(item.supersedes))
         options, _parent = put_options(parent, depth, 0, False)
         taken, request = ffi.new("uint32_t *"), ffi.new("uint64_t *")
         check(self._lib.kvf_gpu_put(self._c, self._region, c, len(items), options,

@@ -28,13 +28,15 @@ class LoadJob:
 
 @dataclass
 class StoreChunk:
-    """A full chunk whose pages will have been written when this step has run."""
+    """A chunk, or a tail of n_tokens, whose pages will have been written when this step has run."""
 
     key: bytes
     parent: Optional[bytes]
     depth: int
     token_start: int
     pages: List[int]
+    n_tokens: int = 0  # 0: a full chunk
+    supersedes: Optional[bytes] = None  # the shorter tail that it begins with
 
 
 @dataclass

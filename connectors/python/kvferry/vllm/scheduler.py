@@ -11,13 +11,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Mapping, Optional, Set, Tuple
 
-from kvferry.client import REQUEST_KEYS_MAX, Client, Event, Lookup
-from kvferry.errors import KvferryError, SessionError
+from kvferry.client import REQUEST_KEYS_MAX, TAIL_KEYS_MAX, Client, Event, Lookup
+from kvferry.errors import KvferryError, SessionError, Status
 from kvferry.session import Session
 from kvferry.identity import adapter_key
 from kvferry.vllm.facts import Facts
 from kvferry.vllm.jobs import LoadChunk, LoadJob, Report, Step, StoreChunk
 from kvferry.vllm.settings import RequestSettings, Settings
+from kvferry.vllm.taint import Taint
 
 POLL_MS = 2  # a round trip takes a twentieth of that
 AGAIN_S = 0.002  # between two lookups of a request whose chunks are coming
@@ -25,14 +26,34 @@ LEASE_S = 10.0  # a hit that has not been taken up by then is looked up again
 
 
 @dataclass
+class Counters:
+    """What a scheduler has seen."""
+
+    lookups_late: int = 0  # the shorter run was answered, as the budget was used up
+    loads_failed: int = 0  # loads of which a part did not come
+    stores_tainted: int = 0  # chunks not stored, for what was loaded with loss
+
+
+@dataclass
 class Found:
-    """What a lookup has found, from chunk `first` on: `ready` chunks, leased."""
+    """What lookups have found, from chunk `first` on: `ready` chunks, leased, and behind them a
+    tail of so many blocks, leased apart."""
 
     first: int
     ready: int
     run: int
     lease: int
     since: float
+    tail_blocks: int = 0
+    tail_lease: int = 0
+
+    @property
+    def end(self) -> int:
+        """The chunk behind those that are ready: the one that the tail begins."""
+        return self.first + self.ready
+
+
+NOTHING = Lookup(Status.OK, 0, 0, 0, -1, 0)
 
 
 @dataclass
@@ -46,17 +67,22 @@ class Request:
     started: Optional[float] = None  # first lookup of those that are not answered yet
     asked: int = 0  # chunk that the lookup in flight begins with
     asked_at: float = 0.0
+    asked_tails: int = 0  # tails that it asks for
     in_flight: int = 0  # id of the lookup in flight
     result: Optional[Lookup] = None
     waited: bool = False  # some of the hit came from a slower tier
+    chain: Optional[Found] = None  # whole chunks, while the tail behind them is looked up
     found: Optional[Found] = None
     local_tokens: int = 0
-    loading: bool = False
+    loading: List[LoadChunk] = field(default_factory=list)
+    load_tokens: int = 0  # of them, those that the engine counts as computed
     failed: Set[bytes] = field(default_factory=set)
     hit_tokens: int = 0
     pages: List[int] = field(default_factory=list)
     next_store: Optional[int] = None
     known: int = 0  # chunks before this one are stored somewhere
+    tail_chunk: int = -1  # the chunk of which the beginning is stored, as a tail
+    tail_blocks: int = 0  # of so many blocks
 
 
 class Scheduler:
@@ -73,11 +99,15 @@ class Scheduler:
         self._warn_once = warn_once
         self._chunk = facts.geometry.chunk_tokens
         self._blocks = self._chunk // facts.block_tokens
+        self._tail_most = min(self._blocks - 1, TAIL_KEYS_MAX)  # blocks
         self._requests: Dict[str, Request] = {}
         self._lookups: Dict[int, Request] = {}
         self._loads: List[LoadJob] = []
         self._profile = settings.profile
         self._lossless = True
+        self._reconnects = 0
+        self._taint = Taint(facts.block_tokens)
+        self.counters = Counters()
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -106,11 +136,13 @@ class Scheduler:
                                 "stored: give lora_path as a local folder")
                 request.excluded = True
 
+    def _key(self, request: Request, block: int) -> bytes:
+        """The key of what ends with a block: the engine's hash of it."""
+        return adapter_key(bytes(request.engine.block_hashes[block]), request.adapter)
+
     def _keys(self, request: Request, first: int, end: int) -> List[bytes]:
-        """Keys of chunks first..end - 1: the engine's hash of the last block of each."""
-        hashes = request.engine.block_hashes
-        return [adapter_key(bytes(hashes[(i + 1) * self._blocks - 1]), request.adapter)
-                for i in range(first, end)]
+        """Keys of chunks first..end - 1."""
+        return [self._key(request, (i + 1) * self._blocks - 1) for i in range(first, end)]
 
     def _full_chunks(self, request: Request) -> int:
         return len(request.engine.block_hashes) // self._blocks
@@ -125,12 +157,8 @@ class Scheduler:
         if request.excluded or not request.settings.load or self._skips_cache(engine):
             return 0, False
         first = computed // self._chunk
-        if not self._is_found(request, first):
-            keys = self._wanted(request, first)
-            if not keys:
-                return self._answer(request)
-            if not self._look(request, first, keys):
-                return None, False
+        if not self._is_found(request, first) and not self._look(request, first):
+            return None, False
         return self._answer(request)
 
     @staticmethod
@@ -151,85 +179,135 @@ class Scheduler:
                 return keys[:i]
         return keys
 
+    def _tails(self, request: Request, chunk: int) -> List[bytes]:
+        """Keys of what there may be of a chunk that is not whole, the longest first. Tails are of
+        lossless profiles: a chunk that grows out of a loaded tail is stored once it is whole."""
+        if not self._lossless:
+            return []
+        begin = chunk * self._blocks
+        n = min(self._blocks - 1, len(request.engine.block_hashes) - begin, self._tail_most)
+        keys = [self._key(request, begin + i) for i in reversed(range(max(n, 0)))]
+        return [key for key in keys if key not in request.failed]
+
     def _is_found(self, request: Request, first: int) -> bool:
         """Whether what was found before can be answered again."""
         found = request.found
         if found is None:
             return False
         client = self._session.client()
-        if found.first <= first and (not found.lease or (client and client.holds(found.lease))):
+        leases = [lease for lease in (found.lease, found.tail_lease) if lease]
+        if found.first <= first and all(client and client.holds(lease) for lease in leases):
             return True
         self._drop(request)
         return False
 
-    def _look(self, request: Request, first: int, keys: List[bytes]) -> bool:
-        """Look keys up, or see what has come of it. True: there is an answer in request.found."""
-        now = time.monotonic()
+    def _look(self, request: Request, first: int) -> bool:
+        """Find the run of whole chunks from `first` on, and then the longest tail that extends it.
+        True: request.found says."""
         if request.started is None:
-            request.started = now
+            request.started = time.monotonic()
             request.waited = False
-        client = self._session.client()
+        if request.chain is None:
+            keys = self._wanted(request, first)
+            got = self._ask(request, first, keys, 0)
+            if got is None:
+                return False
+            request.chain = Found(request.asked if keys else first, got.ready_chunks,
+                                  got.run_chunks, got.lease, time.monotonic())
+        chain = request.chain
+        is_early = chain.ready == chain.run and not self._budget_is_over(request)
+        tails = self._tails(request, chain.end) if is_early else []
+        got = self._ask(request, chain.end, tails, len(tails))
+        if got is None:
+            return False
+        if got.ready_chunks:
+            key = tails[got.tail_index]
+            chain.tail_blocks = self._tail_length(request, chain.end, key)
+            chain.tail_lease = got.lease
+        request.chain = None
+        self._settle(request, chain)
+        return True
+
+    def _tail_length(self, request: Request, chunk: int, key: bytes) -> int:
+        """Blocks of the tail of a chunk that has this key."""
+        begin = chunk * self._blocks
+        return next(i + 1 for i in range(self._blocks) if self._key(request, begin + i) == key)
+
+    def _ask(self, request: Request, first: int, keys: List[bytes],
+             n_tails: int) -> Optional[Lookup]:
+        """Look keys up, or see what has come of it. None: ask again."""
+        if request.in_flight and request.asked_tails != n_tails:
+            self._abandon(request)  # it is not of what is asked now
+        client = self._session.client() if keys else None
         if client is None:
-            return self._settle(request, Found(first, 0, 0, 0, now))
+            return NOTHING
+        now = time.monotonic()
         try:
             if not request.in_flight and request.result is None:
                 if request.waited and now - request.asked_at < AGAIN_S:
-                    return self._is_late(request, first, now)
-                request.in_flight = client.submit_lookup(keys, lease=True, prefetch=True)
-                request.asked, request.asked_at = first, now
+                    return self._late(request)
+                request.in_flight = client.submit_lookup(keys, lease=True, prefetch=True,
+                                                         n_tails=n_tails)
+                request.asked, request.asked_at, request.asked_tails = first, now, n_tails
                 self._lookups[request.in_flight] = request
             self._poll(client, request, POLL_MS)
         except SessionError as error:
             if error.is_attaching:
                 client.poll(POLL_MS)
-                return self._is_late(request, first, now)
-            return self._settle(request, Found(first, 0, 0, 0, now))
+                return self._late(request)
+            return NOTHING
         except KvferryError as error:
             self._warn_once(f"lookup: {error}")
-            return self._settle(request, Found(first, 0, 0, 0, now))
-        return self._judge(request, first)
+            return NOTHING
+        return self._judge(request)
 
-    def _is_late(self, request: Request, first: int, now: float) -> bool:
-        """True, and nothing found, once the budget of a lookup is used up."""
+    def _budget_is_over(self, request: Request) -> bool:
         assert request.started is not None
-        if (now - request.started) * 1000 < self._settings.lookup_budget_ms:
-            return False
-        self._abandon(request)
-        return self._settle(request, Found(first, 0, 0, 0, now))
+        return (time.monotonic() - request.started) * 1000 >= self._settings.lookup_budget_ms
 
-    def _judge(self, request: Request, first: int) -> bool:
+    def _late(self, request: Request) -> Optional[Lookup]:
+        """Nothing found, once the budget of a lookup is used up; else None."""
+        if not self._budget_is_over(request):
+            return None
+        self.counters.lookups_late += 1
+        self._abandon(request)
+        return NOTHING
+
+    def _judge(self, request: Request) -> Optional[Lookup]:
         """Take a lookup's result, if there is one: the answer, or a reason to look again."""
-        now = time.monotonic()
         result, request.result = request.result, None
         if result is None:
-            return self._is_late(request, first, now)
-        found = Found(request.asked, result.ready_chunks, result.run_chunks, result.lease, now)
-        assert request.started is not None
-        late = (now - request.started) * 1000 >= self._settings.lookup_budget_ms
-        if result.status >= 0 and result.coming_chunks > 0 and not late:
-            request.waited = True
-            self._release(found.lease)
-            return False
+            return self._late(request)
         if result.status < 0:
-            found = Found(request.asked, 0, 0, 0, now)
-        return self._settle(request, found)
+            return NOTHING
+        if result.coming_chunks > 0:
+            if not self._budget_is_over(request):
+                request.waited = True
+                self._release(result.lease)
+                return None
+            self.counters.lookups_late += 1
+        return result
 
-    def _settle(self, request: Request, found: Found) -> bool:
+    def _settle(self, request: Request, found: Found) -> None:
         request.started = None
         request.found = found
         request.known = max(request.known, found.first + found.run)
-        return True
+        if found.tail_blocks:
+            request.tail_chunk, request.tail_blocks = found.end, found.tail_blocks
 
     def _answer(self, request: Request) -> Tuple[int, bool]:
         """Tokens of what was found; the last token of a request is always computed."""
         if request.found is None:
             return 0, False
-        end = (request.found.first + request.found.ready) * self._chunk
-        end = min(end, request.engine.num_tokens - 1)
+        end = min(self._found_end(request.found), request.engine.num_tokens - 1)
         tokens = max(0, end - request.local_tokens)
         if tokens == 0:
             self._drop(request)
         return tokens, tokens > 0
+
+    def _found_end(self, found: Found) -> int:
+        """The token behind all that was found."""
+        return found.end * self._chunk + found.tail_blocks * self._facts.block_tokens
 
     def _poll(self, client: Client, request: Optional[Request], timeout_ms: int) -> None:
         """Take completions; wait a little for that of one request."""
@@ -256,9 +334,11 @@ class Scheduler:
 
     def _drop(self, request: Request) -> None:
         """Forget what was found."""
-        if request.found is not None:
-            self._release(request.found.lease)
-            request.found = None
+        for found in (request.found, request.chain):
+            if found is not None:
+                self._release(found.lease)
+                self._release(found.tail_lease)
+        request.found = request.chain = None
 
     def _abandon(self, request: Request) -> None:
         """Forget a lookup in flight; its lease is given back when it comes."""
@@ -288,21 +368,24 @@ class Scheduler:
             if not request.loading:
                 self._drop(request)
             return
-        start, end = request.local_tokens, request.local_tokens + external
-        first, stop = start // self._chunk, -(-end // self._chunk)
-        chunks = []
-        for number, key in enumerate(self._keys(request, first, stop), first):
-            begin = max(start, number * self._chunk)
+        begin, found, chunks = request.local_tokens, request.found, []
+        end = begin + external
+        while begin < end:
             # of a full hit the last token is computed, and may be alone on a page
-            chunk_end = min((number + 1) * self._chunk,
+            number = begin // self._chunk
+            chunk_end = min((number + 1) * self._chunk, self._found_end(found),
                             len(request.pages) * self._facts.block_tokens)
-            chunks.append(LoadChunk(key, begin - number * self._chunk, chunk_end - begin,
+            assert chunk_end > begin
+            blocks = found.tail_blocks if number == found.end else self._blocks
+            chunks.append(LoadChunk(self._key(request, number * self._blocks + blocks - 1),
+                                    begin - number * self._chunk, chunk_end - begin,
                                     self._pages(request, begin, chunk_end)))
+            begin = chunk_end
         budget = request.settings.budget_ms
         self._loads.append(LoadJob(engine.request_id, chunks,
                                    self._settings.load_budget_ms if budget is None else budget))
-        request.loading = True
-        request.hit_tokens += external
+        self._taint.loads([page for chunk in chunks for page in chunk.pages], self._lossless)
+        request.loading, request.load_tokens = chunks, external
 
     def _pages(self, request: Request, begin: int, end: int) -> List[int]:
         block = self._facts.block_tokens
@@ -314,12 +397,24 @@ class Scheduler:
             request = self._requests.get(request_id)
             if request is not None:
                 request.failed.update(keys)
-                request.known = 0
+                request.known, request.tail_chunk = 0, -1
         for request_id in request_ids:
             request = self._requests.get(request_id)
             if request is not None:
-                request.loading = False
+                self._is_loaded(request)
                 self._drop(request)
+
+    def _is_loaded(self, request: Request) -> None:
+        """Count what has come: all before the first chunk that has not."""
+        tokens = 0
+        for chunk in request.loading:
+            if chunk.key in request.failed:
+                self.counters.loads_failed += 1
+                break
+            tokens += chunk.n_tokens
+        if not getattr(request.engine, "num_preemptions", 0):  # as vLLM counts
+            request.hit_tokens = max(request.hit_tokens, min(tokens, request.load_tokens))
+        request.loading = []
 
     # --- stores -----------------------------------------------------------------------------------
 
@@ -336,8 +431,16 @@ class Scheduler:
         client = self._session.client() if self._session.is_open else None
         if client is not None:
             self._poll(client, None, 0)
+            self._follow(client)
         self._drop_old()
         return made
+
+    def _follow(self, client: Client) -> None:
+        """A daemon that has come back may have another profile in force."""
+        info = client.info()
+        if info.connected and info.reconnects != self._reconnects:
+            self._reconnects = info.reconnects
+            self.connected(info.profile, info.lossless)
 
     def _scheduled(self, made: Step, request_id: str, pages: Any, appended: bool, computed: int,
                    output: Any) -> None:
@@ -346,34 +449,57 @@ class Scheduler:
             return
         if pages is not None:
             request.pages = (request.pages if appended else []) + list(pages[0])
-        if request.next_store is None:
-            # What was in the engine's own cache was stored when it was computed. A chunk that it
-            # has in part is stored whole, unless what is in it may have been through a lossy codec.
-            rounded = computed if self._lossless else computed + self._chunk - 1
-            request.next_store = rounded // self._chunk
-        self._store(made, request, computed + output.num_scheduled_tokens[request_id])
+        if request.next_store is None or not appended:
+            # What was in the engine's own cache was stored when it was computed; a chunk that it
+            # has in part is stored whole.
+            request.next_store = computed // self._chunk
+        end = computed + output.num_scheduled_tokens[request_id]
+        self._taint.computes(request.pages, computed, end)
+        self._store(made, request, end)
 
-    def _store(self, made: Step, request: Request, computed: int) -> None:
-        """Add the chunks that are full when this step has run."""
-        assert request.next_store is not None
+    def _limit(self, request: Request) -> int:
+        """Tokens of a request that may be stored."""
         if request.excluded or not request.settings.store or self._settings.store == "none":
-            return
-        tokens = computed
+            return 0
+        tokens = request.engine.num_tokens
         if self._settings.store == "prompt":
-            tokens = min(tokens, request.engine.num_prompt_tokens)
+            tokens = request.engine.num_prompt_tokens
         if request.settings.max_offload_tokens is not None:
             tokens = min(tokens, request.settings.max_offload_tokens)
+        return int(tokens)
+
+    def _store(self, made: Step, request: Request, computed: int) -> None:
+        """Add the chunks that are full when this step has run, and the tail of a prompt that ends
+        with it."""
+        assert request.next_store is not None
+        tokens = min(computed, self._limit(request))
         first = max(request.next_store, request.known)
         end = min(tokens // self._chunk, self._full_chunks(request))
-        if first >= end:
+        for number in range(first, end):
+            self._store_chunk(made, request, number, self._blocks)
+        request.next_store = max(request.next_store, end)
+        prompt = min(request.engine.num_prompt_tokens, self._limit(request))
+        number, blocks = prompt // self._chunk, prompt % self._chunk // self._facts.block_tokens
+        if self._lossless and computed >= prompt and 0 < blocks <= self._tail_most:
+            begun = request.tail_blocks if request.tail_chunk == number else 0
+            if blocks > begun and number >= max(request.known, request.next_store):
+                self._store_chunk(made, request, number, blocks)
+
+    def _store_chunk(self, made: Step, request: Request, number: int, blocks: int) -> None:
+        """Store chunk `number`, or so many blocks of it, in place of what there was of it."""
+        first = number * self._blocks
+        pages = request.pages[first:first + blocks]
+        begun = request.tail_blocks if request.tail_chunk == number else 0
+        if blocks < self._blocks:
+            request.tail_chunk, request.tail_blocks = number, blocks
+        if self._taint.forbids(request.pages[:first], pages, self._lossless):
+            self.counters.stores_tainted += 1
             return
-        keys = self._keys(request, max(first - 1, 0), end)
-        parents = [None, *keys] if first == 0 else list(keys)
-        for number, key in enumerate(keys[first > 0:], first):
-            begin = number * self._chunk
-            made.stores.append(StoreChunk(key, parents[number - first], number, begin,
-                                          self._pages(request, begin, begin + self._chunk)))
-        request.next_store = end
+        made.stores.append(StoreChunk(
+            self._key(request, first + blocks - 1),
+            self._key(request, first - 1) if number > 0 else None, number, number * self._chunk,
+            pages, 0 if blocks == self._blocks else blocks * self._facts.block_tokens,
+            self._key(request, first + begun - 1) if begun else None))
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -108,7 +108,8 @@ class Worker:
 
     def _put(self, client: Client, chunk: StoreChunk, deadline: float) -> None:
         item = Put(chunk.key, pages=self._pages, page_ids=chunk.pages,
-                   token_start=chunk.token_start)
+                   token_start=chunk.token_start, n_tokens=chunk.n_tokens,
+                   supersedes=chunk.supersedes)
         while True:
             try:
                 client.submit_put([item], parent=chunk.parent, depth=chunk.depth)

@@ -114,7 +114,8 @@ class GpuWorker:
     def _put(self, gpu: Gpu, chain: List[StoreChunk]) -> int:
         """How many leading chunks have been taken; -1: none, and waiting does not help."""
         try:
-            _, taken = gpu.put([GpuPut(c.key, c.pages, c.token_start) for c in chain],
+            _, taken = gpu.put([GpuPut(c.key, c.pages, c.token_start, c.n_tokens, c.supersedes)
+                                for c in chain],
                                parent=chain[0].parent, depth=chain[0].depth,
                                stream=self._device.stream())
             return taken

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""node.py: a kvferryd in a folder of its own, for scripts that are run by hand."""
+import subprocess
+import time
+from pathlib import Path
+
+READY_S = 120
+
+
+class Daemon:
+    """Started by start(), killed by kill(), and started again on what it has written."""
+
+    def __init__(self, program, folder, *sets):
+        self.program, self.folder, self.sets = program, Path(folder), sets
+        self.socket = str(self.folder / "kvferryd.sock")
+        self.process = None
+
+    def start(self, *more):
+        log = self.folder / "log"
+        command = [self.program, "--dir", str(self.folder)]
+        for value in (*self.sets, *more):
+            command += ["--set", value]
+        with open(log, "ab") as file:
+            begin = file.tell()
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file,
+                                            stderr=file)
+        end = time.monotonic() + READY_S
+        while b"admin socket " not in log.read_bytes()[begin:]:
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(log.read_text(errors="replace"))
+            time.sleep(0.05)
+
+    def kill(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def flip_bytes(self):
+        """Flip a byte in every 64 KiB of the store, but for its first megabyte."""
+        store = self.folder / "nvme.store"
+        with open(store, "r+b") as file:
+            for offset in range((1 << 20) + 40_000, store.stat().st_size, 1 << 16):
+                file.seek(offset)
+                byte = file.read(1)
+                file.seek(offset)
+                file.write(bytes([byte[0] ^ 0x10]))
