@@ -24,7 +24,9 @@ NEEDS := \
     libcmocka-dev:module=cmocka \
     libmicrohttpd-dev:module=libmicrohttpd \
     libcurl4-openssl-dev:module=libcurl \
-    libopenblas-dev:module=openblas
+    libopenblas-dev:module=openblas \
+    libhiredis-dev:module=hiredis \
+    redis-tools:program=redis-cli
 
 PACKAGES := $(foreach need,$(NEEDS),$(firstword $(subst :, ,$(need))))
 

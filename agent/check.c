@@ -122,9 +122,12 @@ void kvf_check_sum(const struct kvf_config *config, uint32_t n_gpus, struct kvf_
 {
     struct kvf_agent_memory agent;
     struct kvf_nvme_config nvme;
-    bool has_peers = config->peers_listen[0] != '\0' || config->peers_nodes[0] != '\0';
+    bool has_directory = config->directory_address[0] != '\0';
+    bool has_peers = config->peers_listen[0] != '\0' || config->peers_nodes[0] != '\0' ||
+                     has_directory;
     /* the network has a thread, and UCX one of its own */
-    uint64_t threads = FIXED_THREADS + config->workers + config->n_nvme + (has_peers ? 2 : 0);
+    uint64_t threads = FIXED_THREADS + config->workers + config->n_nvme + (has_peers ? 2 : 0) +
+                       has_directory;
 
     memset(check_out, 0, sizeof(*check_out));
     kvf_agent_memory(config, &agent);

@@ -91,13 +91,38 @@ static int check_nodes(const struct kvf_config *config, struct kvf_config_error 
     return KVF_OK;
 }
 
+static int check_directory(const struct kvf_config *config, struct kvf_config_error *error)
+{
+    const char *at = config->directory_address;
+    struct kvf_config_node node;
+
+    if (at[0] == '\0') {
+        return KVF_OK;
+    }
+    if (!KVF_HAVE_HIREDIS) {
+        return fail(config, KVF_CONFIG_ID_directory_address, "directory.address", error,
+                    "this kvferryd was built without hiredis; build it with libhiredis-dev, or "
+                    "leave the option out");
+    }
+    if (at[0] != '/' && (kvf_config_node_next(&at, &node) != KVF_OK || at[0] != '\0')) {
+        return fail(config, KVF_CONFIG_ID_directory_address, "directory.address", error,
+                    "it is neither host:port nor the path of a Unix socket; write it as "
+                    "10.0.0.9:6379 or /run/valkey/valkey.sock");
+    }
+    return KVF_OK;
+}
+
 int kvf_config_check_peers(const struct kvf_config *config, struct kvf_config_error *error)
 {
     struct sockaddr_storage address;
     socklen_t bytes;
     bool listens = config->peers_listen[0] != '\0';
+    bool has_directory = config->directory_address[0] != '\0';
 
-    if (!listens && config->peers_nodes[0] == '\0') {
+    if (check_directory(config, error) != KVF_OK) {
+        return KVF_ERR_CONFIG;
+    }
+    if (!listens && !has_directory && config->peers_nodes[0] == '\0') {
         return KVF_OK;
     }
     if (listens && kvf_config_listen_parse(config->peers_listen, &address, &bytes) != KVF_OK) {
@@ -115,8 +140,14 @@ int kvf_config_check_peers(const struct kvf_config *config, struct kvf_config_er
         return KVF_ERR_CONFIG;
     }
     if (config->cluster_key[0] == '\0') {
-        return fail(config, listens ? KVF_CONFIG_ID_peers_listen : KVF_CONFIG_ID_peers_nodes,
-                    listens ? "peers.listen" : "peers.nodes", error,
+        return fail(config,
+                    listens         ? KVF_CONFIG_ID_peers_listen
+                    : has_directory ? KVF_CONFIG_ID_directory_address
+                                    : KVF_CONFIG_ID_peers_nodes,
+                    listens         ? "peers.listen"
+                    : has_directory ? "directory.address"
+                                    : "peers.nodes",
+                    error,
                     "nodes know each other by cluster_key, which is not set; give all of them the "
                     "same file of 32 bytes");
     }

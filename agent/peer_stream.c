@@ -51,10 +51,12 @@ void kvf_peers_removed(struct kvf_agent *agent, const struct kvf_entry *entry)
 static bool send_body(struct kvf_peers *peers, const struct kvf_peer_link *link, uint8_t type,
                       const struct kvf_net_blocks *head)
 {
+    uint32_t bytes = (uint32_t)(sizeof(*head) + head->count * sizeof(struct kvf_net_block));
+
     memcpy(peers->body, head, sizeof(*head));
-    return kvf_net_send(peers->net, link->link, type, peers->body,
-                        (uint32_t)(sizeof(*head) + head->count * sizeof(struct kvf_net_block))) ==
-           KVF_OK;
+    return (link->is_directory
+                ? kvf_directory_tell(peers->directory, type, peers->body, bytes)
+                : kvf_net_send(peers->net, link->link, type, peers->body, bytes)) == KVF_OK;
 }
 
 static struct kvf_net_block *block_at(struct kvf_peers *peers, uint32_t i)
@@ -120,34 +122,39 @@ static bool tell_events(struct kvf_peers *peers, struct kvf_peer_link *link)
     return true;
 }
 
+/* Returns how many messages went out. */
+static unsigned tell_link(struct kvf_peers *peers, struct kvf_peer_link *link)
+{
+    bool sent = true;
+    unsigned n = 0;
+
+    if (link->link == 0 || link->is_initiator) {
+        return 0;
+    }
+    for (uint32_t k = 0; sent && k < MESSAGES_A_TURN; k++) {
+        if (link->tell != KVF_TELL_FIRST && peers->log_next - link->told > KVF_PEER_LOG_EVENTS) {
+            link->tell = KVF_TELL_FIRST;
+        }
+        if (link->tell == KVF_TELL_EVENTS && link->told == peers->log_next) {
+            break;
+        }
+        peers->agent->metrics.peer_snapshots_sent += link->tell == KVF_TELL_FIRST;
+        sent = link->tell == KVF_TELL_EVENTS ? tell_events(peers, link) : tell_part(peers, link);
+        n += sent;
+    }
+    peers->owes |= link->tell != KVF_TELL_EVENTS || link->told != peers->log_next;
+    return n;
+}
+
 unsigned kvf_peers_tell(struct kvf_peers *peers)
 {
     unsigned n = 0;
 
     peers->owes = false;
     for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
-        struct kvf_peer_link *link = &peers->links[i];
-        bool sent = true;
-
-        if (link->link == 0 || link->is_initiator) {
-            continue;
-        }
-        for (uint32_t k = 0; sent && k < MESSAGES_A_TURN; k++) {
-            if (link->tell != KVF_TELL_FIRST &&
-                peers->log_next - link->told > KVF_PEER_LOG_EVENTS) {
-                link->tell = KVF_TELL_FIRST;
-            }
-            if (link->tell == KVF_TELL_EVENTS && link->told == peers->log_next) {
-                break;
-            }
-            peers->agent->metrics.peer_snapshots_sent += link->tell == KVF_TELL_FIRST;
-            sent = link->tell == KVF_TELL_EVENTS ? tell_events(peers, link)
-                                                 : tell_part(peers, link);
-            n += sent;
-        }
-        peers->owes |= link->tell != KVF_TELL_EVENTS || link->told != peers->log_next;
+        n += tell_link(peers, &peers->links[i]);
     }
-    return n;
+    return n + tell_link(peers, &peers->written);
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -172,7 +179,9 @@ static void resync(struct kvf_peers *peers, struct kvf_peer_link *link)
     if (link->resync_ns != 0 && agent->now_ns - link->resync_ns < RESYNC_NS) {
         return; /* asked a moment ago; what comes in between is dropped */
     }
-    if (kvf_net_send(peers->net, link->link, KVF_NET_RESYNC, NULL, 0) == KVF_OK) {
+    if ((link->is_directory
+             ? kvf_directory_follow(peers->directory, link->incarnation, true)
+             : kvf_net_send(peers->net, link->link, KVF_NET_RESYNC, NULL, 0)) == KVF_OK) {
         link->resync_ns = agent->now_ns;
         agent->metrics.peer_gaps++;
     }
@@ -217,6 +226,7 @@ static void told_part(struct kvf_peers *peers, struct kvf_peer_link *link,
     apply(peers, link, head, blocks);
     if ((head->part & KVF_NET_SNAPSHOT_LAST) != 0) {
         link->learn = KVF_LEARN_LIVE;
+        peers->is_far_due = true;
         kvf_log(KVF_LOG_INFO, "peers: %s has %llu blocks", link->name,
                 (unsigned long long)link->blocks);
     }

@@ -48,6 +48,7 @@ static void link_up(struct kvf_peers *peers, const struct kvf_net_event *event)
             link->source = KVF_HINT_NONE;
             memcpy(link->name, event->name, sizeof(link->name));
             memcpy(link->address, event->address, sizeof(link->address));
+            kvf_far_link_up(peers, link);
             return;
         }
     }
@@ -59,6 +60,7 @@ static void link_down(struct kvf_peers *peers, kvf_net_link id)
 
     if (link != NULL) {
         kvf_peers_unlearn(peers, link);
+        kvf_far_link_down(peers, link);
         link->link = 0;
     }
 }
@@ -97,7 +99,14 @@ static void take_event(struct kvf_peers *peers, struct kvf_net_event *event)
  * Fetching
  */
 
-/* The least busy of those that have it and answer; NULL: none. */
+static bool is_said_to_have(const struct kvf_peer_link *link, uint64_t sources)
+{
+    return (link->source != KVF_HINT_NONE && (sources >> link->source & 1) != 0) ||
+           kvf_far_says(link, sources);
+}
+
+/* The least busy of those that have it and answer; NULL: none, and those that could be linked with
+ * are. */
 static struct kvf_peer_link *choose(struct kvf_peers *peers, uint64_t sources)
 {
     struct kvf_peer_link *best = NULL;
@@ -105,11 +114,16 @@ static struct kvf_peer_link *choose(struct kvf_peers *peers, uint64_t sources)
     for (uint32_t i = 0; sources != 0 && i < KVF_NET_LINKS_MAX; i++) {
         struct kvf_peer_link *link = &peers->links[i];
 
-        if (link->link != 0 && link->source != KVF_HINT_NONE &&
-            (sources >> link->source & 1) != 0 && link->rests_until_ns <= peers->agent->now_ns &&
+        if (link->link != 0 && is_said_to_have(link, sources) &&
+            link->rests_until_ns <= peers->agent->now_ns &&
             (best == NULL || link->inflight < best->inflight)) {
             best = link;
         }
+    }
+    if (best == NULL && sources != 0) {
+        kvf_far_want(peers, sources);
+    } else if (best != NULL && best->far != NULL) {
+        best->far->wanted_ns = peers->agent->now_ns;
     }
     return best;
 }
@@ -230,6 +244,10 @@ void kvf_peers_loaded(struct kvf_agent *agent, const struct kvf_tier_io *io)
         if (link->source != KVF_HINT_NONE) {
             kvf_hints_remove(&peers->hints, link->source, io->name.key_id, io->name.shard);
         }
+        if (link->far != NULL && link->far->said.source != KVF_HINT_NONE) {
+            kvf_hints_remove(&peers->hints, link->far->said.source, io->name.key_id,
+                             io->name.shard);
+        }
         break;
     case KVF_ERR_TIMEOUT:
         count_failure(peers, link);
@@ -273,9 +291,8 @@ static void resolve_run(struct kvf_work *work)
 static void resolve_done(struct kvf_work *work)
 {
     struct kvf_peers *peers = work->owner;
-    struct kvf_net_address addresses[KVF_NET_PEERS_MAX];
-    uint32_t n = 0;
 
+    peers->n_named = 0;
     for (uint32_t i = 0; i < peers->n_nodes; i++) {
         struct kvf_peer_node *node = &peers->nodes[i];
 
@@ -286,15 +303,13 @@ static void resolve_done(struct kvf_work *work)
                         node->host, gai_strerror(node->error));
             }
         }
-        for (uint32_t k = 0; k < node->n && n < KVF_NET_PEERS_MAX; k++) {
-            addresses[n++] = node->addresses[k];
+        for (uint32_t k = 0; k < node->n && peers->n_named < KVF_NET_PEERS_MAX; k++) {
+            peers->named[peers->n_named++] = node->addresses[k];
         }
     }
     peers->is_resolving = false;
     peers->resolve_ns = peers->agent->now_ns + RESOLVE_NS;
-    if (kvf_net_connect(peers->net, addresses, n) != KVF_OK) {
-        peers->resolve_ns = peers->agent->now_ns + KVF_NS_PER_S;
-    }
+    kvf_far_connect(peers);
 }
 
 static void resolve(struct kvf_peers *peers)
@@ -340,6 +355,7 @@ unsigned kvf_peers_poll(struct kvf_agent *agent)
     }
     n += peers->source.tier->ops->poll(peers->source.tier, agent->now_ns);
     n += kvf_peers_serve_waiting(peers);
+    n += kvf_far_poll(peers);
     n += kvf_peers_tell(peers);
     n += kvf_hints_sweep(&peers->hints);
     kvf_peers_ask_again(peers);
@@ -358,7 +374,7 @@ uint64_t kvf_peers_deadline_ns(const struct kvf_agent *agent)
         peers->source.tier->ops->deadline_ns(peers->source.tier) == 0) {
         return agent->now_ns + RETRY_NS;
     }
-    return UINT64_MAX;
+    return peers->is_connect_due ? peers->connect_ns : UINT64_MAX;
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -377,6 +393,23 @@ static const char *state_of(const struct kvf_peers *peers, const struct kvf_peer
                                                : "waiting";
 }
 
+static void fill_row(const struct kvf_peers *peers, const struct kvf_peer_link *link,
+                     const char *state, struct kvf_control_peer *row)
+{
+    memcpy(row->name, link->name, sizeof(row->name));
+    memcpy(row->address, link->address, sizeof(row->address));
+    (void)snprintf(row->state, sizeof(row->state), "%s", state);
+    row->is_asked = link->is_initiator;
+    row->incarnation = link->incarnation;
+    row->linked_s = (peers->agent->now_ns - link->since_ns) / KVF_NS_PER_S;
+    row->blocks = link->blocks;
+    row->fetched_blocks = link->fetched_blocks;
+    row->fetched_bytes = link->fetched_bytes;
+    row->failed_blocks = link->failed_blocks;
+    row->served_blocks = link->served_blocks;
+    row->served_bytes = link->served_bytes;
+}
+
 uint32_t kvf_peers_rows(const struct kvf_agent *agent, struct kvf_control_peer *rows,
                         uint32_t max_rows)
 {
@@ -384,25 +417,14 @@ uint32_t kvf_peers_rows(const struct kvf_agent *agent, struct kvf_control_peer *
     uint32_t n = 0;
 
     for (uint32_t i = 0; peers != NULL && i < KVF_NET_LINKS_MAX && n < max_rows; i++) {
-        const struct kvf_peer_link *link = &peers->links[i];
-        struct kvf_control_peer *row = &rows[n];
-
-        if (link->link == 0) {
-            continue;
+        if (peers->links[i].link != 0) {
+            fill_row(peers, &peers->links[i], state_of(peers, &peers->links[i]), &rows[n++]);
         }
-        n++;
-        memcpy(row->name, link->name, sizeof(row->name));
-        memcpy(row->address, link->address, sizeof(row->address));
-        (void)snprintf(row->state, sizeof(row->state), "%s", state_of(peers, link));
-        row->is_asked = link->is_initiator;
-        row->incarnation = link->incarnation;
-        row->linked_s = (agent->now_ns - link->since_ns) / KVF_NS_PER_S;
-        row->blocks = link->blocks;
-        row->fetched_blocks = link->fetched_blocks;
-        row->fetched_bytes = link->fetched_bytes;
-        row->failed_blocks = link->failed_blocks;
-        row->served_blocks = link->served_blocks;
-        row->served_bytes = link->served_bytes;
+    }
+    for (uint32_t i = 0; peers != NULL && i < KVF_DIRECTORY_NODES_MAX && n < max_rows; i++) {
+        if (peers->far[i].said.link != 0 && peers->far[i].link == 0) {
+            fill_row(peers, &peers->far[i].said, "listed", &rows[n++]);
+        }
     }
     return n;
 }
@@ -426,6 +448,7 @@ void kvf_peers_metrics(struct kvf_agent *agent)
     for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
         metrics->peers += peers->links[i].link != 0 && peers->links[i].is_initiator;
     }
+    kvf_far_metrics(peers);
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -440,7 +463,8 @@ static uint32_t hints_capacity(const struct kvf_config *config, uint64_t index_e
 
 static bool has_peers(const struct kvf_config *config)
 {
-    return config->peers_listen[0] != '\0' || config->peers_nodes[0] != '\0';
+    return config->peers_listen[0] != '\0' || config->peers_nodes[0] != '\0' ||
+           config->directory_address[0] != '\0';
 }
 
 uint64_t kvf_peers_table_bytes(const struct kvf_config *config, uint64_t index_entries)
@@ -453,29 +477,34 @@ uint64_t kvf_peers_table_bytes(const struct kvf_config *config, uint64_t index_e
            KVF_NET_SERVES_MAX * sizeof(struct kvf_peer_serve) + kvf_remote_table_bytes();
 }
 
-static int open_net(struct kvf_peers *peers)
+static void describe(struct kvf_agent *agent, struct kvf_net_config *net_out)
 {
-    struct kvf_agent *agent = peers->agent;
     const struct kvf_config *config = agent->config;
-    struct kvf_net_config net = {.incarnation = agent->incarnation,
-                                 .heartbeat_ns = config->peers_heartbeat * KVF_NS_PER_S,
-                                 .retry_ns = CONNECT_NS,
-                                 .wake = kvf_agent_wake,
-                                 .wake_ctx = agent};
-    char why[KVF_ERROR_TEXT_BYTES];
     int status;
 
-    net.silence_ns = SILENCE_BEATS * net.heartbeat_ns;
-    memcpy(net.cluster_key, agent->id_key, sizeof(net.cluster_key));
-    if (gethostname(net.name, sizeof(net.name) - 1) != 0) {
-        (void)snprintf(net.name, sizeof(net.name), "node");
+    *net_out = (struct kvf_net_config){.incarnation = agent->incarnation,
+                                       .heartbeat_ns = config->peers_heartbeat * KVF_NS_PER_S,
+                                       .retry_ns = CONNECT_NS,
+                                       .wake = kvf_agent_wake};
+    net_out->wake_ctx = agent;
+    net_out->silence_ns = SILENCE_BEATS * net_out->heartbeat_ns;
+    memcpy(net_out->cluster_key, agent->id_key, sizeof(net_out->cluster_key));
+    if (gethostname(net_out->name, sizeof(net_out->name) - 1) != 0) {
+        (void)snprintf(net_out->name, sizeof(net_out->name), "node");
     }
     if (config->peers_listen[0] != '\0') {
-        status = kvf_config_listen_parse(config->peers_listen, &net.listen.address,
-                                         &net.listen.bytes);
+        status = kvf_config_listen_parse(config->peers_listen, &net_out->listen.address,
+                                         &net_out->listen.bytes);
         assert(status == KVF_OK); /* the configuration's rules have seen to that */
     }
-    status = kvf_net_open(&net, &peers->net, why, sizeof(why));
+}
+
+static int open_net(struct kvf_peers *peers, const struct kvf_net_config *net)
+{
+    const struct kvf_config *config = peers->agent->config;
+    char why[KVF_ERROR_TEXT_BYTES];
+    int status = kvf_net_open(net, &peers->net, why, sizeof(why));
+
     if (status != KVF_OK) {
         kvf_log(KVF_LOG_ERROR, "peers: %s: %s",
                 config->peers_listen[0] != '\0' ? config->peers_listen : "network", why);
@@ -511,6 +540,7 @@ static int open_tables(struct kvf_peers *peers)
 
 int kvf_peers_open(struct kvf_agent *agent)
 {
+    struct kvf_net_config net;
     struct kvf_peers *peers;
     int status;
 
@@ -529,7 +559,8 @@ int kvf_peers_open(struct kvf_agent *agent)
         kvf_log(KVF_LOG_ERROR, "peers: no memory for tables; lower peers.entries");
         return status;
     }
-    status = open_net(peers);
+    describe(agent, &net);
+    status = open_net(peers, &net);
     if (status != KVF_OK) {
         return status;
     }
@@ -547,12 +578,13 @@ int kvf_peers_open(struct kvf_agent *agent)
         return status;
     }
     take_nodes(peers);
-    return KVF_OK;
+    return kvf_far_open(peers, &net);
 }
 
 void kvf_peers_stop(struct kvf_agent *agent)
 {
     if (agent->peers != NULL) {
+        kvf_far_close(agent->peers);
         kvf_net_close(agent->peers->net);
         agent->peers->net = NULL;
     }

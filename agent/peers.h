@@ -6,6 +6,7 @@
  *   peer_stream.c   the numbered stream of blocks: what we tell, what we are told
  *   peer_serve.c    records for others
  *   peer_hints.c    who is said to have what
+ *   peer_far.c      nodes that a directory tells of
  *
  * Everything belongs to the reactor. A link that this node has made is asked and listened to; one
  * that another has made is told and served (transport/net_wire.h).
@@ -14,6 +15,7 @@
 #define KVF_AGENT_PEERS_H
 
 #include "agent/core.h"
+#include "agent/directory.h"
 #include "agent/peer_hints.h"
 #include "tiers/tier_remote.h"
 #include "transport/transport_ucx.h"
@@ -36,9 +38,13 @@ enum kvf_peer_tell {
     KVF_TELL_EVENTS = 2,
 };
 
+struct kvf_peer_far;
+
+/* A link, or what stands for one: to the directory, which is told, or a node that it tells of. */
 struct kvf_peer_link {
     kvf_net_link link; /* 0: none */
     bool is_initiator; /* this node has made it */
+    bool is_directory; /* the stream goes by way of the directory */
     char name[KVF_NET_NAME_BYTES];
     char address[64];
     uint64_t incarnation;
@@ -53,6 +59,7 @@ struct kvf_peer_link {
     uint32_t failures;  /* one after the other */
     uint64_t rests_until_ns;
     uint32_t inflight;
+    struct kvf_peer_far *far; /* the same node as the directory tells of it, or NULL */
     uint64_t fetched_blocks, fetched_bytes, failed_blocks;
 
     /* made by the other one */
@@ -60,6 +67,15 @@ struct kvf_peer_link {
     uint32_t cursor; /* of the snapshot, in the index */
     uint64_t told;   /* number of the next event to tell */
     uint64_t served_blocks, served_bytes;
+};
+
+/* A node that the directory tells of. */
+struct kvf_peer_far {
+    struct kvf_peer_link said; /* link 0: no node */
+    struct kvf_net_address address;
+    kvf_net_link link; /* 0: not linked */
+    bool is_followed;  /* the directory is asked what it has: its own stream is not there */
+    uint64_t wanted_ns;
 };
 
 /* A record that another node wants. */
@@ -100,6 +116,15 @@ struct kvf_peers {
     uint64_t resolve_ns; /* when to look names up again */
     uint32_t n_nodes;
     struct kvf_peer_node nodes[KVF_PEER_NODES_MAX];
+    uint32_t n_named; /* addresses of peers.nodes */
+    struct kvf_net_address named[KVF_NET_PEERS_MAX];
+
+    struct kvf_directory *directory; /* NULL: none */
+    struct kvf_peer_link written;    /* what it is told */
+    struct kvf_peer_far far[KVF_DIRECTORY_NODES_MAX];
+    bool is_far_due;     /* something has changed about them */
+    bool is_connect_due; /* others are to be linked with */
+    uint64_t connect_ns; /* not before that */
 };
 
 /* peers.c */
@@ -133,6 +158,23 @@ bool kvf_peers_too_slow(struct kvf_agent *agent, const uint8_t key_id[32], uint3
 void kvf_peers_loaded(struct kvf_agent *agent, const struct kvf_tier_io *io);
 /* The load is over, fetched or not. */
 void kvf_peers_left(struct kvf_agent *agent, kvf_net_link link);
+
+/* peer_far.c */
+/* Start with the directory, if the configuration has one. Logs its own failures. */
+int kvf_far_open(struct kvf_peers *peers, const struct kvf_net_config *net);
+void kvf_far_close(struct kvf_peers *peers);
+/* Take what the directory says. Returns how much was done. */
+unsigned kvf_far_poll(struct kvf_peers *peers);
+void kvf_far_metrics(const struct kvf_peers *peers);
+/* A link is up, or goes down. */
+void kvf_far_link_up(struct kvf_peers *peers, struct kvf_peer_link *link);
+void kvf_far_link_down(struct kvf_peers *peers, struct kvf_peer_link *link);
+/* Does the directory say that the node of this link is one of these sources? */
+bool kvf_far_says(const struct kvf_peer_link *link, uint64_t sources);
+/* A block is wanted of nodes that are not linked with. */
+void kvf_far_want(struct kvf_peers *peers, uint64_t sources);
+/* The addresses of peers.nodes, and of those that the directory tells of. */
+void kvf_far_connect(struct kvf_peers *peers);
 
 /* peer_stream.c */
 /* A block is here, or is not any more. Does nothing without peers. */

@@ -80,8 +80,8 @@ class Packages(unittest.TestCase):
         with open(os.path.join(ROOT, "packaging", "image", "packages.txt"),
                   encoding="utf-8") as file:
             listed = set(file.read().split())
-        # what every system has
-        self.assertEqual(packages - {"libc6", "libgcc-s1"}, listed)
+        # what every system has; UCX is opened at run time, where peers are configured
+        self.assertEqual(packages - {"libc6", "libgcc-s1"} | {"libucx0"}, listed)
 
 
 @unittest.skipUnless(ROOTFS, "skipped: KVF_ROOTFS names no root of packaging/image/rootfs.sh")

@@ -1,0 +1,279 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""test_directory.py: daemons that know nothing of each other but a Redis or Valkey server.
+
+Blocks of all are hits on all; who joins late learns by snapshot, of nodes that it has no link with
+as well; the server may die, stand still, lie, forget or want a password: that costs misses and
+never an error.
+
+    test_directory.py KVFERRYD KVFERRY
+"""
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "tests", "support"))
+from logged import LoggedCase  # noqa: E402
+
+KVFERRYD, KVFERRY = sys.argv[1:3]
+# what Debian calls redis-check-rdb (of redis-tools, which starts no service) is the server by name
+SERVER = (shutil.which("valkey-server") or shutil.which("redis-server") or
+          shutil.which("redis-check-rdb"))
+CLI = shutil.which("valkey-cli") or shutil.which("redis-cli")
+WAIT_S = 120
+SMALL = ["dram.bytes=32MiB", "dram.area_bytes=1MiB", "staging.total=16MiB", "staging.client=4MiB",
+         "nvme.0.bytes=64MiB", "nvme.0.segment_bytes=4MiB", "peers.timeout=60s",
+         "peers.heartbeat=60s", "directory.lease=60s"]
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def payload(number):
+    seed = hashlib.sha256(str(number).encode()).digest()
+    return seed * (200 + 1500 * (number % 4))
+
+
+class Directory(LoggedCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="kvf-dir-")
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.log = os.path.join(self.folder, "log")
+        self.socket = os.path.join(self.folder, "redis.sock")
+        self.key = os.path.join(self.folder, "key")
+        with open(self.key, "wb") as file:
+            file.write(bytes(range(32)))
+
+    def start_server(self, *more, address=None):
+        address = address or ["--port", "0", "--unixsocket", self.socket]
+        return self.start_logged(
+            ["redis-server", *address, "--save", "", "--appendonly", "no", "--dir", self.folder,
+             *more],
+            is_ready=lambda said: "eady to accept connections" in said, executable=SERVER)
+
+    def cli(self, *arguments, data=None):
+        """What the server answers. data: the last argument, as bytes."""
+        done = subprocess.run([CLI, "-s", self.socket, *(["-x"] if data is not None else []),
+                               *arguments], input=data, capture_output=True, timeout=WAIT_S,
+                              check=True)
+        return done.stdout.decode(errors="replace").split("\n")[:-1]
+
+    def start(self, name, *sets, listens=True):
+        folder = os.path.join(self.folder, name)
+        os.makedirs(folder, exist_ok=True)
+        command = [KVFERRYD, "--dir", folder]
+        mine = [f"cluster_key={self.key}", f"directory.address={self.socket}"]
+        if listens:
+            mine.append(f"peers.listen=127.0.0.1:{free_port()}")
+        for value in [*SMALL, *mine, *sets]:
+            command += ["--set", value]
+        return self.start_logged(command)
+
+    def kvferry(self, name, *arguments, data=b""):
+        path = os.path.join(self.folder, name, "kvferryd.sock")
+        return subprocess.run([KVFERRY, *arguments, "--socket", path], input=data,
+                              capture_output=True, timeout=2 * WAIT_S, check=False)
+
+    def put(self, name, *numbers):
+        for number in numbers:
+            done = self.kvferry(name, "put", "--key-text", f"block number {number:06}",
+                                data=payload(number))
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def get(self, name, number):
+        """True: a hit, whose bytes are right. False: a miss."""
+        done = self.kvferry(name, "get", "--key-text", f"block number {number:06}")
+        if done.returncode == 0:
+            self.assertEqual(done.stdout, payload(number))
+            return True
+        self.assertIn(b"miss", done.stdout + done.stderr)
+        return False
+
+    def metrics(self, name):
+        done = self.kvferry(name, "stat", "-o", "json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(done.stdout)["metrics"]
+
+    def peers(self, name, state):
+        done = self.kvferry(name, "peers", "-o", "json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return [row for row in json.loads(done.stdout)["peers"] if row["state"] == state]
+
+    def wait_for(self, is_so, what):
+        end = time.monotonic() + WAIT_S
+        while not is_so():
+            self.assertLess(time.monotonic(), end, f"waited for {what}; log:\n{self.log_text()}")
+            time.sleep(0.05)
+
+    def wait_metric(self, name, metric, is_enough):
+        self.wait_for(lambda: is_enough(self.metrics(name)[metric]), f"{metric} of {name}")
+
+    def test_late(self):
+        self.start_server()
+        for name in "abc":
+            self.start(name)
+        self.put("a", 0, 1, 2)
+        self.put("b", 10, 11)
+        for name in "abc":
+            self.wait_metric(name, "peers", lambda n: n == 2)
+        self.wait_metric("c", "peer_hints", lambda n: n == 5)
+        self.assertTrue(self.get("c", 0))
+        self.assertTrue(self.get("c", 10))
+        self.assertTrue(self.get("a", 11))
+        self.put("c", 20)
+
+        # one link at a time: of the others it knows by the directory, and is linked when it asks
+        self.start("d", "peers.links=1", listens=False)
+        self.wait_metric("d", "directory_nodes", lambda n: n == 3)
+        self.wait_for(lambda: len(self.peers("d", "listed")) == 2, "two nodes without a link")
+        self.wait_metric("d", "peer_hints", lambda n: n == 6)
+        for number in (1, 20, 10, 2):
+            self.wait_for(lambda n=number: self.get("d", n), f"block {number}")
+        self.assertGreaterEqual(self.metrics("d")["get_hits_remote"], 3)
+        self.assertLessEqual(self.metrics("d")["peers"], 1)
+        self.assertEqual(self.metrics("d")["directory_refused"], 0)
+
+        # what is new is told, by the stream
+        self.put("a", 30)
+        self.put("b", 31)
+        self.put("c", 32)
+        for number in (30, 31, 32):
+            self.wait_for(lambda n=number: self.get("d", n), f"block {number}")
+
+    def test_server_dies(self):
+        server = self.start_server()
+        for name in "ab":
+            self.start(name)
+        self.put("a", 0, 1, 2, 3)
+        self.wait_metric("b", "peer_hints", lambda n: n == 4)
+        self.wait_metric("b", "peers", lambda n: n == 1)
+        self.assertTrue(self.get("b", 0))
+        server.kill()
+        server.wait()
+        self.wait_metric("b", "directory_up", lambda n: n == 0)
+        self.assertTrue(self.get("b", 1))  # by the link
+        self.put("a", 4)
+        self.wait_for(lambda: self.get("b", 4), "a block that came while the server was away")
+        self.assertFalse(self.get("b", 99))
+
+        os.unlink(self.socket)
+        self.start_server()  # which knows nothing
+        for name in "ab":
+            self.wait_metric(name, "directory_up", lambda n: n == 1)
+        self.start("c", "peers.links=1", listens=False)
+        self.wait_metric("c", "directory_nodes", lambda n: n == 2)
+        self.wait_metric("c", "peer_hints", lambda n: n == 5)
+        self.wait_for(lambda: self.get("c", 3), "a block of a")
+        self.assertEqual(self.metrics("b")["peers"], 1)
+
+        # all of it is lost, and nobody's connection breaks: told anew when the lease is renewed
+        self.kvferry("b", "evict", "--key-text", "block number 000004")
+        self.start("d", "directory.lease=3s")
+        self.put("d", 50)
+        self.wait_metric("d", "peers", lambda n: n == 2)
+        self.cli("flushall")
+        self.wait_for(lambda: any("head:" in key for key in self.cli("keys", "*")),
+                      "a node to tell again what it has")
+
+    def test_server_stands_still(self):
+        server = self.start_server()
+        for name in "ab":
+            self.start(name)
+        self.put("a", 0, 1)
+        self.wait_metric("b", "peer_hints", lambda n: n == 2)
+        self.wait_metric("b", "peers", lambda n: n == 1)
+        server.send_signal(signal.SIGSTOP)
+        self.addCleanup(server.send_signal, signal.SIGCONT)
+        self.put("a", 2)
+        self.assertTrue(self.get("b", 0))
+        self.wait_for(lambda: self.get("b", 2), "a block that the server was not told of")
+        self.wait_metric("b", "directory_up", lambda n: n == 0)
+        server.send_signal(signal.SIGCONT)
+        self.wait_metric("b", "directory_up", lambda n: n == 1)
+
+    def test_liar(self):
+        seed = random.randrange(1 << 32)
+        dice = random.Random(seed)
+        self.start_server()
+        self.start("a")
+        self.put("a", 0)
+        self.start("b", "peers.links=1", listens=False)
+        self.wait_metric("b", "peer_hints", lambda n: n == 1)
+        prefix = next(key for key in self.cli("keys", "*nodes"))[:-len("nodes")]
+        me = self.cli("smembers", prefix + "nodes")[0]
+
+        # nodes that are none: no lease, garbage, a lease with another node's name or one wrong bit
+        lease = subprocess.run([CLI, "-s", self.socket, "get", f"{prefix}lease:{me}"],
+                               capture_output=True, check=True).stdout[:-1]
+        self.assertEqual(len(lease), 128)
+        at = dice.randrange(128)
+        wrong = lease[:at] + bytes([lease[at] ^ 1 << dice.randrange(8)]) + lease[at + 1:]
+        for name, value in [("00000000000000aa", b"x" * dice.randrange(1, 300)),
+                            ("00000000000000bb", lease), ("00000000000000cc", wrong)]:
+            self.cli("sadd", prefix + "nodes", name)
+            self.cli("set", f"{prefix}lease:{name}", data=value)
+        self.cli("sadd", prefix + "nodes", "00000000000000dd", "no node", "")
+        self.wait_metric("b", "directory_refused", lambda n: n >= 3)
+        self.assertEqual(self.metrics("b")["directory_nodes"], 1, f"seed {seed}")
+        self.assertNotIn("00000000000000dd", self.cli("smembers", prefix + "nodes"))
+
+        # events that are none: garbage, and a gap; what is told after that is told from the start
+        before = self.metrics("b")["directory_refused"]
+        self.start("c", "peers.links=1", f"peers.nodes=127.0.0.1:{free_port()}", listens=False)
+        self.wait_metric("c", "peer_hints", lambda n: n == 1)
+        self.cli("xadd", f"{prefix}events:{me}", "90000-1", "b", data=os.urandom(200))
+        self.wait_metric("c", "directory_refused", lambda n: n > before)
+        self.assertTrue(self.get("b", 0))
+        self.put("b", 7)
+        self.assertTrue(self.get("b", 7))
+        self.assertFalse(self.get("c", 7))
+
+    def test_password(self):
+        port = free_port()
+        password = os.path.join(self.folder, "password")
+        with open(password, "w", encoding="ascii") as file:
+            file.write("wrong\n")
+        self.start_server("--requirepass", "right one",
+                          address=["--port", str(port), "--bind", "127.0.0.1"])
+        self.start("a", f"directory.address=127.0.0.1:{port}",
+                   f"directory.password_file={password}")
+        self.wait_metric("a", "directory_failures", lambda n: n >= 1)
+        self.put("a", 0)
+        self.assertTrue(self.get("a", 0))
+        with open(password, "w", encoding="ascii") as file:
+            file.write("right one\n")
+        self.wait_metric("a", "directory_up", lambda n: n == 1)
+        self.assertNotIn("right one", self.log_text())
+
+    def test_refused(self):
+        for sets, word in [(["directory.address=nowhere"], "host:port"),
+                           ([f"directory.address={self.socket}",
+                             "directory.password_file=/nowhere/at/all"], "password"),
+                           (["directory.address=127.0.0.1:6379", "cluster_key="], "cluster_key")]:
+            command = [KVFERRYD, "--dir", self.folder, "--set", f"cluster_key={self.key}"]
+            for value in [*SMALL, *sets]:
+                command += ["--set", value]
+            done = subprocess.run(command, capture_output=True, timeout=WAIT_S, check=False)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(word, done.stderr.decode())
+
+
+if __name__ == "__main__":
+    if SERVER is None or CLI is None:
+        print("no Redis or Valkey server here (redis-tools of Debian): skipped")
+        sys.exit(77)
+    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
