@@ -37,6 +37,7 @@ struct directory_node {
     char name[KVF_NET_NAME_BYTES];
     uint64_t head;   /* number of the snapshot */
     uint64_t number; /* of the next event */
+    uint16_t parts;  /* of the snapshot that have been passed on */
     char cursor[24]; /* of the scan */
 };
 

@@ -265,6 +265,7 @@ static void start(struct kvf_directory *directory, struct directory_node *node)
         first.number = node->number;
         if (last != NULL &&
             pass_on(directory, node, KVF_NET_SNAPSHOT, &first, (uint32_t)sizeof(first))) {
+            node->parts = 1;
             (void)snprintf(node->cursor, sizeof(node->cursor), "0");
             node->follow = FOLLOW_SCAN;
         }
@@ -274,7 +275,7 @@ static void start(struct kvf_directory *directory, struct directory_node *node)
 }
 
 /* Fields and values of a part of the hash, as messages. False: there was no room for one. */
-static bool pass_fields(struct kvf_directory *directory, const struct directory_node *node,
+static bool pass_fields(struct kvf_directory *directory, struct directory_node *node,
                         const redisReply *fields)
 {
     _Alignas(8) uint8_t body[KVF_NET_BODY_BYTES_MAX];
@@ -297,6 +298,7 @@ static bool pass_fields(struct kvf_directory *directory, const struct directory_
         if (head.count < KVF_NET_EVENTS_MAX && i + 3 < fields->elements) {
             continue;
         }
+        head.index = node->parts++;
         memcpy(body, &head, sizeof(head));
         if (!pass_on(directory, node, KVF_NET_SNAPSHOT, body,
                      (uint32_t)(sizeof(head) + head.count * sizeof(block)))) {
@@ -310,7 +312,8 @@ static bool pass_fields(struct kvf_directory *directory, const struct directory_
 /* The whole snapshot has been read: does it still count? */
 static void end_scan(struct kvf_directory *directory, struct directory_node *node)
 {
-    struct kvf_net_blocks last = {.number = node->number, .part = KVF_NET_SNAPSHOT_LAST};
+    struct kvf_net_blocks last = {
+        .number = node->number, .part = KVF_NET_SNAPSHOT_LAST, .index = node->parts};
     redisReply *head = ask_head(directory, node);
     uint64_t number;
 

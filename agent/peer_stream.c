@@ -5,7 +5,8 @@
  * Changes get numbers and go into a ring. A new listener is first told what is here, in parts, as
  * the index is walked, and then all changes from the number on that the walk began with: a block
  * that came or went meanwhile is said twice, which changes nothing. A listener that has fallen
- * behind the ring starts anew. One that sees a gap in the numbers asks for that.
+ * behind the ring starts anew. One that sees a gap in the numbers asks for that; for the last
+ * message there is to be seen, it is told the number from time to time while nothing changes.
  */
 #include "agent/peers.h"
 
@@ -14,6 +15,7 @@
 #define MESSAGES_A_TURN 4
 #define WALK_A_MESSAGE  4096 /* entries looked at */
 #define RESYNC_NS       KVF_NS_PER_S
+#define CONFIRM_NS      (5 * KVF_NS_PER_S)
 #define SNAPSHOT_NS     (5 * KVF_NS_PER_S) /* without the beginning of one: it is asked for */
 
 /* ----------------------------------------------------------------------------------------------
@@ -80,7 +82,9 @@ static bool tell_part(struct kvf_peers *peers, struct kvf_peer_link *link)
     bool is_first = link->tell == KVF_TELL_FIRST;
     uint32_t cursor = is_first ? 0 : link->cursor;
     uint64_t told = is_first ? peers->log_next : link->told;
-    struct kvf_net_blocks head = {.number = told, .part = is_first ? KVF_NET_SNAPSHOT_FIRST : 0};
+    struct kvf_net_blocks head = {.number = told,
+                                  .part = is_first ? KVF_NET_SNAPSHOT_FIRST : 0,
+                                  .index = is_first ? 0 : link->parts};
 
     for (uint32_t steps = 0;
          steps < WALK_A_MESSAGE && cursor < index->fresh && head.count < KVF_NET_EVENTS_MAX;
@@ -101,6 +105,7 @@ static bool tell_part(struct kvf_peers *peers, struct kvf_peer_link *link)
     if (!send_body(peers, link, KVF_NET_SNAPSHOT, &head)) {
         return false;
     }
+    link->parts = (uint16_t)(head.index + 1);
     link->cursor = cursor;
     link->told = told;
     link->tell = (head.part & KVF_NET_SNAPSHOT_LAST) != 0 ? KVF_TELL_EVENTS : KVF_TELL_SNAPSHOT;
@@ -125,7 +130,7 @@ static bool tell_events(struct kvf_peers *peers, struct kvf_peer_link *link)
 /* Returns how many messages went out. */
 static unsigned tell_link(struct kvf_peers *peers, struct kvf_peer_link *link)
 {
-    bool sent = true;
+    bool is_first, sent = true;
     unsigned n = 0;
 
     if (link->link == 0 || link->is_initiator) {
@@ -135,12 +140,18 @@ static unsigned tell_link(struct kvf_peers *peers, struct kvf_peer_link *link)
         if (link->tell != KVF_TELL_FIRST && peers->log_next - link->told > KVF_PEER_LOG_EVENTS) {
             link->tell = KVF_TELL_FIRST;
         }
-        if (link->tell == KVF_TELL_EVENTS && link->told == peers->log_next) {
+        if (link->tell == KVF_TELL_EVENTS && link->told == peers->log_next &&
+            (link->is_directory || peers->agent->now_ns - link->told_ns < CONFIRM_NS)) {
             break;
         }
-        peers->agent->metrics.peer_snapshots_sent += link->tell == KVF_TELL_FIRST;
+        is_first = link->tell == KVF_TELL_FIRST;
         sent = link->tell == KVF_TELL_EVENTS ? tell_events(peers, link) : tell_part(peers, link);
+        peers->agent->metrics.peer_snapshots_sent += is_first && sent;
+        link->told_ns = sent ? peers->agent->now_ns : link->told_ns;
         n += sent;
+    }
+    if (!link->is_directory && link->told_ns + CONFIRM_NS < peers->confirm_ns) {
+        peers->confirm_ns = link->told_ns + CONFIRM_NS;
     }
     peers->owes |= link->tell != KVF_TELL_EVENTS || link->told != peers->log_next;
     return n;
@@ -151,6 +162,7 @@ unsigned kvf_peers_tell(struct kvf_peers *peers)
     unsigned n = 0;
 
     peers->owes = false;
+    peers->confirm_ns = UINT64_MAX;
     for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
         n += tell_link(peers, &peers->links[i]);
     }
@@ -217,12 +229,15 @@ static void told_part(struct kvf_peers *peers, struct kvf_peer_link *link,
         }
         link->learn = KVF_LEARN_SNAPSHOT;
         link->number = head->number;
+        link->part = 0;
         peers->agent->metrics.peer_snapshots++;
     }
-    if (link->learn != KVF_LEARN_SNAPSHOT || link->number != head->number) {
+    if (link->learn != KVF_LEARN_SNAPSHOT || link->number != head->number ||
+        link->part != head->index) {
         resync(peers, link);
         return;
     }
+    link->part++;
     apply(peers, link, head, blocks);
     if ((head->part & KVF_NET_SNAPSHOT_LAST) != 0) {
         link->learn = KVF_LEARN_LIVE;

@@ -374,7 +374,8 @@ uint64_t kvf_peers_deadline_ns(const struct kvf_agent *agent)
         peers->source.tier->ops->deadline_ns(peers->source.tier) == 0) {
         return agent->now_ns + RETRY_NS;
     }
-    return peers->is_connect_due ? peers->connect_ns : UINT64_MAX;
+    return peers->is_connect_due && peers->connect_ns < peers->confirm_ns ? peers->connect_ns
+                                                                          : peers->confirm_ns;
 }
 
 /* ----------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ struct kvf_peer_link {
     uint8_t learn;      /* enum kvf_peer_learn */
     uint32_t source;    /* of its hints; KVF_HINT_NONE: none */
     uint64_t number;    /* of the next event */
+    uint16_t part;      /* SNAPSHOT: index of the next part */
     uint64_t resync_ns; /* when a snapshot was last asked for */
     uint64_t blocks;    /* it is said to have */
     uint32_t failures;  /* one after the other */
@@ -65,7 +66,9 @@ struct kvf_peer_link {
     /* made by the other one */
     uint8_t tell;    /* enum kvf_peer_tell */
     uint32_t cursor; /* of the snapshot, in the index */
+    uint16_t parts;  /* of it that have been told */
     uint64_t told;   /* number of the next event to tell */
+    uint64_t told_ns;
     uint64_t served_blocks, served_bytes;
 };
 
@@ -108,6 +111,7 @@ struct kvf_peers {
     struct kvf_net_block *log;                        /* ring of KVF_PEER_LOG_EVENTS */
     uint64_t log_next;                                /* number of the next event; the first is 1 */
     bool owes;                                        /* a listener could not be told all */
+    uint64_t confirm_ns;                              /* when one is to be told the number */
     _Alignas(8) uint8_t body[KVF_NET_BODY_BYTES_MAX]; /* scratch */
     struct kvf_pool serves;
     struct kvf_peer_serve *waiting, **waiting_end;

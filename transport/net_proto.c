@@ -171,11 +171,13 @@ static int check_blocks(const struct kvf_net_head *head, const void *body, const
     uint16_t parts = KVF_NET_SNAPSHOT_FIRST | KVF_NET_SNAPSHOT_LAST;
 
     memcpy(&blocks, body, sizeof(blocks));
-    if (blocks.count > KVF_NET_EVENTS_MAX || blocks.reserved != 0 ||
+    if (blocks.count > KVF_NET_EVENTS_MAX ||
         head->body_bytes != sizeof(blocks) + blocks.count * sizeof(struct kvf_net_block)) {
         return kvf_proto_bad(why_out, "count of blocks");
     }
-    if (blocks.part & ~(head->type == KVF_NET_SNAPSHOT ? parts : 0)) {
+    if ((blocks.part & ~(head->type == KVF_NET_SNAPSHOT ? parts : 0)) != 0 ||
+        (blocks.index != 0 && (head->type == KVF_NET_EVENTS ||
+                               (blocks.part & KVF_NET_SNAPSHOT_FIRST) != 0))) {
         return kvf_proto_bad(why_out, "part");
     }
     for (uint32_t i = 0; i < blocks.count; i++) {

@@ -135,7 +135,7 @@ struct kvf_net_blocks {
     uint64_t number; /* EVENTS: of the first; SNAPSHOT: of the event that follows it */
     uint32_t count;  /* 0 to KVF_NET_EVENTS_MAX */
     uint16_t part;   /* SNAPSHOT: enum kvf_net_part; EVENTS: 0 */
-    uint16_t reserved;
+    uint16_t index;  /* SNAPSHOT: of the part, from 0 and modulo 65536; EVENTS: 0 */
 };
 
 #define KVF_NET_BODY_BYTES_MAX                                                                     \
