@@ -267,11 +267,12 @@ class Rig:
 
     def preempt_all(self):
         """Begin all running requests anew, without vLLM's own cache. False: vLLM does not do that
-        while a load has pages."""
+        while a load or a step in flight has pages."""
         while self.in_flight:
             self._update(*self.in_flight.popleft())
         fine = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
-        if any(request.status not in fine for request in self.scheduler.requests.values()):
+        if self.scheduler.deferred_frees or any(
+                request.status not in fine for request in self.scheduler.requests.values()):
             return False
         return self.scheduler.reset_prefix_cache(reset_running_requests=True)
 

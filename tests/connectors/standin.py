@@ -162,11 +162,11 @@ class Engine:
         group = SimpleNamespace(layer_names=[f"layers.{i}.attn" for i in range(self.LAYERS)],
                                 kv_cache_spec=spec)
         facts = {"pipeline_parallel_size": 1, "speculative_config": None, "groups": [group],
-                 "policy": "recompute", "prefix": True, "dcp": 1, **changes}
+                 "policy": "recompute", "prefix": True, "dcp": 1, "model": "nowhere", **changes}
         parallel = SimpleNamespace(pipeline_parallel_size=facts["pipeline_parallel_size"],
                                    tensor_parallel_size=tp, prefill_context_parallel_size=1,
                                    decode_context_parallel_size=facts["dcp"])
-        model = SimpleNamespace(model="nowhere", hf_text_config=SimpleNamespace(),
+        model = SimpleNamespace(model=facts["model"], hf_text_config=SimpleNamespace(),
                                 get_total_num_kv_heads=lambda: self.HEADS * tp)
         return SimpleNamespace(
             parallel_config=parallel, model_config=model,

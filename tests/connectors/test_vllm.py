@@ -4,6 +4,7 @@
 
 usage: test_vllm.py KVFERRYD PACKAGE_FOLDER [unittest arguments]
 """
+import dataclasses
 import inspect
 import json
 import os
@@ -28,7 +29,7 @@ from standin import Engine, FullAttentionSpec  # noqa: E402
 
 import kvferry  # noqa: E402
 from kvferry import session  # noqa: E402
-from kvferry.vllm import KvferryConnector, worker  # noqa: E402
+from kvferry.vllm import KvferryConnector, identity, worker  # noqa: E402
 from kvferry.vllm import scheduler as scheduler_module  # noqa: E402
 
 CHUNK, BLOCK = 64, Engine.BLOCK
@@ -450,27 +451,94 @@ class Failures(Case):
 
 
 class Ranks(Case):
+    """Eight ranks: a chunk is there for all of them or for none."""
+
+    N = 8
+
     def setUp(self):
         super().setUp()
         self.start()
 
-    def test_all_ranks_or_none(self):
-        engine = self.engine(tp=8)
-        whole, torn = self.request("whole", 64), self.request("torn", 64, seed=5)
-        engine.load(whole)
-        engine.prefill(whole)
-        self.assertEqual(engine.load(torn), 0)
-        engine.allocate(torn)
-        engine.workers[5]._worker._stores = False  # this rank's put is lost
-        engine.step({torn: (0, 64)}, compute=[(torn, 0, 4)])
+    def rank_clients(self, engine):
+        """A handle of each rank's."""
+        for rank in range(self.N):
+            facts = engine.workers[rank]._facts
+            client = kvferry.Client(self.socket, geometry=facts.geometry, shard=rank,
+                                    namespace_label=facts.label, shard_count=self.N,
+                                    weights_digest=bytes.fromhex(DIGEST), staging_bytes=1 << 20)
+            self.addCleanup(client.close)
+            yield client
+
+    def stored_at_ranks(self, engine, name, seed, without=None):
+        """A chunk that all ranks have computed, and all but one of them stored."""
+        request = self.request(name, 64, seed=seed)
+        self.assertEqual(engine.load(request), 0)
+        engine.allocate(request)
+        for rank, worker_side in enumerate(engine.workers):
+            worker_side._worker._stores = rank != without
+        engine.step({request: (0, 64)}, compute=[(request, 0, 4)])
         engine.settle()
-        engine.workers[5]._worker._stores = True
-        engine.finish(whole)
-        engine.finish(torn)
+        engine.finish(request)
+        return bytes(request.block_hashes[3])
+
+    def torn_is_nowhere(self):
+        """A put of one rank is lost."""
+        engine = self.engine(tp=self.N)
+        self.stored_at_ranks(engine, "whole", 0)
+        self.stored_at_ranks(engine, "torn", 5, without=5)
         again = self.request("whole again", 70)
         self.assertEqual(engine.load(again), 64)
         self.assertTrue(engine.holds(again, 0, 4))
         self.assertEqual(engine.load(self.request("torn again", 70, seed=5)), 0)
+
+    def test_all_ranks_or_none(self):
+        self.torn_is_nowhere()
+
+    def test_all_ranks_or_none_can_fail(self):
+        """A connector that does not tell ranks apart."""
+        facts = kvferry.vllm.engine_facts
+        real = facts.read
+        self.addCleanup(setattr, facts, "read", real)
+        facts.read = lambda *what: dataclasses.replace(real(*what), shard=0, shard_count=1)
+        with self.assertRaises(AssertionError):
+            self.torn_is_nowhere()
+
+    def test_evicted_by_one_rank(self):
+        """What one rank drops is gone for all: before a lookup, and between it and the load."""
+        engine = self.engine(tp=self.N)
+        key = self.stored_at_ranks(engine, "first", 0)
+        clients = list(self.rank_clients(engine))
+        self.assertEqual([client.get([key])[0].status for client in clients],
+                         [kvferry.Status.OK] * self.N)
+        for client in clients:
+            client.close()
+        fifth = list(self.rank_clients(engine))[5]
+        self.assertEqual(fifth.evict([key]), 1)
+        self.assertEqual(engine.load(self.request("again", 70)), 0)
+        self.assertEqual([client.get([key], 1)[0].status for client in self.rank_clients(engine)],
+                         [kvferry.Status.MISS] * self.N)
+
+    def test_evicted_before_the_load(self):
+        engine = self.engine(tp=self.N)
+        key = self.stored_at_ranks(engine, "first", 0)
+        request = self.request("again", 70)
+        self.assertEqual(engine.ask(request)[0], 64)
+        engine.allocate(request, 64)
+        next(self.rank_clients(engine)).evict([key])
+        engine.wait_load(request)  # whatever has come of it, it ends on all ranks
+        if not engine.bad:
+            self.assertTrue(engine.holds(request, 0, 4))
+        engine.finish(request)
+
+    def test_one_rank_does_not_load(self):
+        engine = self.engine(tp=self.N)
+        self.stored_at_ranks(engine, "first", 0)
+        engine.workers[3]._worker._load = lambda job, done: worker.fail(done, job.chunks)
+        request = self.request("again", 70)
+        self.assertEqual(engine.load(request), 64)
+        self.assertEqual(engine.bad, set(engine.table["again"][:4]))
+        self.assertEqual(engine.ask(request)[0], 0)  # and is a miss for it from now on
+        self.assertEqual(engine.finish(request)["kvferry.hit_tokens"], 0)
 
 
 class Identity(Case):
@@ -484,17 +552,41 @@ class Identity(Case):
         self.assertEqual(self.engine(namespace="other").load(self.request("r", 230)), 0)
         self.assertEqual(self.engine().load(self.request("r", 230)), 192)
 
-    def test_weights_swapped_under_one_name(self):
+    def swapped_weights(self):
+        """Two models, one after the other in one folder."""
         model = Path(self.folder) / "model"
-        model.mkdir()
-        (model / "model.safetensors").write_bytes(b"weights of one model")
-        here = SimpleNamespace(model=str(model))
-        first = kvferry.identity.folder_digest(model)
-        self.assertEqual(kvferry.vllm.engine_facts.model_folder(SimpleNamespace(model_config=here)),
-                         model)
-        (model / "model.safetensors").write_bytes(b"weights of another one")
-        self.assertNotEqual(kvferry.identity.folder_digest(model), first)
-        self.assertIsNone(kvferry.identity.folder_digest(Path(self.folder) / "none"))
+        model.mkdir(exist_ok=True)
+        weights = model / "model.safetensors"
+        weights.write_bytes(b"weights of one model")
+        at = {"model": str(model)}
+
+        def asks(name):
+            engine = self.engine(changes=at, weights_digest="")
+            request = self.request(name, 200)
+            hit = engine.load(request)
+            engine.prefill(request, hit)
+            engine.finish(request)
+            return hit
+
+        self.assertEqual([asks("first"), asks("again")], [0, 192])
+        weights.write_bytes(b"weights of another")
+        self.assertEqual([asks("swapped"), asks("swapped again")], [0, 192])
+
+    def test_weights_swapped_under_one_name(self):
+        self.swapped_weights()
+
+    def test_weights_swapped_can_fail(self):
+        """A digest of the folder's name."""
+        real = identity.folder_digest
+        self.addCleanup(setattr, identity, "folder_digest", real)
+        identity.folder_digest = lambda folder: str(folder).encode()[-32:].rjust(32)
+        with self.assertRaises(AssertionError):
+            self.swapped_weights()
+
+    def test_folder_without_weights(self):
+        engine = self.engine(changes={"model": str(Path(self.folder) / "none")}, weights_digest="")
+        self.assertEqual(engine.load(self.request("r", 200)), 0)
+        self.assertTrue(any("weights_digest" in line for line in self.warnings))
 
     def test_adapters(self):
         folder = Path(self.folder) / "adapter"

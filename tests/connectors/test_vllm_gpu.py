@@ -7,10 +7,12 @@ usage: test_vllm_gpu.py KVFERRYD PACKAGE_FOLDER [unittest arguments]
        with KVFERRY_CUDA_DRIVER and KVFERRY_LIBRARY_DIR
 """
 import ctypes
+import hashlib
 import json
 import os
 import random
 import sys
+import time
 import unittest
 from pathlib import Path
 
@@ -23,10 +25,12 @@ import standin  # noqa: E402
 
 standin.install(json.loads(VERSIONS.read_text())["vllm"][-1])
 
-from case import DaemonCase  # noqa: E402
+from case import DIGEST, DaemonCase  # noqa: E402
 from standin import Array, Engine  # noqa: E402
 
+import kvferry  # noqa: E402
 import kvferry.vllm as connector  # noqa: E402
+from kvferry.vllm import taint  # noqa: E402
 
 CUDA = ctypes.CDLL(os.environ["KVFERRY_CUDA_DRIVER"])
 BLOCK = Engine.BLOCK
@@ -225,6 +229,120 @@ class Gpu(Case):
         self.assertEqual(engine.load(request), 192)
         self.assertEqual(engine.finish(request)["kvferry.profile"], "balanced")
         self.assertEqual(engine.bad, set())
+
+
+class ChainedEngine(GpuEngine):
+    """What it computes follows from the bytes of the page before, as a model's KV does from what
+    attention reads: what is wrong in a page shows in all behind it."""
+
+    def page_before(self, request, block):
+        self.device.wait()
+        self.held.clear()
+        if block == 0:
+            return b""
+        return bytes(self.arrays[0][0].page(self.table[request.request_id][block - 1]))
+
+    def compute(self, request, first, end):
+        for block in range(first, end):
+            before = hashlib.sha256(self.page_before(request, block)).digest()
+            tokens = repr(request.tokens[block * BLOCK:(block + 1) * BLOCK]).encode()
+            # small numbers of bf16: a codec changes them a little, and makes no NaN of them
+            noise = random.Random(before + tokens)
+            self.write(self.table[request.request_id][block], lambda rank, layer: b"".join(
+                bytes((noise.randrange(256), 0x3E)) for _ in range(self.HEADS * self.DIM * BLOCK *
+                                                                   2)))
+
+
+class Tainted(Case):
+    """Bytes stored under `exact` are those of a run that has never loaded anything."""
+
+    N = 256
+
+    def chained(self, **changes):
+        engine = ChainedEngine(self.settings(**changes), self.device)
+        self.addCleanup(engine.close)
+        return engine
+
+    def turn(self, engine, name, n, computed=None):
+        """A request from beginning to end: what it loaded."""
+        request = self.request(name, n)
+        hit = engine.load(request) if computed is None else 0
+        begin = computed if computed is not None else hit
+        engine.allocate(request)
+        engine.step({request: (begin, n - begin)}, compute=[(request, begin // BLOCK, n // BLOCK)])
+        engine.settle()
+        return request, hit
+
+    def stored(self, engine, request):
+        """Payloads of all chunks of a request in the namespace of an engine that is `exact`."""
+        facts = engine.scheduler._facts
+        with kvferry.Client(self.socket, geometry=facts.geometry, namespace_label=facts.label,
+                            weights_digest=bytes.fromhex(DIGEST)) as client:
+            keys = [request.block_hashes[i] for i in range(3, self.N // BLOCK, 4)]
+            hits = client.get(keys, 1)
+            return [bytes(hit.payload) if hit.status == 0 else None for hit in hits]
+
+    def cold_run(self):
+        cold = self.chained(namespace="cold")
+        request, hit = self.turn(cold, "cold", self.N)
+        self.assertEqual(hit, 0)
+        made = self.stored(cold, request)
+        self.assertEqual([part is None for part in made], [False] * 4)
+        return made
+
+    def test_two_engines(self):
+        """A loads with loss; B shares its prefix under `exact`."""
+        cold = self.cold_run()
+        first = self.chained(profile="balanced", allow_uncalibrated=True)
+        self.assertEqual(self.turn(first, "a", 130)[1], 0)
+        again = self.chained(profile="balanced", allow_uncalibrated=True)
+        self.assertEqual(self.turn(again, "a again", self.N)[1], 128)
+        exact = self.chained()
+        request, hit = self.turn(exact, "b", self.N)
+        self.assertEqual(hit, 0)
+        self.assertEqual(self.stored(exact, request), cold)
+
+    def change_of_profile(self):
+        """An engine that has loaded with loss, and keeps its pages while a daemon comes back that
+        takes it under `exact` only. What it has stored there, beside a cold run's."""
+        first = self.chained(profile="balanced", allow_uncalibrated=True)
+        self.turn(first, "a", 130)
+        again = self.chained(profile="balanced", allow_uncalibrated=True)
+        request, hit = self.turn(again, "a again", 130)
+        self.assertEqual(hit, 128)
+        self.kill()
+        self.start("allow_uncalibrated=false")
+        end = time.monotonic() + 120
+        while again.scheduler._scheduler._profile != "exact":
+            self.assertLess(time.monotonic(), end)
+            again.ask(self.request("meanwhile", 70, seed=9))
+        again.workers[0]._worker._session.client().ping(60_000)
+        longer = self.request("longer", self.N)
+        again.table["longer"] = again.table.pop(request.request_id)  # vLLM's own cache has them
+        again.ask(longer, 128)
+        again.allocate(longer)
+        again.step({longer: (128, self.N - 128)}, compute=[(longer, 8, self.N // BLOCK)])
+        again.settle()
+        return again, longer
+
+    def test_profile_changes_under_an_engine(self):
+        again, longer = self.change_of_profile()
+        self.assertEqual(self.stored(again, longer), [None] * 4)
+        self.assertGreater(again.scheduler._scheduler.counters.stores_tainted, 0)
+        cold = self.cold_run()
+        exact = self.chained()
+        request, hit = self.turn(exact, "b", self.N)
+        self.assertEqual(hit, 0)
+        self.assertEqual(self.stored(exact, request), cold)
+
+    def test_profile_changes_can_fail(self):
+        """Without the memory of which pages were loaded with loss, other bytes are stored."""
+        self.addCleanup(setattr, taint.Taint, "forbids", taint.Taint.forbids)
+        taint.Taint.forbids = lambda *what: False
+        again, longer = self.change_of_profile()
+        made = self.stored(again, longer)
+        self.assertIsNotNone(made[3])
+        self.assertNotEqual(made[3], self.cold_run()[3])
 
 
 class GpuFails(Case):

@@ -41,8 +41,8 @@ class Taint:
             self._behind.update(written)
 
     def forbids(self, before: List[int], pages: List[int], is_lossless: bool) -> bool:
-        """Whether a chunk of these pages, behind pages `before`, is not to be stored under a profile
-        of this kind."""
+        """Whether a chunk of these pages, behind pages `before`, is not to be stored under a
+        profile of this kind."""
         if not self._loaded and not self._behind:
             return False
         if not self._loaded.isdisjoint(pages):
