@@ -26,7 +26,7 @@ MIB = 1 << 20
 GIB = 1 << 30
 DEPTH = 8
 SIZES = {"1m": MIB, "8m": 8 * MIB}
-SLICE_BLOCKS = {"1m": 32, "8m": 16}
+SLICE_BLOCKS = {"1m": 32, "8m": 32}  # at least so many blocks in each side of a pair
 SLICE_BLOCKS_QUICK = {"1m": 8, "8m": 4}
 WORKING_SET_CACHES = 8
 READY_S = 120
@@ -53,12 +53,16 @@ def cpu_s(pid):
     return time.clock_gettime((~pid << 3) | 2)
 
 
+def tail_of(path):
+    with open(path, encoding="utf-8", errors="replace") as log:
+        return log.read()[-4000:]
+
+
 def wait_until(is_ready, process, what, log_path):
     deadline = time.monotonic() + READY_S
     while not is_ready():
         if process.poll() is not None or time.monotonic() > deadline:
-            with open(log_path, encoding="utf-8", errors="replace") as log:
-                raise Failure(f"{what} does not start:\n{log.read()[-4000:]}")
+            raise Failure(f"{what} does not start:\n{tail_of(log_path)}")
         time.sleep(0.05)
 
 
@@ -79,6 +83,7 @@ class Store:
         self.bench = bench
         self.capacity = capacity
         self.servers = []
+        self.logs = []
 
     def start(self, name, command, is_ready, **options):
         """A process of the store, its output in a log, until it is ready."""
@@ -86,8 +91,8 @@ class Store:
         with open(path, "w", encoding="utf-8") as log:
             process = self.bench.children.start(command, stdout=log, stderr=log, **options)
         self.servers.append(process)
+        self.logs.append(path)
         wait_until(is_ready, process, name, path)
-        return process
 
     def command(self, role, size, blocks):
         raise NotImplementedError
@@ -220,8 +225,9 @@ class Lmcache(OfPython):
                    [os.path.join(os.path.dirname(self.python), "lmcache"), "server", "--host",
                     "127.0.0.1", "--port", str(self.port), "--http-host", "127.0.0.1",
                     "--http-port", str(free_port()), "--supported-transfer-mode", "engine_driven",
-                    "--l1-size-gb", str(capacity / GIB), "--no-l1-use-lazy", "--eviction-policy",
-                    "LRU", "--max-workers", "2"],
+                    "--l1-size-gb", str(capacity / GIB), "--no-l1-use-lazy", "--shm-name",
+                    f"kvferry-bench-{os.getpid()}", "--eviction-policy", "LRU", "--max-workers",
+                    "2"],
                    listens(self.port), env=self.environment(), cwd=bench.folder)
 
     def environment(self):
@@ -262,9 +268,9 @@ class Driver:
                           all(word.isdigit() for word in words)):
                 return words
         self.process.wait(READY_S)
-        with open(self.log_path, encoding="utf-8", errors="replace") as log:
-            raise Failure(f"the client of {type(self.store).__name__} failed:\n"
-                          f"{log.read()[-4000:]}")
+        logs = "\n".join(tail_of(path) for path in (self.log_path, *self.store.logs))
+        raise Failure(f"the client of {type(self.store).__name__} failed; its log, and those of the "
+                      f"store:\n{logs}")
 
     def cpu_s(self):
         pids = [self.process.pid, *(process.pid for process in self.store.servers)]
@@ -401,6 +407,7 @@ class Bench:
         stores = self.start_stores()
         try:
             for label in SIZES:
-                self.measure_size(stores, label)
+                if self.options.only is None or f"_{label}_" in self.options.only:
+                    self.measure_size(stores, label)
         finally:
             close_all(stores)

@@ -25,7 +25,7 @@ TIMEOUT_S = 60.0
 class Store:
     def __init__(self, blocks, address):
         self.blocks = blocks
-        self.unit = engines_driver.DEPTH_MAX
+        self.unit = min(engines_driver.DEPTH_MAX, blocks.n)
         self.model = f"bench-{blocks.block}"
         self.instance = os.getpid()
         self.n_requests = 0
