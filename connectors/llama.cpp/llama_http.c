@@ -305,6 +305,34 @@ static enum MHD_Result complete(const struct kvf_llama_http *http,
     return result;
 }
 
+/* {"text": "..."} to {"tokens": [...]}, as a prompt of that text would be. */
+static enum MHD_Result tokenize(const struct kvf_llama_http *http,
+                                struct MHD_Connection *connection, const struct exchange *exchange)
+{
+    json_t *root = json_loadb(exchange->body != NULL ? exchange->body : "", exchange->bytes, 0,
+                              NULL);
+    const json_t *text = json_object_get(root, "text");
+    json_t *tokens = json_array();
+    int32_t *numbers = NULL;
+    uint32_t n = 0;
+    int status = KVF_ERR_INVALID;
+
+    if (!exchange->is_too_large && json_is_string(text)) {
+        status = kvf_llama_engine_tokens(http->engine, json_string_value(text),
+                                         json_string_length(text), &numbers, &n);
+    }
+    json_decref(root);
+    for (uint32_t i = 0; i < n; i++) {
+        json_array_append_new(tokens, json_integer(numbers[i]));
+    }
+    free(numbers);
+    if (status != KVF_OK) {
+        json_decref(tokens);
+        return reply_error(connection, http_status_of(status), "text: a text is wanted");
+    }
+    return reply(connection, MHD_HTTP_OK, json_pack("{s:o}", "tokens", tokens));
+}
+
 static enum MHD_Result health(const struct kvf_llama_http *http, struct MHD_Connection *connection)
 {
     struct kvf_llama_engine_facts facts;
@@ -360,18 +388,23 @@ static bool exchange_add(struct exchange *exchange, const char *data, size_t byt
 static enum MHD_Result route(const struct kvf_llama_http *http, struct MHD_Connection *connection,
                              const char *method, const char *url, const struct exchange *exchange)
 {
-    bool is_completion = strcmp(url, "/completion") == 0;
-    const char *wanted = is_completion ? MHD_HTTP_METHOD_POST : MHD_HTTP_METHOD_GET;
+    bool is_health = strcmp(url, "/health") == 0;
+    bool is_tokenize = strcmp(url, "/tokenize") == 0;
 
-    if (!is_completion && strcmp(url, "/health") != 0) {
+    if (!is_health && !is_tokenize && strcmp(url, "/completion") != 0) {
         return reply_error(connection, MHD_HTTP_NOT_FOUND,
-                           "no such path: POST /completion and GET /health are served");
+                           "no such path: POST /completion, POST /tokenize and GET /health are "
+                           "served");
     }
-    if (strcmp(method, wanted) != 0) {
+    if (strcmp(method, is_health ? MHD_HTTP_METHOD_GET : MHD_HTTP_METHOD_POST) != 0) {
         return reply_error(connection, MHD_HTTP_METHOD_NOT_ALLOWED,
-                           is_completion ? "/completion takes POST" : "/health takes GET");
+                           is_health ? "this path takes GET" : "this path takes POST");
     }
-    return is_completion ? complete(http, connection, exchange) : health(http, connection);
+    if (is_health) {
+        return health(http, connection);
+    }
+    return is_tokenize ? tokenize(http, connection, exchange)
+                       : complete(http, connection, exchange);
 }
 
 /* Called for the head, for each piece of the body, and once more at the end: only then a reply. */

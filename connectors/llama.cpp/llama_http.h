@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * llama_http.h: the engine over HTTP: POST /completion and GET /health, in JSON. A thread a
+ * llama_http.h: the engine over HTTP: POST /completion, POST /tokenize and GET /health, in JSON. A thread a
  * connection, all of libmicrohttpd's.
  */
 #ifndef KVF_CONNECTORS_LLAMA_HTTP_H

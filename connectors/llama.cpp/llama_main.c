@@ -52,6 +52,7 @@ static const char usage[] =
     "false,\n"
     "                     \"load\": true, \"store\": true, \"budget_ms\": 2000, \"temperature\": "
     "0}\n"
+    "  POST /tokenize    {\"text\": \"text\"}\n"
     "  GET  /health      the model, and what has been hit and stored\n";
 
 void kvf_llama_say(int severity, const char *fmt, ...)
