@@ -301,6 +301,11 @@ int kvf_gpu_x_open(struct kvf_gpu *gpu, const struct kvf_x_weights *weights,
     return status;
 }
 
+struct kvf_gpu_latent *kvf_gpu_x_latent(const struct kvf_gpu_x *x, const struct kvf_gpu *gpu)
+{
+    return x != NULL && x->gpu == gpu ? x->latent : NULL;
+}
+
 static void stream_drop(struct kvf_gpu_x *x, void *stream)
 {
     if (stream != NULL) {

@@ -23,9 +23,10 @@ struct kvf_gpu_latent {
     uint32_t rank;
     uint32_t base_layer; /* layers after it are differences; n_layers: none is */
     uint8_t dtype;
-    uint64_t factors; /* [layers][PARTS][d_model][rank] */
-    uint64_t sums;    /* fp32 [tokens][d_model] */
-    uint64_t x;       /* [tokens][d_model] */
+    uint64_t profile_fp; /* of the plan that base_layer is of */
+    uint64_t factors;    /* [layers][PARTS][d_model][rank] */
+    uint64_t sums;       /* fp32 [tokens][d_model] */
+    uint64_t x;          /* [tokens][d_model] */
 };
 
 static uint16_t narrowed(uint8_t dtype, float value)
@@ -132,6 +133,7 @@ int kvf_gpu_latent_open(struct kvf_gpu *gpu, const struct kvf_x_weights *weights
         .rank = weights->stored_width,
         .base_layer = plan->profile->first_layers != 0 ? plan->base_layer : weights->n_layers,
         .dtype = weights->dtype,
+        .profile_fp = plan->profile_fp,
     };
     status = memory_take(latent, tokens_max, text, text_bytes);
     if (status == KVF_OK) {
@@ -155,40 +157,97 @@ struct kvf_gpu_latent *kvf_gpu_latent_close(struct kvf_gpu_latent *latent)
     return NULL;
 }
 
-static int pass(struct kvf_gpu_latent *latent, const char *kernel, uint64_t from, uint64_t to,
-                uint64_t n, void *stream)
+uint32_t kvf_gpu_latent_width(const struct kvf_gpu_latent *latent)
 {
-    const uint32_t a_block = KVF_GPU_LATENT_THREADS * KVF_GPU_LATENT_UNIT;
-    struct kvf_gpu_latent_work work = {from, to, n, latent->dtype, 0};
+    return latent->d_model;
+}
+
+bool kvf_gpu_latent_is_difference(const struct kvf_gpu_latent *latent, uint32_t layer)
+{
+    return layer > latent->base_layer;
+}
+
+bool kvf_gpu_latent_is_of(const struct kvf_gpu_latent *latent, const struct kvf_codec_plan *plan)
+{
+    return latent->profile_fp == plan->profile_fp;
+}
+
+static int pass(const struct kvf_gpu_latent *latent, const char *kernel,
+                struct kvf_gpu_latent_work work, void *stream)
+{
     const struct kvf_gpu_shape shape = {.kernel = kernel,
-                                        .n_blocks = (uint32_t)((n + a_block - 1) / a_block),
+                                        .n_blocks = kvf_gpu_latent_blocks(work.n),
                                         .n_threads = KVF_GPU_LATENT_THREADS};
     void *parameters[] = {&work};
 
+    work.dtype = latent->dtype;
     return kvf_gpu_device_launch(latent->device, &shape, parameters, stream);
+}
+
+/* A product with both parts of a layer's U, one added to the other. */
+static int multiply(const struct kvf_gpu_latent *latent, struct kvf_gpu_blas *blas, uint32_t layer,
+                    struct kvf_gpu_product product, uint64_t from, uint64_t to, void *stream)
+{
+    uint64_t u_bytes = (uint64_t)latent->d_model * latent->rank * sizeof(uint16_t);
+    int status = KVF_OK;
+
+    product.c_stride = product.n;
+    product.dtype = latent->dtype;
+    for (uint32_t part = 0; part < PARTS && status == KVF_OK; part++) {
+        status = kvf_gpu_blas_multiply(
+            blas, &product, from, latent->factors + (layer * PARTS + part) * u_bytes, to, stream);
+        product.adds = true;
+    }
+    return status;
+}
+
+int kvf_gpu_latent_add(const struct kvf_gpu_latent *latent, struct kvf_gpu_blas *blas,
+                       uint32_t layer, uint64_t latents, uint32_t n_tokens, uint64_t sums,
+                       void *stream)
+{
+    const struct kvf_gpu_product product = {.m = n_tokens,
+                                            .n = latent->d_model,
+                                            .k = latent->rank,
+                                            .adds = kvf_gpu_latent_is_difference(latent, layer)};
+    const struct kvf_gpu_latent_work work = {.from = latents,
+                                             .n = (uint64_t)n_tokens * latent->rank};
+    int status = pass(latent, "kvf_latent_clean", work, stream);
+
+    return status == KVF_OK ? multiply(latent, blas, layer, product, latents, sums, stream)
+                            : status;
 }
 
 int kvf_gpu_latent_queue(struct kvf_gpu_latent *latent, struct kvf_gpu_blas *blas, uint32_t layer,
                          uint64_t latents, uint32_t n_tokens, void *stream, uint64_t *x_out)
 {
-    uint64_t u_bytes = (uint64_t)latent->d_model * latent->rank * sizeof(uint16_t);
-    struct kvf_gpu_product product = {.m = n_tokens,
-                                      .n = latent->d_model,
-                                      .k = latent->rank,
-                                      .c_stride = latent->d_model,
-                                      .dtype = latent->dtype,
-                                      .adds = layer > latent->base_layer};
-    int status = pass(latent, "kvf_latent_clean", latents, 0, (uint64_t)n_tokens * latent->rank,
-                      stream);
+    const struct kvf_gpu_latent_work work = {
+        .from = latent->sums, .to = latent->x, .n = (uint64_t)n_tokens * latent->d_model};
+    int status = kvf_gpu_latent_add(latent, blas, layer, latents, n_tokens, latent->sums, stream);
 
-    for (uint32_t part = 0; part < PARTS && status == KVF_OK; part++) {
-        status = kvf_gpu_blas_multiply(blas, &product, latents,
-                                       latent->factors + (layer * PARTS + part) * u_bytes,
-                                       latent->sums, stream);
-        product.adds = true;
-    }
     *x_out = latent->x;
-    return status == KVF_OK ? pass(latent, "kvf_latent_narrow", latent->sums, latent->x,
-                                   (uint64_t)n_tokens * latent->d_model, stream)
-                            : status;
+    return status == KVF_OK ? pass(latent, "kvf_latent_narrow", work, stream) : status;
+}
+
+int kvf_gpu_latent_make(const struct kvf_gpu_latent *latent, struct kvf_gpu_blas *blas,
+                        uint32_t layer, uint64_t x, uint32_t n_tokens,
+                        const struct kvf_gpu_latent_room *room, void *stream)
+{
+    const struct kvf_gpu_product product = {
+        .m = n_tokens, .n = latent->rank, .k = latent->d_model, .is_by_columns = true};
+    const struct kvf_gpu_latent_work difference = {.from = x,
+                                                   .less = room->sums,
+                                                   .to = room->differences,
+                                                   .n = (uint64_t)n_tokens * latent->d_model};
+    const struct kvf_gpu_latent_work rounding = {
+        .from = room->product, .to = room->latents, .n = (uint64_t)n_tokens * latent->rank};
+    int status = KVF_OK;
+
+    if (kvf_gpu_latent_is_difference(latent, layer)) {
+        status = pass(latent, "kvf_latent_subtract", difference, stream);
+        x = room->differences;
+    }
+    if (status == KVF_OK) {
+        status = multiply(latent, blas, layer, product, x, room->product, stream);
+    }
+    return status == KVF_OK ? pass(latent, "kvf_latent_narrow", rounding, stream) : status;
 }

@@ -6,6 +6,16 @@
  * each layer is copied to a place of ours and encoded from there, into payloads of all blocks that
  * stay until the end; vectors that are not coded go to their raw areas at once. All of it is queued
  * on the engine's stream, and nobody waits for anything before the end.
+ *
+ * Of kind XG what is encoded are latents of X (gpu_latent.h), which are made in that place, of X
+ * where the engine has it. Where the next layer is a difference they are decoded again, as a reader
+ * will, and added up:
+ *
+ *   D = X - S, latents = D U, encode, decode, S += decoded U^T
+ *
+ * Who waits for whom, besides (named as in gpu_x.c; tests/gpu/test_x_order.c):
+ *
+ *   all layers -> copies to staging   x_put_encode_wait
  */
 #include "client/gpu_internal.h"
 
@@ -13,7 +23,14 @@
 #include <string.h>
 
 #include "base/crc32c.h"
+#include "client/gpu_latent.h"
+#include "client/x_internal.h"
+#include "gpu/blas.h"
 #include "kvferry_gpu_x.h"
+
+enum {
+    LATENT_X_ALIGN_BYTES = 16, /* that products take */
+};
 
 struct kvf_gpu_x_put {
     struct kvf_gpu *gpu;
@@ -22,17 +39,25 @@ struct kvf_gpu_x_put {
     uint32_t n_tokens;
     uint32_t token_start;
     uint32_t n_chunks;
-    uint32_t layer; /* the next one */
-    uint64_t layer_bytes;
+    uint32_t layer;         /* the next one */
+    uint64_t layer_bytes;   /* of what is encoded: X, or latents */
     uint64_t payload_bytes; /* room for one */
     uint64_t memory;        /* all that follows, on the device */
-    uint64_t x;             /* of one layer */
+    uint64_t x;             /* of one layer, or its latents */
     uint64_t payloads;
     uint64_t sums; /* of deltas: fp32 [chunk][chunk_tokens][width] */
     uint64_t scratch;
     uint64_t scratch_bytes;
-    uint64_t lists; /* parts, numbers by layer, page ids: a page is a chunk */
+    uint64_t lists; /* parts, of latents those that are decoded, layer by layer; numbers by layer,
+                       page ids: a page is a chunk */
     uint64_t memory_bytes;
+
+    /* kind XG */
+    const struct kvf_gpu_latent *latent; /* NULL: X is stored */
+    struct kvf_gpu_blas *blas;           /* of its own: its workspace is for one stream at a time */
+    struct kvf_gpu_latent_room room;
+    uint64_t decoded; /* [n_tokens][rank] */
+
     struct kvf_gpu_result *results; /* pinned */
     uint64_t results_address;
     struct kvf_gpu_work work;
@@ -67,10 +92,45 @@ static uint32_t n_parts(const struct kvf_gpu_x_put *put)
     return put->n_chunks * put->plan.geometry.n_layers;
 }
 
+/* Lists of parts: those that are encoded, and those that are decoded. */
+static uint32_t n_part_lists(const struct kvf_gpu_x_put *put)
+{
+    return put->latent != NULL ? 2 : 1;
+}
+
 static uint64_t lists_bytes(const struct kvf_gpu_x_put *put)
 {
-    return n_parts(put) * (sizeof(struct kvf_gpu_part) + sizeof(uint32_t)) +
+    return n_parts(put) * (n_part_lists(put) * sizeof(struct kvf_gpu_part) + sizeof(uint32_t)) +
            put->n_chunks * sizeof(uint32_t);
+}
+
+/* Give arrays of latents their places from an address on. Returns where they end. */
+static uint64_t room_place(struct kvf_gpu_x_put *put, uint64_t at)
+{
+    uint64_t rank = put->n_tokens * width_of(put);
+    uint64_t d_model;
+
+    if (put->latent == NULL) {
+        return at;
+    }
+    d_model = (uint64_t)put->n_tokens * kvf_gpu_latent_width(put->latent);
+    put->room.latents = put->x;
+    put->room.differences = at;
+    put->room.product = put->room.differences + kvf_gpu_align(d_model * sizeof(uint16_t));
+    put->room.sums = put->room.product + kvf_gpu_align(rank * sizeof(float));
+    put->decoded = put->room.sums + kvf_gpu_align(d_model * sizeof(float));
+    return put->decoded + kvf_gpu_align(rank * sizeof(uint16_t));
+}
+
+/* The same of all memory. */
+static uint64_t memory_place(struct kvf_gpu_x_put *put)
+{
+    put->x = put->memory;
+    put->payloads = put->x + kvf_gpu_align(put->layer_bytes);
+    put->sums = put->payloads + put->n_chunks * put->payload_bytes;
+    put->scratch = put->sums + kvf_gpu_align(put->n_chunks * sums_bytes(put));
+    put->lists = put->scratch + put->scratch_bytes;
+    return room_place(put, put->lists + kvf_gpu_align(lists_bytes(put)));
 }
 
 /* What kernels are told, but for addresses. */
@@ -93,19 +153,18 @@ static void work_fill(struct kvf_gpu_x_put *put)
     };
     put->payload_bytes = kvf_gpu_align(kvf_gpu_payload_bound(&put->plan, chunk_tokens(put, 0)));
     put->scratch_bytes = kvf_gpu_align(kvf_gpu_encode_scratch_bytes(&put->work, &put->kinds));
-    put->memory_bytes = kvf_gpu_align(put->layer_bytes) + put->n_chunks * put->payload_bytes +
-                        kvf_gpu_align(put->n_chunks * sums_bytes(put)) + put->scratch_bytes +
-                        kvf_gpu_align(lists_bytes(put));
+    put->memory_bytes = memory_place(put) - put->memory;
 }
 
 static int memory_take(struct kvf_gpu_x_put *put, uint64_t memory_bytes)
 {
     struct kvf_gpu_device *device = put->gpu->device;
-    uint64_t mib = (put->memory_bytes >> 20) + 1;
+    uint64_t taken = put->memory_bytes + (put->latent != NULL ? KVF_GPU_BLAS_WORKSPACE_BYTES : 0);
+    uint64_t mib = (taken >> 20) + 1;
     void *memory = NULL;
     int status;
 
-    if (memory_bytes != 0 && put->memory_bytes > memory_bytes) {
+    if (memory_bytes != 0 && taken > memory_bytes) {
         kvf_client_log(put->gpu->client, 1,
                        "%u chunks of X on their way take %llu MiB of the GPU, and memory_bytes "
                        "allows %llu: put fewer tokens at a time, or allow more",
@@ -121,22 +180,29 @@ static int memory_take(struct kvf_gpu_x_put *put, uint64_t memory_bytes)
                        put->n_chunks, (unsigned long long)mib);
         return KVF_ERR_NO_MEMORY;
     }
-    put->x = put->memory;
-    put->payloads = put->x + kvf_gpu_align(put->layer_bytes);
-    put->sums = put->payloads + put->n_chunks * put->payload_bytes;
-    put->scratch = put->sums + kvf_gpu_align(put->n_chunks * sums_bytes(put));
-    put->lists = put->scratch + put->scratch_bytes;
+    (void)memory_place(put);
     status = kvf_gpu_host_alloc(device, put->n_chunks * sizeof(*put->results), &memory,
                                 &put->results_address);
     put->results = memory;
     return status == KVF_OK ? kvf_gpu_event_create(device, &put->encoded) : status;
 }
 
-/* Parts block by block, then their numbers layer by layer, then page ids. */
+/* A part that has been encoded, as it is decoded. */
+static struct kvf_gpu_part decoded_part(const struct kvf_gpu_x_put *put,
+                                        const struct kvf_gpu_part *encoded)
+{
+    struct kvf_gpu_part part = *encoded;
+
+    part.base = put->decoded;
+    part.source = encoded->base;
+    return part;
+}
+
+/* Parts block by block, then those to be decoded, then numbers layer by layer, then page ids. */
 static void lists_fill(const struct kvf_gpu_x_put *put, struct kvf_gpu_part *parts)
 {
     uint32_t n_layers = put->plan.geometry.n_layers;
-    uint32_t *numbers = (uint32_t *)(parts + n_parts(put));
+    uint32_t *numbers = (uint32_t *)(parts + n_part_lists(put) * n_parts(put));
     uint32_t *ids = numbers + n_parts(put);
 
     for (uint32_t chunk = 0; chunk < put->n_chunks; chunk++) {
@@ -163,6 +229,9 @@ static void lists_fill(const struct kvf_gpu_x_put *put, struct kvf_gpu_part *par
             kvf_gpu_part_fill(tensor, part);
             stored += part->fixed_bytes;
             numbers[layer * put->n_chunks + chunk] = chunk * n_layers + layer;
+            if (put->latent != NULL) {
+                parts[n_parts(put) + layer * put->n_chunks + chunk] = decoded_part(put, part);
+            }
         }
         ids[chunk] = chunk;
     }
@@ -181,7 +250,7 @@ static int lists_upload(struct kvf_gpu_x_put *put)
     lists_fill(put, parts);
     memset(put->results, 0, put->n_chunks * sizeof(*put->results));
     put->work.parts = put->lists;
-    put->work.numbers = put->work.parts + n_parts(put) * sizeof(*parts);
+    put->work.numbers = put->work.parts + n_part_lists(put) * n_parts(put) * sizeof(*parts);
     put->work.page_ids = put->work.numbers + n_parts(put) * sizeof(uint32_t);
     put->work.results = put->results_address;
     put->work.scratch = put->scratch;
@@ -211,31 +280,101 @@ static bool options_ok(const struct kvf_gpu *gpu, const struct kvf_gpu_x_put_opt
            options->n_tokens <= (uint32_t)KVF_REQUEST_KEYS_MAX * full;
 }
 
+/* The work of decoding a layer that has just been encoded. */
+static struct kvf_gpu_work decode_work(const struct kvf_gpu_x_put *put, uint32_t layer)
+{
+    struct kvf_gpu_work work = put->work;
+
+    memcpy(work.tensors, put->kinds.tensors[put->kinds.layer_kinds[layer]], sizeof(work.tensors));
+    work.parts += (n_parts(put) + layer * put->n_chunks) * sizeof(struct kvf_gpu_part);
+    work.n_parts = put->n_chunks;
+    work.numbers = 0;
+    return work;
+}
+
+/* The launches of it. 0: there is no kernel. */
+static uint32_t decode_launches(const struct kvf_gpu_work *work,
+                                struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX])
+{
+    uint32_t n = kvf_gpu_decode(work, work->tensors[0].codec, launches_out);
+
+    return n != 0 ? n + kvf_gpu_restore(work, launches_out + n) : 0;
+}
+
 /* Are there kernels for all of it, one layer at a time? */
 static int check_kernels(const struct kvf_gpu_x_put *put)
 {
     struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
-    bool has_kernels = put->plan.geometry.kind == KVF_KIND_X && put->gpu->agent == NULL &&
+    bool has_kernels = put->plan.geometry.kind >= KVF_KIND_X && put->gpu->agent == NULL &&
                        kvf_codec_plan_is_fixed(&put->plan) && n_parts(put) <= KVF_GPU_PARTS_MAX;
 
     for (uint32_t layer = 0; has_kernels && layer < put->plan.geometry.n_layers; layer++) {
-        has_kernels = kvf_gpu_encode_layer(&put->work, &put->kinds, layer, launches) != 0;
+        struct kvf_gpu_work decode = decode_work(put, layer);
+
+        has_kernels = kvf_gpu_encode_layer(&put->work, &put->kinds, layer, launches) != 0 &&
+                      (put->latent == NULL || decode_launches(&decode, launches) != 0);
     }
     if (!has_kernels) {
         kvf_client_log(put->gpu->client, 0,
-                       "X cannot be put layer by layer on the GPU: it takes kind X, path ENGINE, a "
-                       "profile that codes (not \"%s\"), and at most %u parts",
+                       "X cannot be put layer by layer on the GPU: it takes kind X or latents of "
+                       "it, path ENGINE, a profile that codes (not \"%s\"), and at most %u parts",
                        put->plan.profile->name, KVF_GPU_PARTS_MAX);
     }
     return has_kernels ? KVF_OK : KVF_ERR_UNSUPPORTED;
 }
 
-static int put_start(struct kvf_gpu_x_put *put, uint64_t memory_bytes)
+/* What latents are made by. */
+static int latent_take(struct kvf_gpu_x_put *put, const struct kvf_gpu_x *x)
 {
-    int status = check_kernels(put);
+    struct kvf_client *client = put->gpu->client;
+
+    if (put->plan.geometry.kind != KVF_KIND_XG) {
+        return x == NULL ? KVF_OK : KVF_ERR_INVALID;
+    }
+    put->latent = kvf_gpu_x_latent(x, put->gpu);
+    if (put->latent == NULL) {
+        kvf_client_log(
+            client, 0,
+            "latents are made of X by the factors that kvf_gpu_x_open has registered for "
+            "this GPU handle: give it in x");
+        return KVF_ERR_REFUSED;
+    }
+    if (!kvf_gpu_latent_is_of(put->latent, &put->plan)) {
+        kvf_client_log(client, 0,
+                       "what is registered for X is of a profile that the client had before: "
+                       "kvf_gpu_x_open again");
+        return KVF_ERR_MISMATCH;
+    }
+    return KVF_OK;
+}
+
+static int blas_take(struct kvf_gpu_x_put *put)
+{
+    char text[KVF_GPU_TEXT_BYTES] = "";
+    int status = KVF_OK;
+
+    if (put->latent != NULL) {
+        status = kvf_gpu_blas_open(put->gpu->device, &put->blas, text, sizeof(text));
+    }
+    if (status != KVF_OK) {
+        kvf_client_log(put->gpu->client, 0, "latents of X cannot be made on the GPU: %s", text);
+    }
+    return status;
+}
+
+static int put_start(struct kvf_gpu_x_put *put, const struct kvf_gpu_x_put_options *options)
+{
+    int status = latent_take(put, options->x);
 
     if (status == KVF_OK) {
-        status = memory_take(put, memory_bytes);
+        work_fill(put);
+        status = check_kernels(put);
+    }
+    if (status == KVF_OK) {
+        status = memory_take(put, options->memory_bytes);
+    }
+    if (status == KVF_OK) {
+        status = blas_take(put);
     }
     return status == KVF_OK ? lists_upload(put) : status;
 }
@@ -269,8 +408,7 @@ int kvf_gpu_x_put_begin(struct kvf_gpu *gpu, const struct kvf_gpu_x_put_options 
         put->n_tokens = options->n_tokens;
         put->token_start = options->token_start;
         put->n_chunks = (options->n_tokens + full - 1) / full;
-        work_fill(put);
-        status = put_start(put, options->memory_bytes);
+        status = put_start(put, options);
     }
     kvf_gpu_device_leave(gpu->device);
     if (status != KVF_OK) {
@@ -290,6 +428,7 @@ struct kvf_gpu_x_put *kvf_gpu_x_put_cancel(struct kvf_gpu_x_put *put)
         }
         kvf_gpu_event_drop(put->gpu, put->encoded);
         kvf_gpu_host_free(put->gpu->device, put->results);
+        (void)kvf_gpu_blas_close(put->blas);
         (void)driver->cuMemFree(put->memory);
         kvf_gpu_device_leave(put->gpu->device);
     }
@@ -314,13 +453,48 @@ static int launch_layer(struct kvf_gpu_x_put *put, uint32_t layer, void *stream)
     return status;
 }
 
+/* What is to be encoded of a layer, to put->x. */
+static int layer_take(struct kvf_gpu_x_put *put, uint32_t layer, uint64_t from, void *stream)
+{
+    struct kvf_gpu_device *device = put->gpu->device;
+
+    if (put->latent != NULL) {
+        return kvf_gpu_latent_make(put->latent, put->blas, layer, from, put->n_tokens, &put->room,
+                                   stream);
+    }
+    return kvf_gpu_device_result(
+        device, device->driver.cuMemcpyDtoDAsync(put->x, from, put->layer_bytes, stream),
+        "cuMemcpyDtoDAsync");
+}
+
+/* S of a layer that has been encoded. */
+static int layer_add(struct kvf_gpu_x_put *put, uint32_t layer, void *stream)
+{
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    struct kvf_gpu_work work = decode_work(put, layer);
+    uint32_t n = decode_launches(&work, launches);
+    int status = kvf_gpu_launch_all(put->gpu, &work, NULL, launches, n, stream);
+
+    return status == KVF_OK ? kvf_gpu_latent_add(put->latent, put->blas, layer, put->decoded,
+                                                 put->n_tokens, put->room.sums, stream)
+                            : status;
+}
+
+/* Does the layer after this one take S? */
+static bool is_added(const struct kvf_gpu_x_put *put, uint32_t layer)
+{
+    return put->latent != NULL && layer + 1 < put->plan.geometry.n_layers &&
+           kvf_gpu_latent_is_difference(put->latent, layer + 1);
+}
+
 int kvf_gpu_x_put_layer(struct kvf_gpu_x_put *put, uint32_t layer, const void *data, void *stream)
 {
     struct kvf_gpu_device *device;
     int status;
 
     if (put == NULL || data == NULL || layer != put->layer ||
-        layer == put->plan.geometry.n_layers) {
+        layer == put->plan.geometry.n_layers ||
+        (put->latent != NULL && (uintptr_t)data % LATENT_X_ALIGN_BYTES != 0)) {
         return KVF_ERR_INVALID;
     }
     device = put->gpu->device;
@@ -329,12 +503,12 @@ int kvf_gpu_x_put_layer(struct kvf_gpu_x_put *put, uint32_t layer, const void *d
     }
     put->stream = stream;
     put->layer++;
-    status = kvf_gpu_device_result(device,
-                                   device->driver.cuMemcpyDtoDAsync(
-                                       put->x, (uint64_t)(uintptr_t)data, put->layer_bytes, stream),
-                                   "cuMemcpyDtoDAsync");
+    status = layer_take(put, layer, (uint64_t)(uintptr_t)data, stream);
     if (status == KVF_OK) {
         status = launch_layer(put, layer, stream);
+    }
+    if (status == KVF_OK && is_added(put, layer)) {
+        status = layer_add(put, layer, stream);
     }
     kvf_gpu_device_leave(device);
     return status;
@@ -351,7 +525,7 @@ static int finish(struct kvf_gpu_x_put *put)
     if (status == KVF_OK) {
         status = kvf_gpu_record(put->gpu, put->encoded, put->stream);
     }
-    return status == KVF_OK
+    return status == KVF_OK && !KVF_MUTANT(x_put_encode_wait)
                ? kvf_gpu_device_result(put->gpu->device,
                                        put->gpu->device->driver.cuEventSynchronize(put->encoded),
                                        "cuEventSynchronize")
@@ -390,15 +564,13 @@ static int block_fill(struct kvf_gpu_x_put *put, uint32_t i, const struct kvf_st
     return status;
 }
 
-static int put_block(struct kvf_gpu_x_put *put, uint32_t i, const struct kvf_key *key,
+static int put_block(void *arg, uint32_t i, const struct kvf_key *key,
                      const struct kvf_put_options *options)
 {
+    struct kvf_gpu_x_put *put = arg;
     struct kvf_client *client = put->gpu->client;
     const struct kvf_gpu_result *result = &put->results[i];
-    struct kvf_put_item item = {
-        .struct_bytes = sizeof(item), .source = KVF_SOURCE_STAGED, .key = *key};
     struct kvf_stage stage;
-    int32_t of_block = KVF_OK;
     int status;
 
     if ((result->flags & KVF_GPU_REDO) != 0) {
@@ -413,50 +585,25 @@ static int put_block(struct kvf_gpu_x_put *put, uint32_t i, const struct kvf_key
         return KVF_ERR_MISMATCH; /* a record of another plan would be refused by every reader */
     }
     status = kvf_stage_acquire(client, kvf_gpu_payload_bytes(result), &stage);
-    if (status != KVF_OK) {
-        return status;
-    }
-    status = block_fill(put, i, &stage);
-    item.stage = stage.stage;
-    if (status == KVF_OK) {
-        status = kvf_put(client, &item, 1, options, &of_block);
-        status = status < KVF_OK ? status : of_block;
-    }
-    if (status < KVF_OK) {
-        (void)kvf_stage_release(client, stage.stage); /* invalid where the put took it */
-    }
-    return status;
+    return status == KVF_OK
+               ? kvf_x_put_staged(client, &stage, block_fill(put, i, &stage), key, options)
+               : status;
 }
 
 static int put_blocks(struct kvf_gpu_x_put *put, const struct kvf_key *keys,
                       const struct kvf_put_options *options, int32_t *statuses_out)
 {
-    struct kvf_put_options one = {.struct_bytes = sizeof(one)};
     struct kvf_gpu_pin *pin = kvf_gpu_pin_staging(put->gpu);
-    int failed = KVF_OK;
-    uint32_t n_good = 0;
+    int status;
 
-    if (options != NULL) {
-        one = *options;
-    }
     if (pin != NULL) {
         pin->n_uses++;
     }
-    for (uint32_t i = 0; i < put->n_chunks; i++) {
-        int status = put_block(put, i, &keys[i], &one);
-
-        n_good += status >= KVF_OK;
-        failed = status < KVF_OK && failed == KVF_OK ? status : failed;
-        if (statuses_out != NULL) {
-            statuses_out[i] = status;
-        }
-        one.parent = keys[i];
-        one.depth++;
-    }
+    status = kvf_x_put_chain(put_block, put, keys, put->n_chunks, options, statuses_out);
     if (pin != NULL) {
         pin->n_uses--;
     }
-    return n_good == put->n_chunks ? KVF_OK : n_good > 0 ? KVF_PARTIAL : failed;
+    return status;
 }
 
 int kvf_gpu_x_put_end(struct kvf_gpu_x_put *put, const struct kvf_key *keys, uint32_t n,

@@ -67,6 +67,19 @@ struct kvf_x {
     float *gain;    /* [dim_k] */
 };
 
+/* Put a block that is in a slot of staging, settled unless status says what went wrong before; the
+ * slot is released where the put does not take it. What kvf_put says of the block. */
+KVF_API int kvf_x_put_staged(struct kvf_client *client, const struct kvf_stage *stage, int status,
+                             const struct kvf_key *key, const struct kvf_put_options *options);
+
+/* Put blocks of a chain one after the other, each as the child of the one before, by put_one, whose
+ * status it keeps (statuses_out may be NULL). options (may be NULL): of the first one. KVF_OK,
+ * KVF_PARTIAL, or what the first block failed with. */
+KVF_API int kvf_x_put_chain(int (*put_one)(void *arg, uint32_t i, const struct kvf_key *key,
+                                           const struct kvf_put_options *options),
+                            void *arg, const struct kvf_key *keys, uint32_t n,
+                            const struct kvf_put_options *options, int32_t *statuses_out);
+
 /* Floating-point operations a second of products as in kvf_x_rebuild: the best of some. */
 double kvf_x_product_rate(struct kvf_x *x);
 

@@ -333,13 +333,60 @@ int kvf_x_put_layer(struct kvf_x_put *put, uint32_t layer, const void *data,
     return status;
 }
 
+/* --- the end ---------------------------------------------------------------------------------- */
+
+int kvf_x_put_staged(struct kvf_client *client, const struct kvf_stage *stage, int status,
+                     const struct kvf_key *key, const struct kvf_put_options *options)
+{
+    struct kvf_put_item item = {.struct_bytes = sizeof(item),
+                                .source = KVF_SOURCE_STAGED,
+                                .key = *key,
+                                .stage = stage->stage};
+
+    if (status == KVF_OK) {
+        int32_t of_block = KVF_OK;
+
+        status = kvf_put(client, &item, 1, options, &of_block);
+        status = status < KVF_OK ? status : of_block;
+    }
+    if (status < KVF_OK) {
+        (void)kvf_stage_release(client, stage->stage); /* invalid where the put took it */
+    }
+    return status;
+}
+
+int kvf_x_put_chain(int (*put_one)(void *arg, uint32_t i, const struct kvf_key *key,
+                                   const struct kvf_put_options *options),
+                    void *arg, const struct kvf_key *keys, uint32_t n,
+                    const struct kvf_put_options *options, int32_t *statuses_out)
+{
+    struct kvf_put_options one = {.struct_bytes = sizeof(one)};
+    int failed = KVF_OK;
+    uint32_t n_good = 0;
+
+    if (options != NULL) {
+        one = *options;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        int status = put_one(arg, i, &keys[i], &one);
+
+        n_good += status >= KVF_OK;
+        failed = status < KVF_OK && failed == KVF_OK ? status : failed;
+        if (statuses_out != NULL) {
+            statuses_out[i] = status;
+        }
+        one.parent = keys[i];
+        one.depth++;
+    }
+    return n_good == n ? KVF_OK : n_good > 0 ? KVF_PARTIAL : failed;
+}
+
 /* One block that is encoded, through staging. */
-static int put_block(struct kvf_x_put *put, uint32_t i, const struct kvf_key *key,
+static int put_block(void *arg, uint32_t i, const struct kvf_key *key,
                      const struct kvf_put_options *options)
 {
+    struct kvf_x_put *put = arg;
     struct chunk *chunk = &put->chunks[i];
-    struct kvf_put_item item = {
-        .struct_bytes = sizeof(item), .source = KVF_SOURCE_STAGED, .key = *key};
     struct kvf_stage stage;
     size_t payload_bytes;
     int status = kvf_block_encode_end(&chunk->encoder, &payload_bytes);
@@ -361,45 +408,20 @@ static int put_block(struct kvf_x_put *put, uint32_t i, const struct kvf_key *ke
     status = kvf_stage_settle(put->client, stage.stage,
                               (uint32_t)(KVF_RECORD_PAGE_BYTES + payload_bytes));
     kvf_client_leave(put->client);
-    item.stage = stage.stage;
-    if (status == KVF_OK) {
-        int32_t of_block = KVF_OK;
-
-        status = kvf_put(put->client, &item, 1, options, &of_block);
-        status = status < KVF_OK ? status : of_block;
-    }
-    if (status < KVF_OK) {
-        (void)kvf_stage_release(put->client, stage.stage); /* invalid where the put took it */
-    }
-    return status;
+    return kvf_x_put_staged(put->client, &stage, status, key, options);
 }
 
 int kvf_x_put_end(struct kvf_x_put *put, const struct kvf_key *keys, uint32_t n,
                   const struct kvf_put_options *options, int32_t *statuses_out)
 {
-    struct kvf_put_options one = {.struct_bytes = sizeof(one)};
-    int failed = KVF_OK;
-    uint32_t n_good = 0;
+    int status;
 
     if (put == NULL || keys == NULL || n != put->n_chunks ||
         put->layer != put->plan.geometry.n_layers ||
         (options != NULL && options->struct_bytes != sizeof(*options))) {
         return KVF_ERR_INVALID;
     }
-    if (options != NULL) {
-        one = *options;
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        int status = put_block(put, i, &keys[i], &one);
-
-        n_good += status >= KVF_OK;
-        failed = status < KVF_OK && failed == KVF_OK ? status : failed;
-        if (statuses_out != NULL) {
-            statuses_out[i] = status;
-        }
-        one.parent = keys[i];
-        one.depth++;
-    }
+    status = kvf_x_put_chain(put_block, put, keys, n, options, statuses_out);
     (void)kvf_x_put_cancel(put);
-    return n_good == n ? KVF_OK : n_good > 0 ? KVF_PARTIAL : failed;
+    return status;
 }

@@ -615,13 +615,24 @@ uint32_t kvf_gpu_decode(const struct kvf_gpu_work *work, uint8_t codec,
     return launches.n;
 }
 
+/* One kernel over the escapes of all parts. */
+static uint32_t escapes_launch(const struct kvf_gpu_work *work, const char *kernel,
+                               struct kvf_gpu_launch *launch_out)
+{
+    struct launches launches = {.list = launch_out};
+    if (work_is_valid(work)) {
+        add_launch(&launches, kernel, work->n_parts, KVF_ESCAPES_THREADS, tensors_there(work));
+    }
+    return launches.n;
+}
+
 uint32_t kvf_gpu_patch(const struct kvf_gpu_work *work,
                        struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX])
 {
-    struct launches launches = {.list = launches_out};
-    if (work_is_valid(work)) {
-        add_launch(&launches, "kvf_escapes_patch", work->n_parts, KVF_ESCAPES_THREADS,
-                   tensors_there(work));
-    }
-    return launches.n;
+    return escapes_launch(work, "kvf_escapes_patch", launches_out);
+}
+
+uint32_t kvf_gpu_restore(const struct kvf_gpu_work *work, struct kvf_gpu_launch *launch_out)
+{
+    return escapes_launch(work, "kvf_escapes_restore", launch_out);
 }

@@ -75,9 +75,10 @@ struct kvf_gpu_part {
     uint64_t stored; /* in the payload: the part's first byte, on 128 bytes */
     uint64_t mean;   /* KVF_TENSOR_CENTER_PROFILE: fp16[heads][dim] */
     union {
-        uint64_t split; /* encode: the profile's lists of channels; 0: it has none */
-        uint64_t sums;  /* encode of deltas by single layers: fp32[n_tokens][n_heads * dim] of the
+        uint64_t split;  /* encode: the profile's lists of channels; 0: it has none */
+        uint64_t sums;   /* encode of deltas by single layers: fp32[n_tokens][n_heads * dim] of the
                            block; 0: of all layers at once */
+        uint64_t source; /* restore: the base of what was encoded */
     };
     uint32_t first_page; /* index in page_ids of the page that holds view token 0 */
     uint32_t block;      /* index of the block's result */

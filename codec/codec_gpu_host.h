@@ -110,4 +110,8 @@ uint32_t kvf_gpu_decode(const struct kvf_gpu_work *work, uint8_t codec,
 uint32_t kvf_gpu_patch(const struct kvf_gpu_work *work,
                        struct kvf_gpu_launch launches_out[KVF_GPU_LAUNCHES_MAX]);
 
+/* The same without raw areas, by whoever has encoded: parts of saw or tq, all tokens of them, whose
+ * escapes have been counted (work.results), from `source`. Behind the decode. Returns 1, or 0. */
+uint32_t kvf_gpu_restore(const struct kvf_gpu_work *work, struct kvf_gpu_launch *launch_out);
+
 #endif /* KVF_CODEC_CODEC_GPU_HOST_H */

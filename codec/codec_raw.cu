@@ -7,6 +7,7 @@
  *   kvf_escapes_count                one thread block a part
  *   kvf_escapes_write, _write_fixed  one thread block a part: the raw area, then results
  *   kvf_escapes_patch                one thread block a part
+ *   kvf_escapes_restore              one thread block a part
  */
 #include "codec/codec_gpu.cuh"
 #include "codec/codec_gpu_scratch.h"
@@ -397,6 +398,33 @@ extern "C" __global__ void __launch_bounds__(KVF_ESCAPES_THREADS)
             copy_any(numbered_vector(where, tensor, row, token),
                      vectors + (uint64_t)i * vector_bytes, vector_bytes, threadIdx.x % warp_lanes,
                      warp_lanes);
+        }
+    }
+}
+
+/* Behind the decode of parts that have just been encoded, and counted: escapes from where they were
+ * encoded from, which lies as the pages do. */
+extern "C" __global__ void __launch_bounds__(KVF_ESCAPES_THREADS)
+    kvf_escapes_restore(const __grid_constant__ struct kvf_gpu_work work, uint32_t tensors)
+{
+    const struct kvf_gpu_part part = parts_of(work)[blockIdx.x];
+    const struct kvf_gpu_tensor &tensor = work.tensors[part.is_v];
+    if ((tensors >> part.is_v & 1) == 0 || results_of(work)[part.block].n_escapes == 0) {
+        return;
+    }
+    const escape_marks marks(work, tensor, part, blockIdx.x);
+    struct kvf_gpu_part encoded = part;
+    encoded.base = part.source;
+    pages from(work, encoded);
+    pages to(work, part);
+    uint32_t n_vectors = tensor.n_rows * part.n_tokens;
+    for (uint32_t i = threadIdx.x / warp_lanes; i < n_vectors; i += blockDim.x / warp_lanes) {
+        if (marks.has(i)) {
+            uint32_t row = i / part.n_tokens;
+            uint32_t token = i - row * part.n_tokens;
+            copy_any(numbered_vector(to, tensor, row, token),
+                     numbered_vector(from, tensor, row, token), tensor.group * tensor.element_bytes,
+                     threadIdx.x % warp_lanes, warp_lanes);
         }
     }
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * blas.c: see blas.h. cuBLASLt counts by columns: it is asked for C^T = B A^T, whose operands are
- * B [n][k] and A [m][k] as they lie in memory, the first one transposed.
+ * B [n][k] and A [m][k] as they lie in memory, the first one transposed, unless B is [k][n].
  */
 #include "gpu/blas.h"
 
@@ -21,6 +21,7 @@ enum {
     LT_REAL_F16 = 2,
     LT_REAL_BF16 = 14,
     LT_COMPUTE_F32 = 68,
+    LT_OP_N = 0,
     LT_OP_T = 1,
     LT_DESC_TRANSA = 3,
     LT_PREF_WORKSPACE_BYTES = 1,
@@ -82,7 +83,7 @@ struct kvf_gpu_blas {
     struct kvf_gpu_device *device;
     struct lt_functions lt;
     void *handle;
-    void *desc;
+    void *descs[2]; /* of B [n][k], of B [k][n] */
     void *preference;
     uint64_t workspace;
     struct shape shapes[KVF_GPU_BLAS_SHAPES_MAX];
@@ -127,17 +128,24 @@ static int functions_find(struct kvf_gpu_blas *blas, char *text, size_t text_byt
     return KVF_OK;
 }
 
+static int desc_create(const struct lt_functions *lt, int operation, void **desc_out)
+{
+    int result = lt->cublasLtMatmulDescCreate(desc_out, LT_COMPUTE_F32, LT_REAL_F32);
+
+    return result == LT_SUCCESS ? lt->cublasLtMatmulDescSetAttribute(*desc_out, LT_DESC_TRANSA,
+                                                                     &operation, sizeof(operation))
+                                : result;
+}
+
 /* cuBLAS takes the context that is current. */
 static int library_start(struct kvf_gpu_blas *blas)
 {
     const uint64_t workspace_bytes = KVF_GPU_BLAS_WORKSPACE_BYTES;
-    const int transposed = LT_OP_T;
     const struct lt_functions *lt = &blas->lt;
 
     if (lt->cublasLtCreate(&blas->handle) != LT_SUCCESS ||
-        lt->cublasLtMatmulDescCreate(&blas->desc, LT_COMPUTE_F32, LT_REAL_F32) != LT_SUCCESS ||
-        lt->cublasLtMatmulDescSetAttribute(blas->desc, LT_DESC_TRANSA, &transposed,
-                                           sizeof(transposed)) != LT_SUCCESS ||
+        desc_create(lt, LT_OP_T, &blas->descs[0]) != LT_SUCCESS ||
+        desc_create(lt, LT_OP_N, &blas->descs[1]) != LT_SUCCESS ||
         lt->cublasLtMatmulPreferenceCreate(&blas->preference) != LT_SUCCESS ||
         lt->cublasLtMatmulPreferenceSetAttribute(blas->preference, LT_PREF_WORKSPACE_BYTES,
                                                  &workspace_bytes,
@@ -198,8 +206,10 @@ struct kvf_gpu_blas *kvf_gpu_blas_close(struct kvf_gpu_blas *blas)
     if (blas->preference != NULL) {
         (void)blas->lt.cublasLtMatmulPreferenceDestroy(blas->preference);
     }
-    if (blas->desc != NULL) {
-        (void)blas->lt.cublasLtMatmulDescDestroy(blas->desc);
+    for (uint32_t i = 0; i < 2; i++) {
+        if (blas->descs[i] != NULL) {
+            (void)blas->lt.cublasLtMatmulDescDestroy(blas->descs[i]);
+        }
     }
     if (blas->handle != NULL) {
         (void)blas->lt.cublasLtDestroy(blas->handle);
@@ -213,7 +223,7 @@ struct kvf_gpu_blas *kvf_gpu_blas_close(struct kvf_gpu_blas *blas)
 static bool is_alike(const struct kvf_gpu_product *a, const struct kvf_gpu_product *b)
 {
     return a->m == b->m && a->n == b->n && a->k == b->k && a->c_stride == b->c_stride &&
-           a->dtype == b->dtype;
+           a->dtype == b->dtype && a->is_by_columns == b->is_by_columns;
 }
 
 static int shape_make(struct kvf_gpu_blas *blas, const struct kvf_gpu_product *product,
@@ -221,20 +231,24 @@ static int shape_make(struct kvf_gpu_blas *blas, const struct kvf_gpu_product *p
 {
     const int type = product->dtype == KVF_DTYPE_BF16 ? LT_REAL_BF16 : LT_REAL_F16;
     const struct lt_functions *lt = &blas->lt;
+    bool is_by_columns = product->is_by_columns;
+    uint32_t b_rows = is_by_columns ? product->n : product->k;
+    uint32_t b_columns = is_by_columns ? product->k : product->n;
     int n = 0;
 
     shape->product = *product;
-    if (lt->cublasLtMatrixLayoutCreate(&shape->layouts[0], type, product->k, product->n,
-                                       product->k) != LT_SUCCESS ||
+    if (lt->cublasLtMatrixLayoutCreate(&shape->layouts[0], type, b_rows, b_columns, b_rows) !=
+            LT_SUCCESS ||
         lt->cublasLtMatrixLayoutCreate(&shape->layouts[1], type, product->k, product->m,
                                        product->k) != LT_SUCCESS ||
         lt->cublasLtMatrixLayoutCreate(&shape->layouts[2], LT_REAL_F32, product->n, product->m,
                                        product->c_stride) != LT_SUCCESS) {
         return KVF_ERR_IO;
     }
-    if (lt->cublasLtMatmulAlgoGetHeuristic(blas->handle, blas->desc, shape->layouts[0],
-                                           shape->layouts[1], shape->layouts[2], shape->layouts[2],
-                                           blas->preference, 1, &shape->choice, &n) != LT_SUCCESS ||
+    if (lt->cublasLtMatmulAlgoGetHeuristic(blas->handle, blas->descs[is_by_columns],
+                                           shape->layouts[0], shape->layouts[1], shape->layouts[2],
+                                           shape->layouts[2], blas->preference, 1, &shape->choice,
+                                           &n) != LT_SUCCESS ||
         n != 1) {
         return KVF_ERR_UNSUPPORTED;
     }
@@ -289,11 +303,11 @@ int kvf_gpu_blas_multiply(struct kvf_gpu_blas *blas, const struct kvf_gpu_produc
     if (shape == NULL) {
         return status;
     }
-    return blas->lt.cublasLtMatmul(blas->handle, blas->desc, &one, pointer_of(b), shape->layouts[0],
-                                   pointer_of(a), shape->layouts[1], &before, pointer_of(c),
-                                   shape->layouts[2], pointer_of(c), shape->layouts[2],
-                                   shape->choice.algorithm, pointer_of(blas->workspace),
-                                   KVF_GPU_BLAS_WORKSPACE_BYTES, stream) == LT_SUCCESS
+    return blas->lt.cublasLtMatmul(
+               blas->handle, blas->descs[product->is_by_columns], &one, pointer_of(b),
+               shape->layouts[0], pointer_of(a), shape->layouts[1], &before, pointer_of(c),
+               shape->layouts[2], pointer_of(c), shape->layouts[2], shape->choice.algorithm,
+               pointer_of(blas->workspace), KVF_GPU_BLAS_WORKSPACE_BYTES, stream) == LT_SUCCESS
                ? KVF_OK
                : KVF_ERR_IO;
 }

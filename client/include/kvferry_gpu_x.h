@@ -69,8 +69,10 @@ KVF_API int kvf_gpu_x_rebuild(struct kvf_gpu_x *x, uint32_t layer, const void *d
 /* X of a request put layer by layer, as kvf_x_put_*, from device memory: each layer is encoded on
  * the engine's stream when it is there, and may be overwritten behind that. Of the request what is
  * encoded stays in device memory until the end, with an fp32 sum a token and element where layers
- * are differences. For kind KVF_KIND_X, path ENGINE and profiles of fixed size (x8 to x2, xcl4 to
- * xcl2). */
+ * are differences. For path ENGINE and profiles of fixed size (x8 to x2, xcl4 to xcl2). Of kind
+ * KVF_KIND_XG (xgcl4 to xgcl2) each layer is handed over as X, of which latents are made by the
+ * factors of x; what is encoded is decoded again, so that the next difference is that to what a
+ * reader will have. */
 struct kvf_gpu_x_put;
 
 struct kvf_gpu_x_put_options {
@@ -79,18 +81,21 @@ struct kvf_gpu_x_put_options {
     uint32_t token_start;  /* of the first one; a multiple of chunk_tokens */
     uint32_t reserved;     /* 0 */
     uint64_t memory_bytes; /* of the device, at most; 0: as much as there is */
+    struct kvf_gpu_x *x;   /* kind KVF_KIND_XG: of the same gpu, open until the end; else NULL */
 };
 
 /* Begin, one at a time or several. gpu stays open and awake until the end. Blocks (memory). KVF_OK;
  * KVF_ERR_TOO_LARGE: takes more than memory_bytes; KVF_ERR_NO_MEMORY: more than the device has; the
- * log has the figures; KVF_ERR_UNSUPPORTED: no kernels for this profile, path AGENT, another kind;
- * KVF_ERR_INVALID, _IO, _BUSY, _DISCONNECTED, _NO_DAEMON. */
+ * log has the figures; KVF_ERR_UNSUPPORTED: no kernels for this profile, path AGENT, another kind,
+ * no cuBLASLt for latents; KVF_ERR_REFUSED: latents without x; KVF_ERR_MISMATCH: x is of a profile
+ * that the client had before; KVF_ERR_INVALID, _IO, _BUSY, _DISCONNECTED, _NO_DAEMON. */
 KVF_API int kvf_gpu_x_put_begin(struct kvf_gpu *gpu, const struct kvf_gpu_x_put_options *options,
                                 struct kvf_gpu_x_put **put_out);
 
-/* Queue the encode of the next layer, all tokens of it: [n_tokens][width] of the type of X, without
- * gaps, in device memory. All layers on one stream, or on streams of which each waits for the one
- * before. Does not wait for the device. KVF_OK; KVF_ERR_INVALID: not the next layer; KVF_ERR_IO. */
+/* Queue the encode of the next layer, all tokens of it: X, [n_tokens][d_model] of its type, without
+ * gaps, in device memory, for latents on 16 bytes. All layers on one stream, or on streams of which
+ * each waits for the one before. Does not wait for the device. KVF_OK; KVF_ERR_INVALID: not the
+ * next layer; KVF_ERR_UNSUPPORTED: no product of this shape; KVF_ERR_IO. */
 KVF_API int kvf_gpu_x_put_layer(struct kvf_gpu_x_put *put, uint32_t layer, const void *data,
                                 void *stream);
 

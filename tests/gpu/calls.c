@@ -699,3 +699,22 @@ int calls_run_alone(const struct calls *calls, const char *program, const char *
     assert_int_equal(waitpid(pid, &wait_status, 0), pid);
     return wait_status;
 }
+
+void calls_own_program(char program_out[KVF_TEST_PATH_BYTES])
+{
+    ssize_t n = readlink("/proc/self/exe", program_out, KVF_TEST_PATH_BYTES - 1);
+
+    assert_true(n > 0);
+    program_out[n] = 0;
+}
+
+void calls_assert_caught(const char *mutant, int wait_status)
+{
+    bool is_caught = WIFSIGNALED(wait_status) || WEXITSTATUS(wait_status) == 1;
+
+    print_message("%s: %s\n", mutant, is_caught ? "caught" : "not caught");
+    assert_false(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) > 1);
+    if (calls_fake.fake_cuda_seed != NULL) {
+        assert_true(is_caught);
+    }
+}

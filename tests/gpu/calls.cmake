@@ -45,6 +45,13 @@ if(TARGET kvf_test_daemon)
         target_link_libraries(${target} PRIVATE kvf_weights m)
     endforeach()
 
+    kvf_add_calls_test(NAME x_latents CLIENT kvf_client_gpu SOURCES test_x_latents.c)
+    set_property(TEST fake_gpu_x_latents APPEND PROPERTY
+                 ENVIRONMENT KVFERRY_CUBLASLT=$<TARGET_FILE:kvf_fake_cuda>)
+    foreach(target test_gpu_x_latents test_fake_gpu_x_latents)
+        target_link_libraries(${target} PRIVATE kvf_weights m)
+    endforeach()
+
     # Path AGENT: workers with kernels of the fake driver, and one whose waits can be taken out.
     get_target_property(gpud_sources kvferryd-gpu SOURCES)
     list(TRANSFORM gpud_sources PREPEND ${PROJECT_SOURCE_DIR}/agent/)

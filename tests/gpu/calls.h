@@ -191,4 +191,10 @@ void calls_chain_get_and_check(struct calls *calls, const struct calls_chain *ch
 int calls_run_alone(const struct calls *calls, const char *program, const char *mutant,
                     uint64_t first_key);
 
+/* The path of this program. */
+void calls_own_program(char program_out[KVF_TEST_PATH_BYTES]);
+
+/* Say whether such a run has noticed, by exit code 1 or a signal; on the fake driver it has to. */
+void calls_assert_caught(const char *mutant, int wait_status);
+
 #endif /* KVF_TESTS_GPU_CALLS_H */

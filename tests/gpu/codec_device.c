@@ -145,16 +145,26 @@ void codec_device_launch(const struct kvf_gpu_work *work, const struct kvf_gpu_l
     }
 }
 
-void codec_device_rebuild(const struct kvf_gpu_rebuild *work, const char *kernel)
+static void launch_other(void *work, const char *kernel, uint32_t n_blocks, uint32_t n_threads)
 {
-    struct kvf_gpu_rebuild copy = *work;
-    const struct kvf_gpu_shape shape = {.kernel = kernel,
-                                        .n_blocks = work->n_pieces * work->piece_tokens,
-                                        .n_threads = KVF_GPU_REBUILD_THREADS};
-    void *parameters[] = {&copy};
+    const struct kvf_gpu_shape shape = {
+        .kernel = kernel, .n_blocks = n_blocks, .n_threads = n_threads};
+    void *parameters[] = {work};
     if (kvf_gpu_device_launch(device, &shape, parameters, stream) != KVF_OK) {
         fail_msg("%s: %s", kernel, device->text);
     }
+}
+
+void codec_device_rebuild(const struct kvf_gpu_rebuild *work, const char *kernel)
+{
+    struct kvf_gpu_rebuild copy = *work;
+    launch_other(&copy, kernel, work->n_pieces * work->piece_tokens, KVF_GPU_REBUILD_THREADS);
+}
+
+void codec_device_latent(const struct kvf_gpu_latent_work *work, const char *kernel)
+{
+    struct kvf_gpu_latent_work copy = *work;
+    launch_other(&copy, kernel, kvf_gpu_latent_blocks(work->n), KVF_GPU_LATENT_THREADS);
 }
 
 void codec_device_wait(void)

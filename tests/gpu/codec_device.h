@@ -7,6 +7,7 @@
 #define KVF_TESTS_GPU_CODEC_DEVICE_H
 
 #include "codec/codec_gpu_host.h"
+#include "codec/codec_latent.h"
 #include "codec/codec_rebuild.h"
 
 #include <stdbool.h>
@@ -43,6 +44,9 @@ void codec_device_wait(void);
 
 /* Queue one of the kernels that make K and V of a product. */
 void codec_device_rebuild(const struct kvf_gpu_rebuild *work, const char *kernel);
+
+/* Queue one of the kernels between latents and X. */
+void codec_device_latent(const struct kvf_gpu_latent_work *work, const char *kernel);
 
 /* Between two marks, in ms, of what was queued between them. */
 void codec_device_mark(int which); /* 0 or 1 */

@@ -3,7 +3,8 @@
  * K and V of a layer's product on a GPU: bias, norm and rotation into pages of any layout, beside a
  * reference in double. A value is off by no more than its rounding to the pages' type and what some
  * fp32 operations leave; bytes between vectors, and pages and rows that nothing is said of, stay as
- * they are. The same without a GPU, where KVF_EMULATED says so.
+ * they are. And the passes between latents and X, to the bit. The same without a GPU, where
+ * KVF_EMULATED says so.
  */
 #include "base/random.h"
 #include "codec/codec_fp.h"
@@ -426,12 +427,81 @@ static void full_lists(void **state)
     }
 }
 
+/* --- between latents and X -------------------------------------------------------------------- */
+
+static uint16_t rounded(uint8_t dtype, float value)
+{
+    if (isnan(value)) {
+        return dtype == BF16 ? 0x7fc0 : 0x7e00;
+    }
+    return dtype == BF16 ? kvf_bf16_from_f32(value) : kvf_f16_from_f32(value);
+}
+
+static float number(uint8_t dtype, uint16_t bits)
+{
+    return dtype == BF16 ? kvf_f32_from_bf16(bits) : kvf_f32_from_f16(bits);
+}
+
+/* Any bits, infinities and what is no number among them; what is behind the arrays stays. */
+static void latents(void **state)
+{
+    enum {
+        N = 3 * KVF_GPU_LATENT_THREADS * KVF_GPU_LATENT_UNIT / 2, /* the second block half empty */
+        KEPT_ELEMENTS = 64,
+    };
+    static uint16_t x[N];
+    static float sums[N];
+    static uint16_t have[N + KEPT_ELEMENTS];
+    uint64_t x_address = codec_device_alloc(sizeof(have));
+    uint64_t sums_address = codec_device_alloc(sizeof(sums));
+    uint64_t to_address = codec_device_alloc(sizeof(have));
+
+    (void)state;
+    for (uint32_t pass = 0; pass < 6; pass++) {
+        static const char *const kernels[] = {"kvf_latent_clean", "kvf_latent_narrow",
+                                              "kvf_latent_subtract"};
+        uint8_t dtype = pass % 2 != 0 ? BF16 : KVF_DTYPE_F16;
+        struct kvf_gpu_latent_work work = {x_address, sums_address, to_address, N, dtype, 0};
+
+        for (uint32_t i = 0; i < N; i++) {
+            uint32_t bits = (uint32_t)kvf_random_seeded_next(&random_bits);
+
+            x[i] = (uint16_t)kvf_random_seeded_next(&random_bits);
+            bits = i % 8 == 0 ? bits : (bits & 0x83ffffff) | 0x3c000000;
+            memcpy(&sums[i], &bits, sizeof(bits));
+        }
+        memset(have, KEPT, sizeof(have));
+        codec_device_write(x_address, have, sizeof(have));
+        codec_device_write(to_address, have, sizeof(have));
+        codec_device_write(x_address, x, sizeof(x));
+        codec_device_write(sums_address, sums, sizeof(sums));
+        work.from = pass / 2 == 1 ? sums_address : x_address;
+        codec_device_latent(&work, kernels[pass / 2]);
+        codec_device_read(have, pass / 2 == 0 ? x_address : to_address, sizeof(have));
+        for (uint32_t i = 0; i < N; i++) {
+            float value = number(dtype, x[i]);
+            uint16_t want = pass / 2 == 0   ? (fabsf(value) < 0x1p64f ? x[i] : 0)
+                            : pass / 2 == 1 ? rounded(dtype, sums[i])
+                                            : rounded(dtype, value - sums[i]);
+
+            assert_int_equal(have[i], want);
+        }
+        for (uint32_t i = 0; i < 2 * KEPT_ELEMENTS; i++) {
+            assert_int_equal(((const uint8_t *)&have[N])[i], KEPT);
+        }
+    }
+    codec_device_free(x_address);
+    codec_device_free(sums_address);
+    codec_device_free(to_address);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sixteen_bytes_at_a_time),
         cmocka_unit_test(anything_else),
         cmocka_unit_test(full_lists),
+        cmocka_unit_test(latents),
     };
     uint64_t seed = kvf_test_seed();
     int failures;

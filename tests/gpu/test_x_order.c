@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_x_order.c: who waits for whom where K and V are made of stored X.
+ * test_x_order.c: who waits for whom where K and V are made of stored X, and where X is put.
  *
  * W_K is the unit matrix, times a power of two that each layer has for itself, and W_V the same
  * from right to left: K and V are X to the bit, and a product that another one has overwritten, a
  * window that holds the blocks of the next, pages that a step still reads, all show as wrong bytes.
  * A round gets blocks into pages that a stream reads until then, by two calls on two streams, and
  * rebuilds X of device memory on these and a third. Everything the host does is one call behind
- * what allows it.
+ * what allows it. And it puts X layer by layer, behind what makes it, each layer in the place of
+ * the one before: the daemon has to have what the C codec makes of it.
  *
- * All rounds must be right. Then each wait of gpu_x.c, which lists them, is taken out, in a process
- * of its own, and some round has to go wrong: on the fake driver, which runs what is queued in any
- * order that is allowed. On a GPU this is reported and not required.
+ * All rounds must be right. Then each wait of gpu_x.c and gpu_x_put.c, which list them, is taken
+ * out, in a process of its own, and some round has to go wrong: on the fake driver, which runs what
+ * is queued in any order that is allowed. On a GPU this is reported and not required.
  */
 #include "base/mutant.h"
 #include "kvferry_gpu_x.h"
@@ -34,7 +35,8 @@
 const char *kvf_mutant_chosen;
 
 static const char *const mutants[] = {
-    "x_blocks_wait", "x_window_wait", "x_product_wait", "x_reader_wait", "x_return_wait",
+    "x_blocks_wait", "x_window_wait", "x_product_wait",
+    "x_reader_wait", "x_return_wait", "x_put_encode_wait",
 };
 
 enum {
@@ -51,6 +53,7 @@ enum {
     CALLS = 2,
     OWN = 6, /* rebuilt from X of device memory: of blocks 0, 1, ... */
     PAGES = (CALLS * GOT + OWN) * CHUNK_PAGES,
+    PUT = 2, /* blocks put layer by layer */
     ROUNDS = 24,
     ROUNDS_MIN = 5,
     MUTANT_ROUNDS = 1000,
@@ -81,9 +84,19 @@ static void *reader;
 static void *streams[CALLS + 1];
 static void *read_done;
 
+/* Of what is put layer by layer, by a client of its own. */
+static struct kvf_client *putter;
+static struct kvf_gpu *putter_gpu;
+static void *put_workspace;
+static uint8_t *put_record;
+static uint64_t put_x;
+static uint16_t *put_layers; /* pinned: [LAYERS][PUT * CHUNK][WIDTH] */
+static uint64_t n_put;
+
 /* --- the engine ------------------------------------------------------------------------------- */
 
-static void client_open(void)
+static void client_open(const char *profile, struct kvf_client **client_out,
+                        struct kvf_gpu **gpu_out)
 {
     struct kvf_geometry geometry = {.struct_bytes = sizeof(geometry),
                                     .dtype = KVF_DTYPE_BF16,
@@ -96,11 +109,36 @@ static void client_open(void)
     assert_int_equal(kvf_x_geometry(KVF_KIND_X, WIDTH, &geometry), KVF_OK);
     kvf_test_client_options(&calls.daemon, &options);
     options.geometry = &geometry;
-    options.profile = "raw";
+    options.profile = profile;
+    options.flags = KVF_ATTACH_ALLOW_UNCALIBRATED;
     options.staging_bytes = 8 << 20;
     memset(options.weights_digest, 7, sizeof(options.weights_digest));
-    assert_int_equal(kvf_open(&options, &client), KVF_OK);
-    assert_int_equal(kvf_gpu_open(client, &gpu_options, &gpu), KVF_OK);
+    assert_int_equal(kvf_open(&options, client_out), KVF_OK);
+    assert_int_equal(kvf_gpu_open(*client_out, &gpu_options, gpu_out), KVF_OK);
+}
+
+static void putter_open(void)
+{
+    const struct kvf_codec_plan *plan;
+
+    client_open("xcl3", &putter, &putter_gpu);
+    plan = &putter->plan;
+    put_workspace = aligned_alloc(KVF_CODEC_WORKSPACE_ALIGN,
+                                  (plan->workspace_bytes / KVF_CODEC_WORKSPACE_ALIGN + 1) *
+                                      KVF_CODEC_WORKSPACE_ALIGN);
+    put_record = calloc(1, plan->record_bytes_max);
+    assert_non_null(put_workspace);
+    assert_non_null(put_record);
+    put_x = calls_alloc((size_t)PUT * CHUNK * WIDTH * 2);
+    put_layers = calls_pinned((size_t)LAYERS * PUT * CHUNK * WIDTH * 2);
+}
+
+static void putter_close(void)
+{
+    putter_gpu = kvf_gpu_close(putter_gpu);
+    putter = kvf_close(putter);
+    free(put_workspace);
+    free(put_record);
 }
 
 static void blocks_put(void)
@@ -175,8 +213,9 @@ static void engine_open(void)
             matrices[l][WIDTH + i][WIDTH - 1 - i] = matrices[l][i][i];
         }
     }
-    client_open();
+    client_open("raw", &client, &gpu);
     blocks_put();
+    putter_open();
     device_matrices = calls_alloc(sizeof(matrices));
     calls_write(device_matrices, matrices, sizeof(matrices));
     device_x = calls_alloc(sizeof(stored));
@@ -199,6 +238,7 @@ static void engine_close(void)
     x = kvf_gpu_x_close(x);
     gpu = kvf_gpu_close(gpu);
     client = kvf_close(client);
+    putter_close();
 }
 
 /* --- rounds ----------------------------------------------------------------------------------- */
@@ -322,6 +362,72 @@ static bool is_all_there(const struct wanted wanted[CALLS])
     return is_right;
 }
 
+/* Has the daemon what the C codec makes of a block that was put? */
+static bool is_put(uint32_t block, const struct kvf_key *key)
+{
+    const struct kvf_codec_plan *plan = &putter->plan;
+    void *layers[LAYERS];
+    struct kvf_kv_view view = {
+        .struct_bytes = sizeof(view),
+        .tokens_a_page = CHUNK,
+        .k = {layers, CHUNK * WIDTH * 2, WIDTH * 2, putter->geometry.dim_k * 2u}};
+    struct kvf_hit hit;
+    size_t bytes;
+    bool is_right;
+
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        layers[l] = put_layers + (size_t)(l * PUT + block) * CHUNK * WIDTH;
+    }
+    assert_int_equal(kvf_block_encode(plan, &view, block * CHUNK, CHUNK, (void *)put_record,
+                                      put_record + KVF_RECORD_PAGE_BYTES,
+                                      plan->record_bytes_max - KVF_RECORD_PAGE_BYTES, put_workspace,
+                                      &bytes),
+                     KVF_OK);
+    if (kvf_get(putter, key, 1, NULL, &hit) != KVF_OK) {
+        return false;
+    }
+    is_right = hit.record_bytes == KVF_RECORD_PAGE_BYTES + bytes &&
+               memcmp((const uint8_t *)hit.record + KVF_RECORD_PAGE_BYTES,
+                      put_record + KVF_RECORD_PAGE_BYTES, bytes) == 0;
+    return kvf_lease_release(putter, hit.lease) == KVF_OK && is_right;
+}
+
+/* X of some blocks, layer by layer on one stream, behind what delays it. */
+static bool put_run(uint32_t n_delays, void *stream)
+{
+    const struct kvf_gpu_driver *driver = &calls_device->driver;
+    const size_t bytes = (size_t)PUT * CHUNK * WIDTH * 2;
+    struct kvf_gpu_x_put_options options = {.struct_bytes = sizeof(options),
+                                            .n_tokens = PUT * CHUNK};
+    struct kvf_key names[PUT];
+    char texts[PUT][24];
+    struct kvf_gpu_x_put *put;
+    bool is_right;
+
+    for (uint32_t i = 0; i < LAYERS * PUT * CHUNK * WIDTH; i++) {
+        float value = (float)(int16_t)kvf_random_seeded_next(&random_bits);
+
+        put_layers[i] = kvf_bf16_from_f32(value);
+    }
+    assert_int_equal(kvf_gpu_x_put_begin(putter_gpu, &options, &put), KVF_OK);
+    for (uint32_t i = 0; i < n_delays; i++) {
+        calls_check(driver->cuMemsetD8Async(delay, (unsigned char)i, delay_bytes, stream));
+    }
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        calls_check(driver->cuMemcpyHtoDAsync(put_x, put_layers + l * bytes / 2, bytes, stream));
+        assert_int_equal(kvf_gpu_x_put_layer(put, l, (const void *)(uintptr_t)put_x, stream),
+                         KVF_OK);
+    }
+    for (uint32_t b = 0; b < PUT; b++) {
+        names[b] = calls_key(first_key + BLOCKS + n_put++, texts[b]);
+    }
+    is_right = kvf_gpu_x_put_end(put, names, PUT, NULL, NULL) == KVF_OK;
+    for (uint32_t b = 0; b < PUT && is_right; b++) {
+        is_right = is_put(b, &names[b]);
+    }
+    return is_right;
+}
+
 /* True: every byte was right. */
 static bool round_run(uint32_t number)
 {
@@ -349,7 +455,7 @@ static bool round_run(uint32_t number)
     read_back(pages, streams[0]);
     is_right = is_right && is_all_there(wanted);
     read_back(snapshot, reader);
-    return is_right && is_garbage();
+    return is_right && is_garbage() && put_run(number % 4, streams[number % CALLS]);
 }
 
 static void test_rounds(void **state)
@@ -388,20 +494,12 @@ static void mutant_run(const char *mutant)
 static void test_each_removed_wait_is_caught(void **state)
 {
     char program[KVF_TEST_PATH_BYTES];
-    ssize_t n = readlink("/proc/self/exe", program, sizeof(program) - 1);
 
     (void)state;
-    assert_true(n > 0);
-    program[n] = 0;
+    calls_own_program(program);
     for (size_t i = 0; i < sizeof(mutants) / sizeof(mutants[0]); i++) {
-        int wait_status = calls_run_alone(&calls, program, mutants[i], 1000 * (i + 1));
-        bool is_caught = WIFSIGNALED(wait_status) || WEXITSTATUS(wait_status) == 1;
-
-        print_message("%s: %s\n", mutants[i], is_caught ? "caught" : "not caught");
-        assert_false(WIFEXITED(wait_status) && WEXITSTATUS(wait_status) > 1);
-        if (calls_fake.fake_cuda_seed != NULL) {
-            assert_true(is_caught);
-        }
+        calls_assert_caught(mutants[i],
+                            calls_run_alone(&calls, program, mutants[i], 1000000 * (i + 1)));
     }
 }
 

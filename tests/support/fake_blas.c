@@ -53,12 +53,13 @@ void fake_product_run(const struct fake_product *p)
     for (uint32_t row = 0; row < p->m; row++) {
         for (uint32_t column = 0; column < p->n; column++) {
             const float *x = a + (size_t)row * p->k;
-            const float *y = b + (size_t)column * p->k;
+            const float *y = b + (p->is_by_columns ? column : (size_t)column * p->k);
+            size_t step = p->is_by_columns ? p->n : 1;
             float sums[8] = {0};
 
             for (uint32_t i = 0; i < p->k; i += 8) { /* k is a multiple of 8 */
                 for (uint32_t lane = 0; lane < 8; lane++) {
-                    sums[lane] += x[i + lane] * y[i + lane];
+                    sums[lane] += x[i + lane] * y[(i + lane) * step];
                 }
             }
             float *sum = &c[(size_t)row * p->c_stride + column];
@@ -166,13 +167,22 @@ void fake_rebuild_run(const struct kvf_gpu_rebuild *work)
 void fake_latent_run(const char *kernel, const struct kvf_gpu_latent_work *work)
 {
     bool cleans = strcmp(kernel, "kvf_latent_clean") == 0;
+    bool subtracts = strcmp(kernel, "kvf_latent_subtract") == 0;
+    uint8_t dtype = (uint8_t)work->dtype;
     uint16_t *to = (uint16_t *)(uintptr_t)(cleans ? work->from : work->to);
 
+    assert(cleans || subtracts || strcmp(kernel, "kvf_latent_narrow") == 0);
+    assert(work->n % KVF_GPU_LATENT_UNIT == 0);
     for (size_t i = 0; i < work->n; i++) {
-        if (!cleans) {
-            store((uint8_t)work->dtype, (uint8_t *)to, (uint32_t)i,
-                  ((const float *)(uintptr_t)work->from)[i]);
-        } else if (!(fabsf(load((uint8_t)work->dtype, work->from, i)) < 0x1p64f)) {
+        float value = cleans || subtracts ? load(dtype, work->from, i)
+                                          : ((const float *)(uintptr_t)work->from)[i];
+
+        value -= subtracts ? ((const float *)(uintptr_t)work->less)[i] : 0;
+        if (!cleans && isnan(value)) {
+            to[i] = dtype == KVF_DTYPE_BF16 ? 0x7fc0 : 0x7e00;
+        } else if (!cleans) {
+            store(dtype, (uint8_t *)to, (uint32_t)i, value);
+        } else if (!(fabsf(value) < 0x1p64f)) {
             to[i] = 0;
         }
     }
@@ -276,24 +286,27 @@ EXPORT int cublasLtMatmul(void *handle, void *desc, const void *alpha, const voi
     const struct layout *la = a_layout;
     const struct layout *lb = b_layout;
     const struct layout *lc = c_layout;
+    bool is_by_columns = *(const int *)desc == 0;
     const struct fake_product product = {
         .a = (uint64_t)(uintptr_t)b,
         .b = (uint64_t)(uintptr_t)a,
         .c = (uint64_t)(uintptr_t)d,
         .m = (uint32_t)lb->columns,
-        .n = (uint32_t)la->columns,
-        .k = (uint32_t)la->rows,
+        .n = (uint32_t)(is_by_columns ? la->rows : la->columns),
+        .k = (uint32_t)lb->rows,
         .c_stride = (uint32_t)lc->stride,
         .type = la->type,
         .adds = *(const float *)beta == 1.0f,
+        .is_by_columns = is_by_columns,
     };
 
-    assert(handle == &the_handle && *(const int *)desc == 1 && *(const float *)alpha == 1.0f &&
-           (*(const float *)beta == 0.0f || product.adds) && c == d && c_layout == d_layout &&
-           algorithm != NULL);
-    assert(la->rows == lb->rows && la->stride == (int64_t)la->rows && lb->stride == la->stride &&
+    assert(handle == &the_handle && (*(const int *)desc == 1 || is_by_columns) &&
+           *(const float *)alpha == 1.0f && (*(const float *)beta == 0.0f || product.adds) &&
+           c == d && c_layout == d_layout && algorithm != NULL);
+    assert((is_by_columns ? la->columns : la->rows) == lb->rows &&
+           la->stride == (int64_t)la->rows && lb->stride == (int64_t)lb->rows &&
            la->type == lb->type && (la->type == F16 || la->type == BF16));
-    assert(lc->type == 0 && lc->rows == la->columns && lc->columns == lb->columns &&
+    assert(lc->type == 0 && lc->rows == product.n && lc->columns == lb->columns &&
            lc->stride >= (int64_t)lc->rows);
     assert(workspace != NULL && workspace_bytes != 0 &&
            (product.a | product.b | product.c) % 16 == 0);

@@ -61,7 +61,7 @@ struct fake_cuda {
 #undef FAKE_CUDA_MEMBER
 };
 
-/* C = A B^T, as gpu/blas.h has it. */
+/* C = A B^T, or A B, as gpu/blas.h has it. */
 struct fake_product {
     uint64_t a;
     uint64_t b;
@@ -72,6 +72,7 @@ struct fake_product {
     uint32_t c_stride;
     int type; /* as cuBLAS numbers them */
     bool adds;
+    bool is_by_columns; /* B is [k][n] */
 };
 
 /* Queue a product; a result as of the driver. */
@@ -81,7 +82,7 @@ void fake_product_run(const struct fake_product *product);
 /* K and V of a product. */
 void fake_rebuild_run(const struct kvf_gpu_rebuild *work);
 
-/* kvf_latent_clean and _narrow. */
+/* kvf_latent_clean, _narrow and _subtract. */
 void fake_latent_run(const char *kernel, const struct kvf_gpu_latent_work *work);
 
 /* Is there a kernel of this name? */

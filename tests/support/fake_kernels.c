@@ -6,6 +6,7 @@
 #include "tests/support/fake_cuda.h"
 
 #include <assert.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -587,6 +588,51 @@ static void patch(const struct kvf_gpu_work *work, uint32_t tensors)
     }
 }
 
+/* What of a part was not coded, which the C decoder makes NaN, from where it was encoded from. */
+static void restore_part(const struct kvf_gpu_work *work, const struct kvf_gpu_part *part)
+{
+    struct kvf_codec_tensor tensor = tensor_of(&work->tensors[0]);
+    struct kvf_codec_tensor wide = kvf_loop_tensor(&tensor);
+    struct looped *looped = looped_new(&work->tensors[0], part->n_tokens);
+    struct kvf_gpu_part encoded = *part;
+    void *workspace = workspace_of(&wide);
+    struct kvf_codec_sizes sizes;
+    struct kvf_codec_job job;
+    struct pages to;
+    struct pages from;
+
+    encoded.base = encoded.source;
+    pages_of(work, part, &to);
+    pages_of(work, &encoded, &from);
+    job = kvf_loop_job(&looped->loop, &to.job);
+    wide.ops->sizes(&wide, part->n_tokens, &sizes);
+    (void)wide.ops->decode(&wide, &job, (const uint8_t *)(uintptr_t)part->stored, &sizes,
+                           workspace);
+    for (uint32_t i = 0; i < (uint32_t)tensor.n_rows * part->n_tokens; i++) {
+        uint32_t row = i / part->n_tokens;
+        uint32_t token = i % part->n_tokens;
+        float first;
+
+        memcpy(&first, kvf_pages_vector(&wide, &job, row, token), sizeof(first));
+        if (isnan(first)) {
+            memcpy(kvf_pages_vector(&tensor, &to.job, row, token),
+                   kvf_pages_vector(&tensor, &from.job, row, token),
+                   (size_t)tensor.group * tensor.element_bytes);
+        }
+    }
+    free(workspace);
+    looped_drop(looped);
+}
+
+static void restore(const struct kvf_gpu_work *work)
+{
+    const struct kvf_gpu_part *parts = (const struct kvf_gpu_part *)(uintptr_t)work->parts;
+
+    for (uint32_t i = 0; i < work->n_parts; i++) {
+        restore_part(work, &parts[i]);
+    }
+}
+
 static bool begins(const char *name, const char *with)
 {
     return strncmp(name, with, strlen(with)) == 0;
@@ -611,6 +657,8 @@ void fake_kernel_run(const char *name, const struct kvf_gpu_work *work, uint32_t
         encode(work, begins(name, "kvf_escapes_write_fixed"));
     } else if (begins(name, "kvf_escapes_patch")) {
         patch(work, tensors);
+    } else if (begins(name, "kvf_escapes_restore")) {
+        restore(work);
     } else if (begins(name, "kvf_raw_decode")) {
         decode(work, KVF_CODEC_RAW, tensors);
     } else if (begins(name, "kvf_exact_decode")) {

@@ -162,11 +162,21 @@ void codec_device_wait(void)
 }
 
 /* Where its work lies is what the kernel is given as its parts. */
-void codec_device_rebuild(const struct kvf_gpu_rebuild *work, const char *kernel)
+static void launch_other(const void *work, const char *kernel, uint32_t n_blocks,
+                         uint32_t n_threads)
 {
     const struct kvf_gpu_work there = {.parts = (uint64_t)(uintptr_t)work};
-    const struct kvf_gpu_launch shape = {.kernel = kernel,
-                                         .n_blocks = work->n_pieces * work->piece_tokens,
-                                         .n_threads = KVF_GPU_REBUILD_THREADS};
+    const struct kvf_gpu_launch shape = {
+        .kernel = kernel, .n_blocks = n_blocks, .n_threads = n_threads};
     codec_device_launch(&there, &shape, 1);
+}
+
+void codec_device_rebuild(const struct kvf_gpu_rebuild *work, const char *kernel)
+{
+    launch_other(work, kernel, work->n_pieces * work->piece_tokens, KVF_GPU_REBUILD_THREADS);
+}
+
+void codec_device_latent(const struct kvf_gpu_latent_work *work, const char *kernel)
+{
+    launch_other(work, kernel, kvf_gpu_latent_blocks(work->n), KVF_GPU_LATENT_THREADS);
 }

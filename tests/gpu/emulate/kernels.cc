@@ -10,6 +10,7 @@
 #include "codec/codec_exact.cu"
 #include "codec/codec_kivi_fast.cuh"
 #include "codec/codec_kivi_generic.cuh"
+#include "codec/codec_latent.cu"
 #include "codec/codec_raw.cu"
 #include "codec/codec_rebuild.cu"
 #include "codec/codec_saw_decode.cuh"
@@ -53,12 +54,12 @@ static void of_work(const struct kvf_gpu_work &work, uint32_t)
     kernel(work);
 }
 
-/* One that makes K and V of a product: see codec_device_rebuild. */
-template <void (*kernel)(const struct kvf_gpu_rebuild)>
+/* One of other work: see codec_device_rebuild and codec_device_latent. */
+template <typename T, void (*kernel)(const T)>
 static void by_address(const struct kvf_gpu_work &work, uint32_t tensors)
 {
     (void)tensors;
-    kernel(*kvf::at_address<const struct kvf_gpu_rebuild>(work.parts));
+    kernel(*kvf::at_address<const T>(work.parts));
 }
 
 static const struct {
@@ -121,8 +122,12 @@ static const struct {
     {"kvf_escapes_count", by_value<kvf_escapes_count>},
     {"kvf_escapes_write_fixed", by_value<kvf_escapes_write_fixed>},
     {"kvf_escapes_patch", by_value<kvf_escapes_patch>},
-    {"kvf_rebuild", by_address<kvf_rebuild>},
-    {"kvf_rebuild_fast", by_address<kvf_rebuild_fast>},
+    {"kvf_escapes_restore", by_value<kvf_escapes_restore>},
+    {"kvf_rebuild", by_address<struct kvf_gpu_rebuild, kvf_rebuild>},
+    {"kvf_rebuild_fast", by_address<struct kvf_gpu_rebuild, kvf_rebuild_fast>},
+    {"kvf_latent_clean", by_address<struct kvf_gpu_latent_work, kvf_latent_clean>},
+    {"kvf_latent_narrow", by_address<struct kvf_gpu_latent_work, kvf_latent_narrow>},
+    {"kvf_latent_subtract", by_address<struct kvf_gpu_latent_work, kvf_latent_subtract>},
     {"kvf_test_saw_search_last", kvf::encode_rows_fast<128, 3, kvf::encode_variant::search_last>},
     {"kvf_test_saw_encode_swapped", kvf::encode_rows_fast<128, 8, kvf::encode_variant::swapped>},
     {"kvf_test_saw_encode_one_barrier",
