@@ -80,6 +80,46 @@ static void gpu_metrics(struct kvf_agent *agent)
     }
 }
 
+/* Count a client under its profile; beyond KVF_CONTROL_PROFILES_MAX of them under the last. */
+static void count_profile(struct kvf_control_stat *stat, const struct kvf_session *session)
+{
+    const char *name = session->profile;
+    bool is_calibrated = session->calibration != NULL;
+    uint32_t i = 0;
+
+    while (i < stat->n_profiles && (strcmp(stat->profiles[i].name, name) != 0 ||
+                                    stat->profiles[i].is_calibrated != is_calibrated)) {
+        i++;
+    }
+    if (i == KVF_CONTROL_PROFILES_MAX) {
+        i--;
+    } else if (i == stat->n_profiles) {
+        stat->n_profiles++;
+        (void)snprintf(stat->profiles[i].name, sizeof(stat->profiles[i].name), "%s", name);
+        stat->profiles[i].is_calibrated = is_calibrated;
+    }
+    stat->profiles[i].clients++;
+}
+
+/* What is known of clients only by looking at each. */
+static void client_metrics(struct kvf_agent *agent, struct kvf_control_stat *stat)
+{
+    agent->metrics.lease_oldest_ns = 0;
+    agent->metrics.incomplete_sets = kvf_room_count_incomplete(agent);
+    for (uint32_t i = 0; i < agent->sessions_high; i++) {
+        const struct kvf_session *session = &agent->sessions[i];
+
+        if (session->state == KVF_SESSION_READY) {
+            uint64_t age_ns = kvf_lease_oldest_age_ns(session);
+
+            if (age_ns > agent->metrics.lease_oldest_ns) {
+                agent->metrics.lease_oldest_ns = age_ns;
+            }
+            count_profile(stat, session);
+        }
+    }
+}
+
 static void answer_stat(struct kvf_agent *agent, struct kvf_control *control)
 {
     struct kvf_control_stat *stat = control->stat;
@@ -143,6 +183,8 @@ static void answer_stat(struct kvf_agent *agent, struct kvf_control *control)
     agent->metrics.clients = agent->sessions_count;
     agent->metrics.index_entries = agent->index.count;
     agent->metrics.leased_bytes = agent->leased_bytes;
+    agent->metrics.observing = agent->config->mode == KVF_MODE_OBSERVE;
+    client_metrics(agent, stat);
     agent->metrics.writeback_bytes = agent->writeback_bytes;
     stat->metrics = agent->metrics;
     kvf_answer_finish(control, KVF_OK);
@@ -552,6 +594,7 @@ static void verify_summed(struct kvf_work *work)
     kvf_dram_unpin(agent->dram_store, verify->slot);
     verify_count(verify, verify->status);
     if (verify->status != KVF_OK && is_same) {
+        agent->metrics.dram_corrupt_blocks++;
         kvf_log(KVF_LOG_ERROR, "verify: a block in memory does not have its checksum: dropped; "
                                "check the machine's memory");
         kvf_place_forget_set(agent, entry);

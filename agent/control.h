@@ -16,9 +16,10 @@
 #include "kvferry.h"
 #include "tiers/tier.h"
 
-#define KVF_CONTROL_DRIVES_MAX  8
-#define KVF_CONTROL_HBM_MAX     16
-#define KVF_CONTROL_CLASSES_MAX 128
+#define KVF_CONTROL_DRIVES_MAX   8
+#define KVF_CONTROL_HBM_MAX      16
+#define KVF_CONTROL_CLASSES_MAX  128
+#define KVF_CONTROL_PROFILES_MAX 32
 
 enum kvf_control_op {
     KVF_CONTROL_STAT = 1,       /* fills stat */
@@ -114,6 +115,12 @@ struct kvf_control_hbm {
     struct kvf_tier_stat tier;
 };
 
+struct kvf_control_profile {
+    char name[16];
+    bool is_calibrated; /* a file of calibration.dir has passed it, or brought it */
+    uint32_t clients;
+};
+
 struct kvf_control_stat {
     uint64_t incarnation;
     uint64_t uptime_s;
@@ -127,7 +134,8 @@ struct kvf_control_stat {
     uint64_t dram_arena_bytes, dram_populated_bytes, dram_huge_bytes;
     uint64_t dram_memory_refusals;
     double dram_fill; /* stored bytes over area bytes of full areas; 0 without full areas */
-    uint32_t n_drives, n_classes, n_hbm;
+    uint32_t n_drives, n_classes, n_hbm, n_profiles;
+    struct kvf_control_profile profiles[KVF_CONTROL_PROFILES_MAX]; /* in force, of clients */
     struct kvf_control_hbm hbm[KVF_CONTROL_HBM_MAX];
     struct kvf_control_drive drives[KVF_CONTROL_DRIVES_MAX];
     struct kvf_control_class classes[KVF_CONTROL_CLASSES_MAX];

@@ -732,8 +732,9 @@ int kvf_place_load_remote(struct kvf_agent *agent, struct kvf_entry *entry,
                           struct kvf_flight **flight_out);
 /* Where a LOADING entry comes from: KVF_TIER_NVME or _REMOTE. */
 uint8_t kvf_place_loading_tier(struct kvf_agent *agent, const struct kvf_entry *entry);
-/* How long a load of this block would take now. */
-uint64_t kvf_place_load_estimate_ns(struct kvf_agent *agent, const struct kvf_entry *entry);
+/* How long a load of this block would take now; with_queue: behind what is being read. */
+uint64_t kvf_place_load_estimate_ns(struct kvf_agent *agent, const struct kvf_entry *entry,
+                                    bool with_queue);
 /* And a fetch of so many bytes from a peer. */
 uint64_t kvf_place_remote_estimate_ns(const struct kvf_agent *agent, uint64_t bytes);
 /* Take completions and start what waits. True: something was done. */
@@ -799,6 +800,8 @@ void kvf_room_uncharge(struct kvf_agent *agent, uint16_t tenant, uint32_t namesp
 bool kvf_room_allows_write(const struct kvf_agent *agent, uint32_t namespace_index, uint64_t bytes);
 /* Watch the set of a READY block until it is whole. */
 void kvf_room_watch_set(struct kvf_agent *agent, const struct kvf_entry *entry);
+/* How many are not whole; of thousands an estimate. */
+uint64_t kvf_room_count_incomplete(struct kvf_agent *agent);
 /* Forget the oldest set that is watched, if it is still incomplete. */
 void kvf_room_drop_incomplete(struct kvf_agent *agent);
 /* To be called before memory is reserved. */

@@ -195,6 +195,15 @@ static void write_facts(FILE *out, const struct kvf_control_stat *stat)
         write_label(out, stat->drives[d].engine);
         fputs("\"} 1\n", out);
     }
+    if (stat->n_profiles > 0) {
+        write_head(out, "profile_clients", "gauge", "clients, by the profile in force");
+    }
+    for (uint32_t i = 0; i < stat->n_profiles; i++) {
+        fputs("kvferry_profile_clients{profile=\"", out);
+        write_label(out, stat->profiles[i].name);
+        fprintf(out, "\",calibrated=\"%s\"} %" PRIu32 "\n",
+                stat->profiles[i].is_calibrated ? "yes" : "no", stat->profiles[i].clients);
+    }
     write_number(out, "ready", false, "1: requests are served", stat->ready);
     write_number(out, "draining", false, "1: the daemon is about to stop", stat->draining);
     write_head(out, "uptime_seconds", "gauge", "time since the start");

@@ -742,25 +742,26 @@ static bool loads_pump(struct kvf_drive *drive)
 }
 
 /* How long a load of so many bytes from there would take now. */
-static uint64_t estimate_ns(const struct kvf_drive *drive, uint64_t bytes)
+static uint64_t estimate_ns(const struct kvf_drive *drive, uint64_t bytes, bool with_queue)
 {
     const struct kvf_agent *agent = drive->agent;
-    uint64_t ahead_bytes = drive->reading_bytes + drive->loads.bytes;
+    uint64_t ahead_bytes = with_queue ? drive->reading_bytes + drive->loads.bytes : 0;
 
-    if (ahead_bytes == 0 && agent->now_ns - drive->last_read_ns > PROBE_NS) {
+    if (with_queue && ahead_bytes == 0 && agent->now_ns - drive->last_read_ns > PROBE_NS) {
         return 0; /* tried from time to time: else a bad estimate would never be corrected */
     }
     return drive->read_latency_ns + transfer_ns(drive, ahead_bytes + bytes);
 }
 
-uint64_t kvf_place_load_estimate_ns(struct kvf_agent *agent, const struct kvf_entry *entry)
+uint64_t kvf_place_load_estimate_ns(struct kvf_agent *agent, const struct kvf_entry *entry,
+                                    bool with_queue)
 {
-    return estimate_ns(source_of(agent, entry), entry->record_bytes);
+    return estimate_ns(source_of(agent, entry), entry->record_bytes, with_queue);
 }
 
 uint64_t kvf_place_remote_estimate_ns(const struct kvf_agent *agent, uint64_t bytes)
 {
-    return estimate_ns(&agent->peers->source, bytes);
+    return estimate_ns(&agent->peers->source, bytes, true);
 }
 
 /* ----------------------------------------------------------------------------------------------

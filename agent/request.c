@@ -299,6 +299,7 @@ void kvf_request_op_done(struct kvf_op *op, int status, struct kvf_entry *entry)
 static void end_blocks(struct kvf_request *request, int status)
 {
     struct kvf_op *op = request->ops;
+    struct kvf_metrics *metrics = &request->session->agent->metrics;
     bool is_lookup = request->sqe.opcode == KVF_OP_LOOKUP;
 
     while (op != NULL) {
@@ -306,6 +307,7 @@ static void end_blocks(struct kvf_request *request, int status)
 
         if (op->want != KVF_WANT_STORED && !(op->want == KVF_WANT_DURABLE && op->flight != NULL &&
                                              op->flight->kind == KVF_FLIGHT_FILL)) {
+            metrics->get_late += op->want == KVF_WANT_LEASE && status == KVF_MISS;
             leave_flight(op);
             request->cut_at = op->index < request->cut_at ? op->index : request->cut_at;
             if (!is_lookup) {
@@ -501,6 +503,29 @@ static void refuse(struct kvf_session *session, const struct kvf_shm_sqe *sqe)
     session->agent->metrics.requests_busy++;
 }
 
+/* What an engine has seen. It is believed: its tenant's figures are all that it can spoil. */
+static void count_report(struct kvf_metrics *metrics, uint64_t arg)
+{
+    uint64_t *const counters[KVF_REPORT_KIND_MAX + 1] = {
+        [KVF_REPORT_LOAD_FAILED] = &metrics->engine_load_failures,
+        [KVF_REPORT_TAINT_REFUSED] = &metrics->engine_taint_refusals,
+        [KVF_REPORT_CORRUPT] = &metrics->engine_corrupt_blocks,
+        [KVF_REPORT_TOKENS_COMPUTED] = &metrics->engine_prompt_tokens_computed,
+        [KVF_REPORT_TOKENS_ENGINE] = &metrics->engine_prompt_tokens_cached,
+        [KVF_REPORT_TOKENS_LOADED] = &metrics->engine_prompt_tokens_loaded,
+        [KVF_REPORT_SAVED_US] = &metrics->engine_saved_ns,
+        [KVF_REPORT_SPENT_US] = &metrics->engine_spent_ns,
+        [KVF_REPORT_GPU_US] = &metrics->engine_gpu_ns,
+        [KVF_REPORT_DRIFT_CHUNKS] = &metrics->engine_drift_chunks,
+        [KVF_REPORT_DRIFT_PPM] = &metrics->engine_drift_error_ppm,
+    };
+    uint64_t kind = arg & ((1u << KVF_REPORT_KIND_BITS) - 1);
+    uint64_t amount = arg >> KVF_REPORT_KIND_BITS;
+    bool is_time = kind >= KVF_REPORT_SAVED_US && kind <= KVF_REPORT_GPU_US;
+
+    *counters[kind] += is_time ? amount * 1000 : amount;
+}
+
 static void accept_sqe(struct kvf_session *session, const struct kvf_shm_sqe *sqe)
 {
     struct kvf_agent *agent = session->agent;
@@ -512,6 +537,10 @@ static void accept_sqe(struct kvf_session *session, const struct kvf_shm_sqe *sq
     }
     if (sqe->opcode == KVF_OP_RELEASE) {
         (void)kvf_lease_end(session, sqe->arg); /* LOST ones may be gone already: no error */
+        return;
+    }
+    if (sqe->opcode == KVF_OP_REPORT) {
+        count_report(&agent->metrics, sqe->arg);
         return;
     }
     agent->metrics.requests++;

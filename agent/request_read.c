@@ -22,8 +22,11 @@ static int get_from_tier(struct kvf_request *request, struct kvf_entry *entry, u
     int status;
 
     if (request->deadline_ns != UINT64_MAX &&
-        agent->now_ns + kvf_place_load_estimate_ns(agent, entry) > request->deadline_ns) {
+        agent->now_ns + kvf_place_load_estimate_ns(agent, entry, true) > request->deadline_ns) {
         agent->metrics.get_too_slow++;
+        agent->metrics.get_too_slow_queue += agent->now_ns +
+                                                 kvf_place_load_estimate_ns(agent, entry, false) <=
+                                             request->deadline_ns;
         return KVF_TOO_SLOW;
     }
     if (agent->ops.free_count == 0) {
@@ -56,6 +59,7 @@ static int get_from_peer(struct kvf_request *request, const uint8_t key_id[32])
     }
     if (kvf_peers_too_slow(agent, key_id, session->shard, request->deadline_ns)) {
         agent->metrics.get_too_slow++;
+        agent->metrics.get_too_slow_remote++;
         return KVF_TOO_SLOW;
     }
     status = kvf_peers_load(session, key_id, session->shard, &flight);

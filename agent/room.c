@@ -17,6 +17,9 @@
 /* Entries that one search spares at most, and as many more that it looks at: beyond the first, what
  * was used is taken as well, so that a large index full of used entries refuses nobody. */
 #define STEPS_MAX 4096
+/* Watches that are looked at to count what is incomplete; of more one in so many. */
+#define COUNTED_MAX 4096
+
 /* Under pressure, sets that have been incomplete for longer than this go before whole ones. */
 #define INCOMPLETE_GRACE_S 1
 /* Slots looked at for an ended time to live, twice a second; reads do not depend on it. */
@@ -173,15 +176,35 @@ void kvf_room_watch_set(struct kvf_agent *agent, const struct kvf_entry *entry)
     set->nvme_high = 1;
 }
 
-void kvf_room_drop_incomplete(struct kvf_agent *agent)
+/* The set of this watch, if it is not whole yet. NULL: it is, or has gone. */
+static struct kvf_entry *incomplete_set(struct kvf_agent *agent, uint32_t number)
 {
-    struct kvf_incomplete *watch =
-        &agent->incomplete[agent->incomplete_head & (KVF_INCOMPLETE_MAX - 1)];
+    const struct kvf_incomplete *watch = &agent->incomplete[number & (KVF_INCOMPLETE_MAX - 1)];
     struct kvf_entry *set = kvf_index_at(&agent->index, watch->cookie);
 
+    return set->state == KVF_ENTRY_READY && set->is_set && !set->is_complete &&
+                   set->nvme_high == 1 && set->nvme_low == watch->serial
+               ? set
+               : NULL;
+}
+
+uint64_t kvf_room_count_incomplete(struct kvf_agent *agent)
+{
+    uint32_t step = 1 + (agent->incomplete_tail - agent->incomplete_head) / COUNTED_MAX;
+    uint64_t n = 0;
+
+    for (uint32_t i = agent->incomplete_head; agent->incomplete_tail - i >= step; i += step) {
+        n += incomplete_set(agent, i) != NULL ? step : 0;
+    }
+    return n;
+}
+
+void kvf_room_drop_incomplete(struct kvf_agent *agent)
+{
+    struct kvf_entry *set = incomplete_set(agent, agent->incomplete_head);
+
     agent->incomplete_head++;
-    if (set->state == KVF_ENTRY_READY && set->is_set && !set->is_complete && set->nvme_high == 1 &&
-        set->nvme_low == watch->serial) {
+    if (set != NULL) {
         agent->metrics.evicted_sets_incomplete++;
         kvf_place_forget_set(agent, set);
     }

@@ -330,6 +330,7 @@ int kvf_decode(struct kvf_client *client, const void *record, size_t record_byte
     status = kvf_block_decode(&client->plan, record, record_bytes, layer_first, n_layers,
                               token_first, n_tokens, kv, client->workspace);
     client->x_refused += status == KVF_ERR_MISMATCH && client->plan.weights_fp != 0;
+    client->reports[KVF_REPORT_CORRUPT] += status == KVF_ERR_CORRUPT;
     kvf_client_leave(client);
     return status;
 }

@@ -233,7 +233,8 @@ struct kvf_client {
 
     struct kvf_client_channel channel;
 
-    uint64_t x_refused; /* kvf_stat */
+    uint64_t x_refused;                        /* kvf_stat */
+    uint64_t reports[KVF_REPORT_KIND_MAX + 1]; /* by kind, not sent yet */
 
     /* requests in flight */
     struct kvf_client_request *requests;
@@ -344,6 +345,12 @@ void kvf_lease_give_up(struct kvf_session *session, uint64_t id);
 
 /* Queue a cancel or release, now or when there is room. */
 void kvf_lease_send(struct kvf_session *session, uint8_t opcode, uint64_t arg);
+
+/* The same, of what may be said later: false, and nothing is queued. */
+bool kvf_lease_send_if_room(struct kvf_session *session, uint8_t opcode, uint64_t arg);
+
+/* Send what has been reported and not sent yet, as far as there is room. */
+void kvf_reports_send(struct kvf_client *client);
 
 /* Send what was deferred, as far as there is room. */
 void kvf_lease_flush(struct kvf_session *session);

@@ -81,9 +81,9 @@ static bool send_now(struct kvf_session *session, uint8_t opcode, uint64_t arg)
         return false; /* full; an impossible index is found by the next request */
     }
     kvf_ring_client_push(&session->ring, &sqe);
-    /* nobody waits for a release to be seen */
-    if (opcode == KVF_OP_RELEASE ? kvf_ring_client_publish_calmly(&session->ring)
-                                 : kvf_ring_client_publish(&session->ring)) {
+    /* nobody waits for a release or a report to be seen */
+    if (opcode != KVF_OP_CANCEL ? kvf_ring_client_publish_calmly(&session->ring)
+                                : kvf_ring_client_publish(&session->ring)) {
         kvf_session_wake_daemon(session);
     }
     return true;
@@ -101,6 +101,11 @@ void kvf_lease_send(struct kvf_session *session, uint8_t opcode, uint64_t arg)
     slot = (session->deferred_first + session->n_deferred) % session->deferred_size;
     session->deferred[slot] = (struct kvf_client_deferred){.opcode = opcode, .arg = arg};
     session->n_deferred++;
+}
+
+bool kvf_lease_send_if_room(struct kvf_session *session, uint8_t opcode, uint64_t arg)
+{
+    return session->n_deferred == 0 && send_now(session, opcode, arg);
 }
 
 void kvf_lease_flush(struct kvf_session *session)

@@ -744,6 +744,7 @@ static void live_step(struct kvf_client *client, uint32_t messages_max, uint64_t
         return;
     }
     kvf_lease_flush(session);
+    kvf_reports_send(client);
     heartbeat = kvf_ring_client_heartbeat(&session->ring);
     if (heartbeat != session->heartbeat) {
         session->heartbeat = heartbeat;

@@ -25,7 +25,8 @@ uint32_t kvf_shm_sqe_blocks(const struct kvf_shm_sqe *sqe)
 
 uint32_t kvf_shm_sqe_credits(const struct kvf_shm_sqe *sqe)
 {
-    if (sqe->opcode == KVF_OP_CANCEL || sqe->opcode == KVF_OP_RELEASE) {
+    if (sqe->opcode == KVF_OP_CANCEL || sqe->opcode == KVF_OP_RELEASE ||
+        sqe->opcode == KVF_OP_REPORT) {
         return 0;
     }
     return kvf_shm_sqe_blocks(sqe) + 1;
@@ -64,7 +65,16 @@ static const struct op_rule op_rules[] = {
     [KVF_OP_STAT] = {.known = true},
     [KVF_OP_CANCEL] = {.known = true, .arg = true},
     [KVF_OP_RELEASE] = {.known = true, .arg = true},
+    [KVF_OP_REPORT] = {.known = true, .arg = true},
 };
+
+static bool is_report(uint64_t arg)
+{
+    uint64_t kind = arg & ((1u << KVF_REPORT_KIND_BITS) - 1);
+
+    return kind >= 1 && kind <= KVF_REPORT_KIND_MAX && arg >> KVF_REPORT_KIND_BITS >= 1 &&
+           arg >> KVF_REPORT_KIND_BITS <= KVF_REPORT_MAX;
+}
 
 static int sqe_keys_check(const struct kvf_shm_sqe *sqe, const struct op_rule *rule,
                           const struct kvf_shm_limits *limits, const char **why_out)
@@ -113,6 +123,10 @@ int kvf_shm_sqe_check(const struct kvf_shm_sqe *sqe, const struct kvf_shm_limits
     if (((sqe->flags & KVF_SQE_UNSUMMED) != 0 && limits->version < KVF_WIRE_VERSION_UNSUMMED) ||
         ((sqe->flags & KVF_SQE_DEVICE) != 0 && limits->version < KVF_WIRE_VERSION_GPU)) {
         return kvf_proto_bad(why_out, "submission: a flag of a later version than was agreed on");
+    }
+    if (sqe->opcode == KVF_OP_REPORT &&
+        (limits->version < KVF_WIRE_VERSION_REPORT || !is_report(sqe->arg))) {
+        return kvf_proto_bad(why_out, "submission: a report of an unknown kind or amount");
     }
     if (rule->ranks_only && limits->scheduler) {
         return kvf_proto_bad(why_out, "submission: get or put on a scheduler's connection");

@@ -97,7 +97,11 @@ enum kvf_shm_opcode {
     KVF_OP_STAT = 7, /* one block completion a counter: index = enum kvf_shm_stat, offset = value */
     KVF_OP_CANCEL = 8,  /* arg = request; completes nothing of its own and costs no credit */
     KVF_OP_RELEASE = 9, /* arg = lease id; completes nothing and costs no credit */
+    KVF_OP_REPORT = 10, /* arg = amount << 8 | enum kvf_report_kind; the same; from version 5 on */
 };
+#define KVF_REPORT_KIND_BITS 8
+#define KVF_REPORT_KIND_MAX  11
+#define KVF_REPORT_MAX       (UINT64_C(1) << 40)
 
 enum kvf_shm_sqe_flags {
     KVF_SQE_DURABLE = 1 << 0,  /* put: complete after the NVMe write */

@@ -450,6 +450,25 @@ struct kvf_stat {
 /* Blocks for a round trip. KVF_OK, or a failure as kvf_ping. */
 KVF_API int kvf_stat(struct kvf_client *client, struct kvf_stat *stat_out);
 
+/* What only an engine knows, for the daemon's metrics (kvferry_engine_*). */
+enum kvf_report_kind {
+    KVF_REPORT_LOAD_FAILED = 1,     /* blocks that were found, and could not be used */
+    KVF_REPORT_TAINT_REFUSED = 2,   /* blocks not put: they follow from lossy ones */
+    KVF_REPORT_CORRUPT = 3,         /* records that did not decode: kvf_decode reports them */
+    KVF_REPORT_TOKENS_COMPUTED = 4, /* tokens of prompts, by source: computed ... */
+    KVF_REPORT_TOKENS_ENGINE = 5,   /* ... found in the engine's own cache ... */
+    KVF_REPORT_TOKENS_LOADED = 6,   /* ... or loaded from the daemon */
+    KVF_REPORT_SAVED_US = 7,        /* time of the prefill that loads stand for ... */
+    KVF_REPORT_SPENT_US = 8,        /* ... and that they, lookups and puts made requests wait */
+    KVF_REPORT_GPU_US = 9,          /* time of the GPU for encoding and decoding */
+    KVF_REPORT_DRIFT_CHUNKS = 10,   /* computed again and compared with what is stored ... */
+    KVF_REPORT_DRIFT_PPM = 11,      /* ... sum of the relative errors of these, in millionths */
+};
+
+/* Count amount (at most 2^40). Never blocks; sent with what comes next, and kept while the daemon
+ * is away. A daemon of an older release hears nothing of it. KVF_OK; KVF_ERR_INVALID. */
+KVF_API int kvf_report(struct kvf_client *client, int kind, uint64_t amount);
+
 /* ----------------------------------------------------------------------------------------------
  * Part 5: hits and leases
  *

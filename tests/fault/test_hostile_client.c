@@ -353,7 +353,7 @@ static void test_handshake_stalls(void **state)
 /* --- the rings ----------------------------------------------------------------------------------
  */
 
-#define N_FIELD_SPOILS 23
+#define N_FIELD_SPOILS 24
 #define N_SQE_SPOILS   (N_FIELD_SPOILS + 5)
 
 /* One field of a right get. */
@@ -366,7 +366,8 @@ static void spoil_sqe_field(struct kvf_shm_sqe *sqe, int how)
     } fields[] = {
         {&sqe->request, sizeof(sqe->request), 0},
         {&sqe->opcode, 1, 0},
-        {&sqe->opcode, 1, KVF_OP_RELEASE + 1},
+        {&sqe->opcode, 1, KVF_OP_REPORT},
+        {&sqe->opcode, 1, KVF_OP_REPORT + 1},
         {&sqe->opcode, 1, 255},
         {&sqe->opcode, 1, KVF_OP_NOP}, /* with keys */
         {&sqe->opcode, 1, KVF_OP_CANCEL},
@@ -755,7 +756,7 @@ static void offend(const struct kvf_test_daemon *daemon)
     struct kvf_shm_sqe sqe;
 
     raw_attach(&raw, daemon->socket_path);
-    raw_sqe(&raw, &sqe, KVF_OP_RELEASE + 1, 0);
+    raw_sqe(&raw, &sqe, KVF_OP_REPORT + 1, 0);
     raw_submit(&raw, &sqe, NULL, 0);
     assert_true(raw_is_hung_up(&raw, HANG_UP_MS));
     raw_close(&raw);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_restart.c: a daemon goes and the next one comes, with 8 client processes at work: they attach
- * again by themselves, find on the drive what was there, and the node never holds two arenas, even
- * where a client stands still with the old one mapped. And daemon and clients of releases that do
- * not speak the same protocol.
+ * test_restart.c: a daemon goes and the next one comes, with 8 client processes at work: they
+ * attach again by themselves, find on the drive what was there, and the node never holds two
+ * arenas, even where a client stands still with the old one mapped. And daemon and clients of
+ * releases that do not speak the same protocol.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -233,7 +233,8 @@ static void end_clients(void)
     }
 }
 
-/* --- restarts ---------------------------------------------------------------------------------- */
+/* --- restarts ---------------------------------------------------------------------------------
+ */
 
 /* As a service manager does it for an upgrade: SIGTERM, and the next one. */
 static void test_upgrade(void **state)

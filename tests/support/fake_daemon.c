@@ -337,6 +337,8 @@ static void handle(struct kvf_fake_daemon *d, const struct kvf_shm_sqe *sqe)
             d->facts.leases--;
         }
         break;
+    case KVF_OP_REPORT:
+        break;
     default:
         if (d->is_holding) {
             hold(d, sqe);

@@ -400,6 +400,30 @@ static void submissions_are_checked(void **state)
     assert_int_equal(sqe_check(&sqe, &limits), KVF_ERR_PROTOCOL);
 }
 
+static void reports_are_checked(void **state)
+{
+    struct kvf_shm_limits with = limits;
+    struct kvf_shm_sqe sqe = {.opcode = KVF_OP_REPORT};
+
+    (void)state;
+    with.version = KVF_WIRE_VERSION_REPORT;
+    for (uint64_t kind = 0; kind <= 255; kind++) {
+        bool is_known = kind >= 1 && kind <= KVF_REPORT_KIND_MAX;
+
+        sqe.arg = UINT64_C(7) << KVF_REPORT_KIND_BITS | kind;
+        assert_int_equal(sqe_check(&sqe, &with), is_known ? KVF_OK : KVF_ERR_PROTOCOL);
+        sqe.arg = kind; /* of nothing */
+        assert_int_equal(sqe_check(&sqe, &with), KVF_ERR_PROTOCOL);
+        sqe.arg = (KVF_REPORT_MAX + 1) << KVF_REPORT_KIND_BITS | kind;
+        assert_int_equal(sqe_check(&sqe, &with), KVF_ERR_PROTOCOL);
+    }
+    sqe.arg = KVF_REPORT_MAX << KVF_REPORT_KIND_BITS | KVF_REPORT_CORRUPT;
+    assert_int_equal(sqe_check(&sqe, &with), KVF_OK);
+    assert_int_equal(kvf_shm_sqe_credits(&sqe), 0);
+    with.version--;
+    assert_int_equal(sqe_check(&sqe, &with), KVF_ERR_PROTOCOL);
+}
+
 static void credits_follow_the_opcode(void **state)
 {
     struct kvf_shm_sqe sqe = sample_put();
@@ -591,6 +615,7 @@ int main(void)
         cmocka_unit_test(versions_are_chosen),
         cmocka_unit_test(submissions_are_checked),
         cmocka_unit_test(unsummed_puts_are_of_version_2),
+        cmocka_unit_test(reports_are_checked),
         cmocka_unit_test(credits_follow_the_opcode),
         cmocka_unit_test(keys_are_checked),
         cmocka_unit_test(completions_are_checked),
