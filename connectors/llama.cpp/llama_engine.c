@@ -276,9 +276,8 @@ static void store(struct kvf_llama_engine *engine, uint32_t index, uint32_t n_pr
 {
     struct slot *slot = &engine->slots[index];
     uint32_t n_stored = engine->store == KVF_LLAMA_STORE_ALL ? slot->n_tokens : n_prompt;
-    struct kvf_llama_shape shape;
+    struct kvf_llama_found found;
     char why[KVF_LLAMA_WHY_BYTES];
-    uint32_t n_tokens = 0;
     size_t bytes;
 
     n_stored = n_stored < slot->n_tokens ? n_stored : slot->n_tokens;
@@ -297,15 +296,15 @@ static void store(struct kvf_llama_engine *engine, uint32_t index, uint32_t n_pr
     }
     bytes = llama_state_seq_get_data(engine->model.context, engine->state, bytes, (int32_t)index);
     /* what the trial has seen is what it still has to be */
-    if (kvf_llama_state_parse(engine->state, bytes, &shape, &n_tokens, why) != KVF_OK) {
+    if (kvf_llama_state_parse(engine->state, bytes, &found, why) != KVF_OK) {
         kvf_llama_say(1, "a prompt is not stored: %s", why);
-    } else if (memcmp(&shape, &engine->model.shape, sizeof(shape)) != 0 ||
-               n_tokens != slot->n_tokens) {
+    } else if (memcmp(&found.shape, &engine->model.shape, sizeof(found.shape)) != 0 ||
+               found.n_tokens != slot->n_tokens) {
         kvf_llama_say(1, "a prompt is not stored: its state has %u tokens, %u have been computed",
-                      n_tokens, slot->n_tokens);
+                      found.n_tokens, slot->n_tokens);
     } else {
-        kvf_llama_cache_store(engine->cache, slot->tokens, n_tokens, n_stored, n_known,
-                              slot->is_tainted, engine->state);
+        kvf_llama_cache_store(engine->cache, slot->tokens, found.n_tokens, n_stored, n_known,
+                              slot->is_tainted, engine->state + found.shift_bytes);
     }
 }
 
@@ -527,6 +526,7 @@ void kvf_llama_engine_facts(struct kvf_llama_engine *engine,
 {
     pthread_mutex_lock(&engine->lock);
     *facts_out = engine->facts;
+    facts_out->waiting = engine->n_waiting;
     pthread_mutex_unlock(&engine->lock);
 }
 

@@ -63,6 +63,7 @@ struct kvf_llama_engine_facts {
     uint32_t n_vocab;
     uint32_t context_tokens;
     uint32_t chunk_tokens;
+    uint32_t waiting; /* requests that have not begun */
     uint64_t requests;
     uint64_t prompt_tokens;
     uint64_t hit_tokens;

@@ -340,13 +340,14 @@ static enum MHD_Result health(const struct kvf_llama_http *http, struct MHD_Conn
     kvf_llama_engine_facts(http->engine, &facts);
     return reply(
         connection, MHD_HTTP_OK,
-        json_pack("{s:s, s:s, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "status", "ok",
-                  "model", facts.model, "vocab", (int)facts.n_vocab, "context_tokens",
-                  (int)facts.context_tokens, "chunk_tokens", (int)facts.chunk_tokens, "requests",
-                  (json_int_t)facts.requests, "prompt_tokens", (json_int_t)facts.prompt_tokens,
-                  "hit_tokens", (json_int_t)facts.hit_tokens, "local_tokens",
-                  (json_int_t)facts.local_tokens, "stored_chunks", (json_int_t)facts.stored_chunks,
-                  "present_chunks", (json_int_t)facts.present_chunks, "refused_chunks",
+        json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "status",
+                  "ok", "model", facts.model, "vocab", (int)facts.n_vocab, "context_tokens",
+                  (int)facts.context_tokens, "chunk_tokens", (int)facts.chunk_tokens, "waiting",
+                  (int)facts.waiting, "requests", (json_int_t)facts.requests, "prompt_tokens",
+                  (json_int_t)facts.prompt_tokens, "hit_tokens", (json_int_t)facts.hit_tokens,
+                  "local_tokens", (json_int_t)facts.local_tokens, "stored_chunks",
+                  (json_int_t)facts.stored_chunks, "present_chunks",
+                  (json_int_t)facts.present_chunks, "refused_chunks",
                   (json_int_t)facts.refused_chunks));
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * llama_http.h: the engine over HTTP: POST /completion, POST /tokenize and GET /health, in JSON. A thread a
- * connection, all of libmicrohttpd's.
+ * llama_http.h: the engine over HTTP, in JSON: POST /completion, POST /tokenize, GET /health. A
+ * thread a connection, all of libmicrohttpd's.
  */
 #ifndef KVF_CONNECTORS_LLAMA_HTTP_H
 #define KVF_CONNECTORS_LLAMA_HTTP_H

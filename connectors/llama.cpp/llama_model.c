@@ -164,7 +164,7 @@ static int trial(struct kvf_llama_model *model, char *why)
     uint8_t *again = NULL;
     size_t bytes;
     size_t left;
-    uint32_t n_tokens = 0;
+    struct kvf_llama_found found = {0};
     int status;
     int code;
 
@@ -180,20 +180,23 @@ static int trial(struct kvf_llama_model *model, char *why)
         goto done;
     }
     bytes = llama_state_seq_get_data(model->context, data, bytes, 0);
-    status = kvf_llama_state_parse(data, bytes, &model->shape, &n_tokens, why);
+    status = kvf_llama_state_parse(data, bytes, &found, why);
     if (status != KVF_OK) {
         status = KVF_ERR_UNSUPPORTED;
         goto done;
     }
-    if (n_tokens != TRIAL_TOKENS || bytes != kvf_llama_state_bytes(&model->shape, n_tokens) ||
+    model->shape = found.shape;
+    if (found.n_tokens != TRIAL_TOKENS ||
+        bytes != kvf_llama_state_bytes(&model->shape, TRIAL_TOKENS) ||
         (int32_t)model->shape.n_layers != llama_model_n_layer(model->model)) {
         status = refuse(why, KVF_ERR_UNSUPPORTED,
                         "a state of %d tokens and %d layers says it has %u and %u", TRIAL_TOKENS,
-                        llama_model_n_layer(model->model), n_tokens, model->shape.n_layers);
+                        llama_model_n_layer(model->model), found.n_tokens, model->shape.n_layers);
         goto done;
     }
-    kvf_llama_state_cut(&model->shape, n_tokens, n_tokens - 1, data);
-    left = kvf_llama_state_bytes(&model->shape, n_tokens - 1);
+    /* sequence 0 is the first stream, as in states that are written here */
+    kvf_llama_state_cut(&model->shape, TRIAL_TOKENS, TRIAL_TOKENS - 1, data);
+    left = kvf_llama_state_bytes(&model->shape, TRIAL_TOKENS - 1);
     if (llama_state_seq_set_data(model->context, data, left, 0) != left ||
         llama_state_seq_get_data(model->context, again, bytes, 0) != left ||
         memcmp(data, again, left) != 0) {
@@ -203,7 +206,7 @@ static int trial(struct kvf_llama_model *model, char *why)
 done:
     free(data);
     free(again);
-    llama_memory_seq_rm(memory, 0, -1, -1);
+    llama_memory_seq_rm(memory, 0, 0, -1);
     return status;
 }
 

@@ -225,33 +225,33 @@ static int take_layers(struct reader *reader, uint32_t n_cells, struct kvf_llama
     return status;
 }
 
-int kvf_llama_state_parse(const uint8_t *data, size_t bytes, struct kvf_llama_shape *shape_out,
-                          uint32_t *n_tokens_out, char why[KVF_LLAMA_WHY_BYTES])
+int kvf_llama_state_parse(const uint8_t *data, size_t bytes, struct kvf_llama_found *found_out,
+                          char why[KVF_LLAMA_WHY_BYTES])
 {
     struct reader reader = {.data = data, .left = bytes, .why = why};
-    struct kvf_llama_shape shape = {0};
-    uint32_t n_tokens = 0;
-    int status = take_head(&reader, &shape);
+    struct kvf_llama_found found = {0};
+    int status = take_head(&reader, &found.shape);
 
-    for (uint32_t stream = 0; status == KVF_OK && stream < shape.n_streams; stream++) {
+    for (uint32_t stream = 0; status == KVF_OK && stream < found.shape.n_streams; stream++) {
         uint32_t n_cells = 0;
 
         status = take_u32(&reader, &n_cells, "a stream's head");
         if (status != KVF_OK || n_cells == 0) {
             continue;
         }
-        if (n_tokens != 0 || n_cells > KVF_LLAMA_TOKENS_MAX) {
+        if (found.n_tokens != 0 || n_cells > KVF_LLAMA_TOKENS_MAX) {
             return refuse(&reader, KVF_ERR_CORRUPT, "stream %u has %u cells%s", stream, n_cells,
-                          n_tokens != 0 ? ", and another one has some, too" : "");
+                          found.n_tokens != 0 ? ", and another one has some, too" : "");
         }
-        n_tokens = n_cells;
+        found.n_tokens = n_cells;
+        found.shift_bytes = stream * (size_t)COUNT_BYTES;
         status = take_cells(&reader, n_cells);
-        status = status != KVF_OK ? status : take_layers(&reader, n_cells, &shape);
+        status = status != KVF_OK ? status : take_layers(&reader, n_cells, &found.shape);
     }
     if (status != KVF_OK) {
         return status;
     }
-    if (n_tokens == 0) {
+    if (found.n_tokens == 0) {
         return refuse(&reader, KVF_ERR_CORRUPT, "the state has no tokens");
     }
     if (reader.left != 0) {
@@ -261,8 +261,7 @@ int kvf_llama_state_parse(const uint8_t *data, size_t bytes, struct kvf_llama_sh
             "full attention are not served",
             reader.left);
     }
-    *shape_out = shape;
-    *n_tokens_out = n_tokens;
+    *found_out = found;
     return KVF_OK;
 }
 

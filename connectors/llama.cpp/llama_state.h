@@ -48,19 +48,27 @@ int32_t kvf_llama_type_find(const char *name);
 /* enum kvf_dtype of a type that is served; KVF_DTYPE_NONE for others. */
 int kvf_llama_type_dtype(int32_t type);
 
+/* What a state has. */
+struct kvf_llama_found {
+    struct kvf_llama_shape shape;
+    uint32_t n_tokens;
+    size_t shift_bytes; /* by which rows lie further behind than kvf_llama_state_k and _v say: those
+                           are of a state that has its cells in its first stream */
+};
+
 /* Look at a state. Its tokens have to have the positions 0, 1, 2 ... in this order. KVF_OK;
  * KVF_ERR_CORRUPT: it ends too early, or contradicts itself; KVF_ERR_UNSUPPORTED: of a kind that is
  * not served. why is written unless KVF_OK. */
-int kvf_llama_state_parse(const uint8_t *data, size_t bytes, struct kvf_llama_shape *shape_out,
-                          uint32_t *n_tokens_out, char why[KVF_LLAMA_WHY_BYTES]);
+int kvf_llama_state_parse(const uint8_t *data, size_t bytes, struct kvf_llama_found *found_out,
+                          char why[KVF_LLAMA_WHY_BYTES]);
 
 /* Bytes of a state of n_tokens >= 1. */
 size_t kvf_llama_state_bytes(const struct kvf_llama_shape *shape, uint32_t n_tokens);
 
-/* Write all of such a state but its rows. */
+/* Write all of such a state but its rows; the cells are in the first stream. */
 void kvf_llama_state_frame(const struct kvf_llama_shape *shape, uint32_t n_tokens, uint8_t *data);
 
-/* Make a state of n_tokens one of its first n_left >= 1, in place. */
+/* Make such a state of n_tokens one of its first n_left >= 1, in place. */
 void kvf_llama_state_cut(const struct kvf_llama_shape *shape, uint32_t n_tokens, uint32_t n_left,
                          uint8_t *data);
 

@@ -130,8 +130,7 @@ static struct bytes make(const struct form *f)
 }
 
 /* Parse from memory of exactly these bytes, so that a sanitizer sees a read behind them. */
-static int parse_exact(const uint8_t *data, size_t n, struct kvf_llama_shape *shape,
-                       uint32_t *n_tokens, char *why)
+static int parse_exact(const uint8_t *data, size_t n, struct kvf_llama_found *found, char *why)
 {
     uint8_t *exact = malloc(n > 0 ? n : 1);
     int status;
@@ -139,7 +138,7 @@ static int parse_exact(const uint8_t *data, size_t n, struct kvf_llama_shape *sh
     assert_non_null(exact);
     memcpy(exact, data, n);
     why[0] = '\0';
-    status = kvf_llama_state_parse(exact, n, shape, n_tokens, why);
+    status = kvf_llama_state_parse(exact, n, found, why);
     free(exact);
     return status;
 }
@@ -147,11 +146,10 @@ static int parse_exact(const uint8_t *data, size_t n, struct kvf_llama_shape *sh
 static void refuse(struct form f, int wanted, const char *words)
 {
     struct bytes b = make(&f);
-    struct kvf_llama_shape shape;
-    uint32_t n_tokens;
+    struct kvf_llama_found found;
     char why[KVF_LLAMA_WHY_BYTES];
 
-    assert_int_equal(parse_exact(b.data, b.n, &shape, &n_tokens, why), wanted);
+    assert_int_equal(parse_exact(b.data, b.n, &found, why), wanted);
     if (strstr(why, words) == NULL) {
         fail_msg("'%s' is not in '%s'", words, why);
     }
@@ -161,8 +159,7 @@ static void refuse(struct form f, int wanted, const char *words)
 static void test_served(void **state)
 {
     static const int32_t types[] = {F32, F16, BF16};
-    struct kvf_llama_shape shape;
-    uint32_t n_tokens;
+    struct kvf_llama_found found;
     char why[KVF_LLAMA_WHY_BYTES];
 
     (void)state;
@@ -175,14 +172,23 @@ static void test_served(void **state)
         f.stream = i % f.n_streams;
         f.n_tokens = 1 + i;
         b = make(&f);
-        assert_int_equal(parse_exact(b.data, b.n, &shape, &n_tokens, why), KVF_OK);
-        assert_int_equal(n_tokens, f.n_tokens);
-        assert_int_equal(shape.n_streams, f.n_streams);
-        assert_int_equal(shape.n_layers, 3);
-        assert_int_equal(shape.type, f.type);
-        assert_int_equal(shape.k_row_bytes, 64);
-        assert_int_equal(shape.v_row_bytes, 32);
-        assert_int_equal(kvf_llama_state_bytes(&shape, n_tokens), b.n);
+        assert_int_equal(parse_exact(b.data, b.n, &found, why), KVF_OK);
+        assert_int_equal(found.n_tokens, f.n_tokens);
+        assert_int_equal(found.shape.n_streams, f.n_streams);
+        assert_int_equal(found.shape.n_layers, 3);
+        assert_int_equal(found.shape.type, f.type);
+        assert_int_equal(found.shape.k_row_bytes, 64);
+        assert_int_equal(found.shape.v_row_bytes, 32);
+        assert_int_equal(kvf_llama_state_bytes(&found.shape, found.n_tokens), b.n);
+        for (uint32_t layer = 0; layer < 3; layer++) {
+            uint32_t token = f.n_tokens - 1;
+            const uint8_t *rows = b.data + found.shift_bytes;
+
+            assert_int_equal(rows[kvf_llama_state_k(&found.shape, f.n_tokens, layer, token)],
+                             row_byte('K', layer, token, 0));
+            assert_int_equal(rows[kvf_llama_state_v(&found.shape, f.n_tokens, layer, token)],
+                             row_byte('V', layer, token, 0));
+        }
         free(b.data);
     }
 }
@@ -195,13 +201,12 @@ static void test_written(void **state)
     for (uint32_t n_streams = 1; n_streams <= 3; n_streams++) {
         struct form f = usual;
         struct bytes whole;
-        struct kvf_llama_shape shape;
-        uint32_t n_tokens;
+        struct kvf_llama_found found;
         char why[KVF_LLAMA_WHY_BYTES];
 
         f.n_streams = n_streams;
         whole = make(&f);
-        assert_int_equal(parse_exact(whole.data, whole.n, &shape, &n_tokens, why), KVF_OK);
+        assert_int_equal(parse_exact(whole.data, whole.n, &found, why), KVF_OK);
         for (uint32_t left = 1; left <= f.n_tokens; left++) {
             struct form shorter = f;
             struct bytes wanted;
@@ -210,26 +215,26 @@ static void test_written(void **state)
 
             shorter.n_tokens = left;
             wanted = make(&shorter);
-            assert_int_equal(kvf_llama_state_bytes(&shape, left), wanted.n);
+            assert_int_equal(kvf_llama_state_bytes(&found.shape, left), wanted.n);
             assert_non_null(made);
             memcpy(made, whole.data, whole.n);
-            kvf_llama_state_cut(&shape, n_tokens, left, made);
+            kvf_llama_state_cut(&found.shape, found.n_tokens, left, made);
             assert_memory_equal(made, wanted.data, wanted.n);
             free(made);
 
             written = malloc(wanted.n);
             assert_non_null(written);
             memset(written, 0xee, wanted.n);
-            kvf_llama_state_frame(&shape, left, written);
-            for (uint32_t layer = 0; layer < shape.n_layers; layer++) {
+            kvf_llama_state_frame(&found.shape, left, written);
+            for (uint32_t layer = 0; layer < found.shape.n_layers; layer++) {
                 for (uint32_t token = 0; token < left; token++) {
-                    uint8_t *k = written + kvf_llama_state_k(&shape, left, layer, token);
-                    uint8_t *v = written + kvf_llama_state_v(&shape, left, layer, token);
+                    uint8_t *k = written + kvf_llama_state_k(&found.shape, left, layer, token);
+                    uint8_t *v = written + kvf_llama_state_v(&found.shape, left, layer, token);
 
-                    for (uint32_t byte = 0; byte < shape.k_row_bytes; byte++) {
+                    for (uint32_t byte = 0; byte < found.shape.k_row_bytes; byte++) {
                         k[byte] = row_byte('K', layer, token, byte);
                     }
-                    for (uint32_t byte = 0; byte < shape.v_row_bytes; byte++) {
+                    for (uint32_t byte = 0; byte < found.shape.v_row_bytes; byte++) {
                         v[byte] = row_byte('V', layer, token, byte);
                     }
                 }
@@ -290,14 +295,13 @@ static void test_wild_counts(void **state)
 {
     static const uint32_t counts[] = {KVF_LLAMA_TOKENS_MAX, KVF_LLAMA_TOKENS_MAX + 1, UINT32_MAX};
     struct bytes b = make(&usual);
-    struct kvf_llama_shape shape;
-    uint32_t n_tokens;
+    struct kvf_llama_found found;
     char why[KVF_LLAMA_WHY_BYTES];
 
     (void)state;
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
         memcpy(b.data + 12, &counts[i], sizeof(counts[i]));
-        assert_int_not_equal(parse_exact(b.data, b.n, &shape, &n_tokens, why), KVF_OK);
+        assert_int_not_equal(parse_exact(b.data, b.n, &found, why), KVF_OK);
         assert_string_not_equal(why, "");
     }
     free(b.data);
@@ -306,13 +310,12 @@ static void test_wild_counts(void **state)
 static void test_truncated(void **state)
 {
     struct bytes b = make(&usual);
-    struct kvf_llama_shape shape;
-    uint32_t n_tokens;
+    struct kvf_llama_found found;
     char why[KVF_LLAMA_WHY_BYTES];
 
     (void)state;
     for (size_t n = 0; n < b.n; n++) {
-        int status = parse_exact(b.data, n, &shape, &n_tokens, why);
+        int status = parse_exact(b.data, n, &found, why);
 
         assert_true(status == KVF_ERR_CORRUPT || status == KVF_ERR_UNSUPPORTED);
         assert_string_not_equal(why, "");
@@ -332,8 +335,7 @@ static void test_mutated(void **state)
         static const uint32_t words[] = {0, 1, 2, 7, 30, 64, 1 << 24, 0x7fffffff, UINT32_MAX};
         struct form f = usual;
         struct bytes b;
-        struct kvf_llama_shape shape;
-        uint32_t n_tokens;
+        struct kvf_llama_found found;
         char why[KVF_LLAMA_WHY_BYTES];
         uint32_t n_changes = (uint32_t)(kvf_random_seeded_next(&random) % 4);
         size_t heads;
@@ -352,10 +354,10 @@ static void test_mutated(void **state)
                 b.data[at] ^= (uint8_t)(1u << ((r >> 40) % 8));
             }
         }
-        if (parse_exact(b.data, b.n, &shape, &n_tokens, why) == KVF_OK) {
+        if (parse_exact(b.data, b.n, &found, why) == KVF_OK) {
             n_served++;
-            assert_int_equal(kvf_llama_state_bytes(&shape, n_tokens), b.n);
-            kvf_llama_state_cut(&shape, n_tokens, 1 + round % n_tokens, b.data);
+            assert_int_equal(kvf_llama_state_bytes(&found.shape, found.n_tokens), b.n);
+            kvf_llama_state_cut(&found.shape, found.n_tokens, 1 + round % found.n_tokens, b.data);
         } else {
             assert_string_not_equal(why, "");
         }
