@@ -67,10 +67,10 @@ const char *kvf_llama_cache_profile(const struct kvf_llama_cache *cache);
 void kvf_llama_cache_load(struct kvf_llama_cache *cache, const int32_t *tokens, uint32_t n_tokens,
                           uint32_t n_have, uint32_t budget_ms, struct kvf_llama_loaded *loaded_out);
 
-/* Store whole chunks of a state of n_tokens, whose rows lie as kvf_llama_state_k says: those in tokens [n_first, n_end), from a multiple of
- * the chunk on. is_tainted: computed behind a prefix that was loaded with loss, which a profile
- * without loss does not take. Blocks while it encodes and until the daemon has them, up to some
- * seconds. */
+/* Store whole chunks of a state of n_tokens, whose rows lie as kvf_llama_state_k says: those in
+ * tokens [n_first, n_end), from a multiple of the chunk on. is_tainted: computed behind a prefix
+ * that was loaded with loss, which a profile without loss does not take. Blocks while it encodes
+ * and until the daemon has them, up to some seconds. */
 void kvf_llama_cache_store(struct kvf_llama_cache *cache, const int32_t *tokens, uint32_t n_tokens,
                            uint32_t n_end, uint32_t n_first, bool is_tainted, uint8_t *state);
 
