@@ -1,15 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * peer_serve.c: records for other nodes. One in memory goes out from where it lies, pinned until
- * the network has done with it; one on a drive is first brought into memory, as for a client.
+ * the network has done with it; one on a drive is first brought into memory, as for a client. And
+ * clients of other nodes, which are sessions like others.
  */
 #include "agent/peers.h"
 
+#include <stdio.h>
 #include <string.h>
+
+#include "base/fd.h"
+#include "base/mutant.h"
+#include "transport/seqpacket.h"
+
+#define PEER_REMOTE (UINT64_C(1) << 63) /* no number of a process of this node */
 
 static void give_up(struct kvf_peers *peers, struct kvf_peer_serve *serve)
 {
-    if (serve->slot != KVF_LOCATION_NONE) {
+    if (serve->slot != KVF_LOCATION_NONE && !KVF_MUTANT(peer_serve_unpinned) &&
+        (!KVF_MUTANT(peer_serve_leaked) || serve->call.sent_bytes != 0)) {
         kvf_dram_unpin(peers->agent->dram_store, serve->slot);
     }
     kvf_pool_put(&peers->serves, serve);
@@ -48,7 +57,9 @@ static bool is_decided(struct kvf_peers *peers, struct kvf_peer_serve *serve)
     }
     if (kvf_entry_in_dram(entry)) {
         serve->slot = kvf_place_slot(agent, entry);
-        kvf_dram_pin(agent->dram_store, serve->slot);
+        if (!KVF_MUTANT(peer_serve_unpinned)) {
+            kvf_dram_pin(agent->dram_store, serve->slot);
+        }
         kvf_dram_touch(agent->dram_store, serve->slot);
         entry->is_hit = 1;
         serve->call.status = KVF_OK;
@@ -66,6 +77,35 @@ static bool is_decided(struct kvf_peers *peers, struct kvf_peer_serve *serve)
     }
     (void)kvf_place_load_for_peer(agent, entry); /* busy: once more in the next turn */
     return false;
+}
+
+static void refuse_client(int fd, const char *tenant)
+{
+    struct kvf_wire_welcome welcome = {.status = KVF_ERR_REFUSED};
+
+    kvf_proto_head_init(&welcome.head, KVF_WIRE_WELCOME);
+    (void)snprintf(welcome.text, sizeof(welcome.text),
+                   "no socket of this daemon is tenant %s's; use a key of one that it has, or name "
+                   "it in sockets",
+                   tenant);
+    (void)kvf_seqpacket_send(fd, &welcome, sizeof(welcome), NULL, 0);
+    kvf_fd_close(&fd);
+}
+
+void kvf_peers_client(struct kvf_peers *peers, const struct kvf_net_event *event)
+{
+    struct kvf_agent *agent = peers->agent;
+    uint16_t tenant = 0;
+
+    while (tenant < agent->n_tenants && strcmp(agent->tenants[tenant].name, event->name) != 0) {
+        tenant++;
+    }
+    if (tenant == agent->n_tenants) {
+        refuse_client(event->fd, event->name);
+        return;
+    }
+    /* which process it is cannot be seen from here, but that it is the same one again can */
+    (void)kvf_session_adopt(agent, tenant, event->fd, event->incarnation | PEER_REMOTE);
 }
 
 unsigned kvf_peers_serve_waiting(struct kvf_peers *peers)

@@ -92,6 +92,9 @@ static void take_event(struct kvf_peers *peers, struct kvf_net_event *event)
         }
         free(event->body);
         break;
+    case KVF_NET_EVENT_CLIENT:
+        kvf_peers_client(peers, event);
+        break;
     }
 }
 

@@ -4,7 +4,7 @@
  *
  *   peers.c         links, events of the network, where to fetch from, addresses
  *   peer_stream.c   the numbered stream of blocks: what we tell, what we are told
- *   peer_serve.c    records for others
+ *   peer_serve.c    records for others, and clients of other nodes
  *   peer_hints.c    who is said to have what
  *   peer_far.c      nodes that a directory tells of
  *
@@ -198,6 +198,8 @@ void kvf_peers_unlearn(struct kvf_peers *peers, struct kvf_peer_link *link);
 /* Somebody wants a record. */
 void kvf_peers_serve(struct kvf_peers *peers, const struct kvf_net_event *event);
 void kvf_peers_served(struct kvf_peers *peers, struct kvf_net_serve *call);
+/* A client of another node has come: event->fd is its socket. */
+void kvf_peers_client(struct kvf_peers *peers, const struct kvf_net_event *event);
 /* Give what has become ready. Returns how many were given. */
 unsigned kvf_peers_serve_waiting(struct kvf_peers *peers);
 

@@ -224,7 +224,8 @@ static void credentials_of(struct kvf_session *session)
     struct ucred peer = {0};
     socklen_t bytes = sizeof(peer);
 
-    if (getsockopt(session->fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0) {
+    if (getsockopt(session->fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 &&
+        peer.pid != getpid()) {
         session->pid = peer.pid;
         session->uid = peer.uid;
     }

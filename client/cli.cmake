@@ -37,6 +37,7 @@ add_executable(kvferry
     cli_http.c
     cli_inspect.c
     cli_inspect_svg.c
+    cli_key.c
     cli_peers.c
     cli_plan.c
     cli_plan_store.c

@@ -35,13 +35,14 @@ struct cli_folders {
 
 /* Everything that can be said on the command line. */
 struct cli {
-    const char *socket;     /* of clients */
-    char admin_socket[108]; /* of the admin server */
+    const char *socket;     /* of clients, or the address of a daemon on another node */
+    char admin_socket[108]; /* of the admin server; "": the daemon is on another node */
     bool is_json;           /* -o json */
     const char *file;       /* NULL or "-": standard input or output */
     struct kvf_key key;     /* data NULL: none given */
     uint8_t key_bytes[KVF_KEY_BYTES_MAX];
     const char *label;
+    const char *tenant;         /* NULL: not said */
     const char *namespace_name; /* id in hexadecimal, or label */
     bool is_durable;
     bool is_no_write;
@@ -125,6 +126,7 @@ int cli_stat(const struct cli *cli);
 int cli_ls(const struct cli *cli);
 int cli_clients(const struct cli *cli);
 int cli_peers(const struct cli *cli);
+int cli_client_key(const struct cli *cli); /* asks nobody */
 int cli_verify(const struct cli *cli);
 int cli_evict(const struct cli *cli); /* by key: through the library; by namespace: admin */
 int cli_purge(const struct cli *cli);

@@ -18,6 +18,7 @@
 
 #include "base/clock.h"
 #include "client/cli.h"
+#include "client/tunnel.h"
 
 enum {
     TEXT_BYTES = 600,
@@ -89,7 +90,9 @@ static void look_at_socket(struct doctor *doctor)
     const char *path = doctor->cli->socket;
     struct stat st;
 
-    if (stat(path, &st) != 0) {
+    if (kvf_tunnel_is_address(path)) {
+        say(doctor, "socket", STATE_OK, "%s", path);
+    } else if (stat(path, &st) != 0) {
         say(doctor, "socket", STATE_WRONG, "%s: %s; start kvferryd, or name its socket by --socket",
             path, strerror(errno));
     } else if (!S_ISSOCK(st.st_mode)) {
@@ -129,9 +132,10 @@ static void look_at_attach(struct doctor *doctor)
     if (status != KVF_OK) {
         say(doctor, "attach", STATE_WRONG, "%s: %s%s", kvf_status_name(status),
             said[0] != '\0' ? said : kvf_status_text(status),
-            status == KVF_ERR_NO_DAEMON ? "; the socket is left from a kvferryd that has ended: "
-                                          "start it"
-                                        : "");
+            status == KVF_ERR_NO_DAEMON && !kvf_tunnel_is_address(doctor->cli->socket)
+                ? "; the socket is left from a kvferryd that has ended: "
+                  "start it"
+                : "");
         return;
     }
     for (int i = 0; i < PINGS && status == KVF_OK; i++) {

@@ -88,6 +88,13 @@ int cli_http_try(const struct cli *cli, const char *method, const char *path, js
     if (curl == NULL) {
         return failed(why, CLI_FAILED, "libcurl does not start");
     }
+    if (cli->admin_socket[0] == '\0') {
+        curl_easy_cleanup(curl);
+        return failed(why, CLI_USAGE,
+                      "this asks the daemon's admin socket, which is on its own node: run it there "
+                      "(%s is for put, get, evict --key, ping and bench)",
+                      cli->socket);
+    }
     snprintf(url, sizeof(url), "http://kvferryd%s", path);
     curl_easy_setopt(curl, CURLOPT_URL, url);
     curl_easy_setopt(curl, CURLOPT_UNIX_SOCKET_PATH, cli->admin_socket);

@@ -35,6 +35,7 @@
 #include "base/owner.h"
 #include "base/random.h"
 #include "client/stage_area.h"
+#include "client/tunnel.h"
 #include "codec/codec.h"
 #include "kvferry.h"
 #include "transport/proto.h"
@@ -105,6 +106,7 @@ struct kvf_session {
     enum kvf_session_state state;
     uint16_t epoch; /* not 0 */
     int socket_fd;
+    struct kvf_tunnel *tunnel;          /* to a daemon on another node; NULL: it is on this one */
     int wake_fd;                        /* eventfd: wakes the daemon */
     int ring_fd;                        /* only until both are sealed */
     int staging_fd;                     /* likewise */

@@ -123,6 +123,8 @@ static int piece_add(struct kvf_session *session, const struct kvf_wire_piece *m
 static void session_close_fds(struct kvf_session *session)
 {
     kvf_fd_close(&session->socket_fd);
+    kvf_tunnel_close(session->tunnel); /* whose end of the socket has hung up */
+    session->tunnel = NULL;
     kvf_fd_close(&session->wake_fd);
     kvf_fd_close(&session->ring_fd);
     kvf_fd_close(&session->staging_fd);
@@ -630,6 +632,10 @@ static int session_receive(struct kvf_client *client, struct kvf_session *sessio
         if (status == KVF_EMPTY) {
             return KVF_OK;
         }
+        if (status == KVF_ERR_DISCONNECTED && session->tunnel != NULL) {
+            snprintf(text, text_bytes, "%s", kvf_tunnel_why(session->tunnel));
+            return status;
+        }
         if (status != KVF_OK) {
             snprintf(text, text_bytes, "%s",
                      status == KVF_ERR_DISCONNECTED
@@ -657,13 +663,24 @@ static int session_receive(struct kvf_client *client, struct kvf_session *sessio
     return KVF_OK;
 }
 
+/* To the daemon of this node by its socket, or to another node's by its address. */
+static int connect_daemon(struct kvf_client *client, char *text, size_t text_bytes)
+{
+    struct kvf_session *session = client->session;
+
+    if (!kvf_tunnel_is_address(client->socket_path)) {
+        return kvf_seqpacket_connect(client->socket_path, 0, &session->socket_fd, text, text_bytes);
+    }
+    return kvf_tunnel_open(client->socket_path, &client->hello, client->attach_tries,
+                           &session->tunnel, &session->socket_fd, text, text_bytes);
+}
+
 static void attach_connect(struct kvf_client *client)
 {
     struct kvf_session *session = client->session;
     struct epoll_event event = {.events = EPOLLIN};
     char text[KVF_ERROR_TEXT_BYTES] = "";
-    int status = kvf_seqpacket_connect(client->socket_path, 0, &session->socket_fd, text,
-                                       sizeof(text));
+    int status = connect_daemon(client, text, sizeof(text));
 
     if (status == KVF_ERR_BUSY) {
         return; /* the deadline of the attach bounds these tries */

@@ -18,6 +18,7 @@
 #include "client/cli.h"
 #include "client/cost.h"
 #include "client/trace_file.h"
+#include "client/tunnel.h"
 
 #define SOCKET_DEFAULT "/run/kvferry/kvferryd.sock"
 
@@ -36,7 +37,9 @@ struct option_row {
 };
 
 static const struct option_row option_rows[] = {
-    {'s', "socket", "PATH", "the daemon's client socket ($KVFERRY_SOCKET, or " SOCKET_DEFAULT ")"},
+    {'s', "socket", "PATH",
+     "the daemon's client socket, or tcp://host:port?key=FILE ($KVFERRY_SOCKET, or " SOCKET_DEFAULT
+     ")"},
     {'a', "admin-socket", "PATH", "its admin socket (the client socket with .admin appended)"},
     {'o', "output", "text|json", "how to print; text may change, json only grows"},
     {'h', "help", NULL, "print this"},
@@ -95,6 +98,7 @@ static const struct option_row option_rows[] = {
     {'5', "query-heads", "N", "query heads of a layer (as K/V heads)"},
     {'6', "dim", "N", "elements of a head's vectors"},
     {'7', "ffn", "N", "width of the feed-forward part, of what a token goes through"},
+    {'9', "tenant", "NAME", "whose blocks the client may read (default)"},
     {'R', "rank", "N", "elements of a latent, at most (all that K and V follow from)"},
 };
 #define OPTION_ROWS (sizeof(option_rows) / sizeof(option_rows[0]))
@@ -134,6 +138,11 @@ static const struct command commands[] = {
     {"clients", "", "", 0, false, cli_clients, "list attached clients", "One a line."},
     {"peers", "", "", 0, false, cli_peers, "list linked daemons of other nodes",
      "One a line: those that this one asks for blocks, by address, and those that ask it."},
+    {"client-key", "FILE", "9", 1, true, cli_client_key,
+     "make the key of a tenant's clients on other nodes",
+     "FILE is the cluster_key of the daemons. Prints a line: who has it in a file can attach to "
+     "them "
+     "by\n--socket tcp://host:port?key=THAT_FILE as a client of the tenant, and do nothing else."},
     {"top", "", "cI", 0, false, cli_top, "show what the daemon does now, again and again",
      "On a terminal until q is typed, or --count looks; else one look, or --count of them one "
      "after "
@@ -487,6 +496,9 @@ static int take_measure_number(struct cli *cli, char letter, const char *text)
         return parse_real("top1", text, 1, &cli->top1);
     case 'B':
         return parse_real("target-bits", text, 16, &cli->target_bits);
+    case '9':
+        cli->tenant = text;
+        return CLI_OK;
     case 'R':
         return parse_count("rank", text, KVF_HEADS_MAX * KVF_DIM_MAX * 2, &cli->rank);
     case 'Q':
@@ -608,7 +620,7 @@ static int finish_arguments(struct cli *cli, const struct command *command, int 
     if (cli->socket == NULL) {
         cli->socket = SOCKET_DEFAULT;
     }
-    if (cli->admin_socket[0] == '\0') {
+    if (cli->admin_socket[0] == '\0' && !kvf_tunnel_is_address(cli->socket)) {
         length = snprintf(cli->admin_socket, sizeof(cli->admin_socket), "%s.admin", cli->socket);
         if (length < 0 || (size_t)length >= sizeof(cli->admin_socket)) {
             return cli_fail(CLI_USAGE, "--socket: longer than 101 characters; give --admin-socket");

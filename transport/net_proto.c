@@ -43,7 +43,12 @@ void kvf_net_peer_key(const uint8_t cluster_key[32], uint8_t key_out[32])
     kvf_key_derive(cluster_key, "peers", NULL, 0, key_out);
 }
 
-void kvf_net_session_key(const uint8_t peer_key[32], const uint8_t initiator_nonce[32],
+void kvf_net_client_key(const uint8_t cluster_key[32], const char *tenant, uint8_t key_out[32])
+{
+    kvf_key_derive(cluster_key, "remote client", tenant, strlen(tenant), key_out);
+}
+
+void kvf_net_session_key(const uint8_t greet_key[32], const uint8_t initiator_nonce[32],
                          const uint8_t acceptor_nonce[32], uint64_t initiator_incarnation,
                          uint64_t acceptor_incarnation, uint8_t key_out[32])
 {
@@ -53,7 +58,7 @@ void kvf_net_session_key(const uint8_t peer_key[32], const uint8_t initiator_non
     memcpy(context + 32, acceptor_nonce, KVF_NET_NONCE_BYTES);
     memcpy(context + 64, &initiator_incarnation, sizeof(uint64_t));
     memcpy(context + 72, &acceptor_incarnation, sizeof(uint64_t));
-    kvf_key_derive(peer_key, "link", context, sizeof(context), key_out);
+    kvf_key_derive(greet_key, "link", context, sizeof(context), key_out);
 }
 
 static void mac_of(const uint8_t key[32], const struct kvf_net_head *head, const void *body,
@@ -65,7 +70,7 @@ static void mac_of(const uint8_t key[32], const struct kvf_net_head *head, const
     memset(plain.mac, 0, sizeof(plain.mac));
     kvf_hasher_init(&hasher, key);
     kvf_hash_field(&hasher, &plain, sizeof(plain));
-    if (head->type != KVF_NET_PIECE) {
+    if (head->type != KVF_NET_PIECE && head->type != KVF_NET_STAGE) {
         kvf_hash_field(&hasher, body, head->body_bytes);
     }
     kvf_hasher_final(&hasher, mac_out);
@@ -127,6 +132,17 @@ static const struct rule rules[] = {
     [KVF_NET_EVENTS] = {FROM_ACCEPTOR, false, false, sizeof(struct kvf_net_blocks),
                         KVF_NET_BODY_BYTES_MAX},
     [KVF_NET_RESYNC] = {FROM_INITIATOR, false, false, 0, 0},
+    [KVF_NET_CLIENT] = {FROM_INITIATOR, false, false, sizeof(struct kvf_net_client),
+                        sizeof(struct kvf_net_client)},
+    [KVF_NET_CONTROL] = {FROM_BOTH, false, false, sizeof(struct kvf_wire_head),
+                         KVF_WIRE_MESSAGE_BYTES_MAX},
+    [KVF_NET_SUBMIT] = {FROM_INITIATOR, false, false, sizeof(struct kvf_shm_sqe),
+                        KVF_NET_SUBMIT_BYTES_MAX},
+    [KVF_NET_COMPLETE] = {FROM_ACCEPTOR, false, false, sizeof(struct kvf_shm_cqe),
+                          KVF_NET_CQES_MAX * sizeof(struct kvf_shm_cqe)},
+    [KVF_NET_STAGE] = {FROM_INITIATOR, false, true, 1, KVF_NET_PIECE_BYTES},
+    [KVF_NET_LANDED] = {FROM_ACCEPTOR, true, false, sizeof(struct kvf_net_status_body),
+                        sizeof(struct kvf_net_status_body)},
 };
 
 int kvf_net_head_check(const struct kvf_net_head *head, size_t data_bytes, bool from_acceptor,
@@ -176,8 +192,8 @@ static int check_blocks(const struct kvf_net_head *head, const void *body, const
         return kvf_proto_bad(why_out, "count of blocks");
     }
     if ((blocks.part & ~(head->type == KVF_NET_SNAPSHOT ? parts : 0)) != 0 ||
-        (blocks.index != 0 && (head->type == KVF_NET_EVENTS ||
-                               (blocks.part & KVF_NET_SNAPSHOT_FIRST) != 0))) {
+        (blocks.index != 0 &&
+         (head->type == KVF_NET_EVENTS || (blocks.part & KVF_NET_SNAPSHOT_FIRST) != 0))) {
         return kvf_proto_bad(why_out, "part");
     }
     for (uint32_t i = 0; i < blocks.count; i++) {
@@ -208,6 +224,26 @@ static int check_hello(const struct kvf_net_hello *hello, const char **why_out)
     return KVF_OK;
 }
 
+static int check_client(const struct kvf_net_client *client, const char **why_out)
+{
+    if (client->tenant[0] == '\0' || !kvf_proto_text_ok(client->tenant, sizeof(client->tenant))) {
+        return kvf_proto_bad(why_out, "tenant");
+    }
+    return check_hello(&client->hello, why_out);
+}
+
+/* Sizes; what a submission says is judged by whoever takes it from the ring. */
+static int check_submit(const struct kvf_net_head *head, const void *body, const char **why_out)
+{
+    struct kvf_shm_sqe sqe;
+
+    memcpy(&sqe, body, sizeof(sqe));
+    if (head->body_bytes != sizeof(sqe) + sqe.n_entries * sizeof(struct kvf_shm_key)) {
+        return kvf_proto_bad(why_out, "count of keys");
+    }
+    return KVF_OK;
+}
+
 static int check_welcome(const struct kvf_net_welcome *welcome, const char **why_out)
 {
     if (!kvf_proto_status_known(welcome->status) || welcome->reserved != 0 ||
@@ -225,6 +261,7 @@ int kvf_net_body_check(const struct kvf_net_head *head, const void *body, const 
 {
     union {
         struct kvf_net_hello hello;
+        struct kvf_net_client client;
         struct kvf_net_welcome welcome;
         struct kvf_net_fetch_body fetch;
         struct kvf_net_status_body status;
@@ -234,6 +271,15 @@ int kvf_net_body_check(const struct kvf_net_head *head, const void *body, const 
     case KVF_NET_HELLO:
         memcpy(&copy.hello, body, sizeof(copy.hello));
         return check_hello(&copy.hello, why_out);
+    case KVF_NET_CLIENT:
+        memcpy(&copy.client, body, sizeof(copy.client));
+        return check_client(&copy.client, why_out);
+    case KVF_NET_SUBMIT:
+        return check_submit(head, body, why_out);
+    case KVF_NET_COMPLETE:
+        return head->body_bytes % sizeof(struct kvf_shm_cqe) == 0
+                   ? KVF_OK
+                   : kvf_proto_bad(why_out, "count of completions");
     case KVF_NET_WELCOME:
         memcpy(&copy.welcome, body, sizeof(copy.welcome));
         return check_welcome(&copy.welcome, why_out);
@@ -247,6 +293,7 @@ int kvf_net_body_check(const struct kvf_net_head *head, const void *body, const 
         return KVF_OK;
     case KVF_NET_ANSWER:
     case KVF_NET_BYE:
+    case KVF_NET_LANDED:
         memcpy(&copy.status, body, sizeof(copy.status));
         if (!kvf_proto_status_known(copy.status.status) || copy.status.reserved != 0 ||
             (head->type == KVF_NET_ANSWER && copy.status.status == KVF_OK)) {

@@ -15,6 +15,11 @@
 
 #include "base/status.h"
 #include "transport/net_wire.h"
+#include "transport/proto.h"
+
+/* A submission and all its keys. */
+#define KVF_NET_SUBMIT_BYTES_MAX                                                                   \
+    (sizeof(struct kvf_shm_sqe) + KVF_SHM_REQUEST_ENTRIES_MAX * sizeof(struct kvf_shm_key))
 
 #define KVF_NET_REPLAY_WORDS 16 /* 64 times as many messages may overtake one */
 
@@ -30,8 +35,12 @@ uint64_t kvf_net_layout_fp(void);
 /* The key of HELLO and WELCOME, from the cluster's. */
 void kvf_net_peer_key(const uint8_t cluster_key[32], uint8_t key_out[32]);
 
-/* The key of one link, from that, the nonces and incarnations of both sides. */
-void kvf_net_session_key(const uint8_t peer_key[32], const uint8_t initiator_nonce[32],
+/* The key of a tenant's clients on other nodes, from the cluster's: it opens no other tenant and
+ * makes no peer. */
+void kvf_net_client_key(const uint8_t cluster_key[32], const char *tenant, uint8_t key_out[32]);
+
+/* The key of one link, from that of its HELLO, the nonces and incarnations of both sides. */
+void kvf_net_session_key(const uint8_t greet_key[32], const uint8_t initiator_nonce[32],
                          const uint8_t acceptor_nonce[32], uint64_t initiator_incarnation,
                          uint64_t acceptor_incarnation, uint8_t key_out[32]);
 

@@ -19,10 +19,28 @@
  *   RESYNC  send a new snapshot         ->
  *   HEARTBEAT, BYE                      <->
  *
+ * A client of another node has a link of its own, over which it speaks the protocol of clients of
+ * the node itself (proto_wire.h, proto_shm.h), with messages in the place of shared memory:
+ *
+ *   client                                  daemon
+ *   CLIENT  HELLO and a tenant          ->
+ *                                       <-  WELCOME
+ *   CONFIRM                             ->  the link is up
+ *   CONTROL one message of proto_wire.h <->
+ *   STAGE   bytes of staging memory     ->
+ *   SUBMIT  a submission and its keys   ->
+ *                                       <-  COMPLETE completions; a hit's record follows:
+ *                                       <-  PIECE    request is the lease of its completion
+ *                                       <-  LANDED   it was whole, or is not to be used
+ *   CREDIT  for more pieces             ->
+ *
+ * On such a link messages are taken in the order in which they were sent, by their numbers.
+ *
  * A message is an active message of UCX: struct kvf_net_head is its header, the body its data.
  * Little-endian; sizes are exact. The MAC covers the head (with the MAC itself taken as zero) and,
- * but for PIECE, the body: a record has checksums of its own. HELLO and WELCOME are under a key
- * made from the cluster's, all others under the session's.
+ * but for PIECE and STAGE, the body: a record has checksums of its own. HELLO and WELCOME are under
+ * a key made from the cluster's (of a client: from the cluster's and its tenant's name), all others
+ * under the session's.
  */
 #ifndef KVF_TRANSPORT_NET_WIRE_H
 #define KVF_TRANSPORT_NET_WIRE_H
@@ -42,6 +60,11 @@
 #define KVF_NET_PIECE_BYTES  (256u << 10) /* of a record, at most, in one PIECE */
 #define KVF_NET_WINDOW_BYTES (8u << 20)   /* of PIECEs that no CREDIT has been given for */
 #define KVF_NET_EVENTS_MAX   128          /* in one EVENTS or SNAPSHOT */
+#define KVF_NET_CQES_MAX     64           /* in one COMPLETE */
+
+/* request of the PIECEs of a profile's memory, which follow its CONTROL message; no lease has this
+ * number. */
+#define KVF_NET_PROFILE_REQUEST 1
 
 /* Above the types of the protocol between clients and daemon. */
 enum kvf_net_type {
@@ -58,6 +81,12 @@ enum kvf_net_type {
     KVF_NET_SNAPSHOT = 74,
     KVF_NET_EVENTS = 75,
     KVF_NET_RESYNC = 76,
+    KVF_NET_CLIENT = 77,
+    KVF_NET_CONTROL = 78,
+    KVF_NET_SUBMIT = 79,
+    KVF_NET_COMPLETE = 80,
+    KVF_NET_STAGE = 81,
+    KVF_NET_LANDED = 82,
 };
 
 enum kvf_net_head_flags {
@@ -71,9 +100,10 @@ struct kvf_net_head {
     uint16_t flags;       /* enum kvf_net_head_flags */
     uint64_t incarnation; /* of the sender: another one after each start */
     uint64_t sequence;    /* of the sender on this link, from 1; none comes twice */
-    uint64_t request;     /* FETCH, ANSWER, PIECE, CANCEL: the initiator's number; else 0 */
+    uint64_t request;     /* FETCH, ANSWER, PIECE, CANCEL: the initiator's number; PIECE, LANDED of
+                             a client's hit: the lease; else 0 */
     uint32_t body_bytes;
-    uint32_t offset; /* PIECE: in the record; CREDIT: bytes; else 0 */
+    uint32_t offset; /* PIECE: in the record; STAGE: in staging; CREDIT: bytes; else 0 */
     uint8_t mac[KVF_NET_MAC_BYTES];
 };
 
@@ -83,6 +113,11 @@ struct kvf_net_hello {
     uint64_t layout_fp;   /* of records and messages, net_proto.c */
     uint8_t nonce[KVF_NET_NONCE_BYTES];
     char name[KVF_NET_NAME_BYTES];
+};
+
+struct kvf_net_client {
+    struct kvf_net_hello hello;
+    char tenant[KVF_NET_NAME_BYTES]; /* whose key the client has */
 };
 
 struct kvf_net_welcome {
@@ -105,7 +140,7 @@ struct kvf_net_fetch_body {
     uint16_t reserved;
 };
 
-/* ANSWER, BYE */
+/* ANSWER, BYE, LANDED */
 struct kvf_net_status_body {
     int32_t status;
     uint32_t reserved;
@@ -144,6 +179,7 @@ struct kvf_net_blocks {
 static_assert(sizeof(struct kvf_net_head) == 64 && offsetof(struct kvf_net_head, mac) == 40,
               "layout of version 1");
 static_assert(sizeof(struct kvf_net_hello) == 112, "layout of version 1");
+static_assert(sizeof(struct kvf_net_client) == 176, "layout of version 1");
 static_assert(sizeof(struct kvf_net_welcome) == 280, "layout of version 1");
 static_assert(sizeof(struct kvf_net_fetch_body) == 40, "layout of version 1");
 static_assert(sizeof(struct kvf_net_status_body) == 8, "layout of version 1");

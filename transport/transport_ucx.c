@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,7 +63,9 @@ int kvf_net_connect(struct kvf_net *net, const struct kvf_net_address *addresses
     if (command.data == NULL) {
         return KVF_ERR_BUSY;
     }
-    memcpy(command.data, addresses, n * sizeof(*addresses));
+    if (n > 0) {
+        memcpy(command.data, addresses, n * sizeof(*addresses));
+    }
     status = give(net, &command);
     if (status != KVF_OK) {
         free(command.data);
@@ -158,6 +161,7 @@ bool kvf_net_poll(struct kvf_net *net, struct kvf_net_event *event_out)
         break;
     case KVF_NET_EVENT_LINK_UP:
     case KVF_NET_EVENT_LINK_DOWN:
+    case KVF_NET_EVENT_CLIENT:
         atomic_fetch_sub(&net->link_events, 1);
         break;
     }
@@ -213,9 +217,36 @@ static unsigned progress(struct kvf_net *net)
 
 static void tell_owner(struct kvf_net *net)
 {
-    if (net->has_news) {
+    if (net->has_news && net->config.wake != NULL) {
         net->has_news = false;
         net->config.wake(net->config.wake_ctx);
+    }
+}
+
+/* Whoever puts something into a client's rings from now on wakes this thread. False: somebody has.
+ */
+static bool clients_sleep(struct kvf_net *net)
+{
+    bool is_quiet = true;
+
+    if (net->config.tunnel != NULL) {
+        return net->config.tunnel->sleep(net->config.tunnel_ctx);
+    }
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX && is_quiet; i++) {
+        is_quiet = net->links[i].relay == NULL || kvf_relay_sleep(&net->links[i]);
+    }
+    return is_quiet;
+}
+
+static void clients_awake(struct kvf_net *net)
+{
+    if (net->config.tunnel != NULL) {
+        net->config.tunnel->awake(net->config.tunnel_ctx);
+    }
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        if (net->links[i].relay != NULL) {
+            kvf_relay_awake(&net->links[i]);
+        }
     }
 }
 
@@ -225,7 +256,7 @@ static void wait_for_something(struct kvf_net *net)
     ucs_status_t armed;
 
     (void)atomic_exchange(&net->is_sleeping, true);
-    if (kvf_ring_is_empty(&net->commands) && !atomic_load(&net->stop)) {
+    if (kvf_ring_is_empty(&net->commands) && !atomic_load(&net->stop) && clients_sleep(net)) {
         armed = net->ucx.ucp_worker_arm(net->worker);
         if (armed == UCS_OK) {
             (void)epoll_wait(net->epoll_fd, events, 2,
@@ -233,6 +264,8 @@ static void wait_for_something(struct kvf_net *net)
         }
     }
     atomic_store(&net->is_sleeping, false);
+    clients_awake(net);
+    net->has_slept = true;
 }
 
 static void *run(void *arg)
@@ -241,6 +274,9 @@ static void *run(void *arg)
     uint64_t busy_ns = 0;
 
     kvf_thread_run_soon();
+    if (net->config.tunnel != NULL) {
+        net->config.tunnel->begin(net->config.tunnel_ctx, net);
+    }
     while (!atomic_load(&net->stop)) {
         unsigned n = progress(net);
 
@@ -248,6 +284,10 @@ static void *run(void *arg)
         n += take_commands(net);
         n += kvf_link_turn(net);
         n += kvf_flow_turn(net);
+        if (net->config.tunnel != NULL) {
+            n += net->config.tunnel->turn(net->config.tunnel_ctx, net->now_ns, net->has_slept);
+        }
+        net->has_slept = false;
         tell_owner(net);
         if (n != 0) {
             busy_ns = net->now_ns;
@@ -428,6 +468,23 @@ static int open_tables(struct kvf_net *net)
     return status;
 }
 
+/* Signals are for the threads of whoever has the process. */
+static int start_thread(struct kvf_net *net, char *why, size_t why_bytes)
+{
+    sigset_t all, before;
+    int rc;
+
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    rc = pthread_create(&net->thread, NULL, run, net);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (rc != 0) {
+        (void)snprintf(why, why_bytes, "no thread can be started");
+        return KVF_ERR_NO_MEMORY;
+    }
+    return KVF_OK;
+}
+
 int kvf_net_open(const struct kvf_net_config *config, struct kvf_net **net_out, char *why,
                  size_t why_bytes)
 {
@@ -445,7 +502,11 @@ int kvf_net_open(const struct kvf_net_config *config, struct kvf_net **net_out, 
     net->stranger_log = (struct kvf_log_limit){.interval_ns = 10 * KVF_NS_PER_S, .burst_count = 3};
     net->layout_fp = kvf_net_layout_fp();
     net->now_ns = kvf_now_ns();
-    kvf_net_peer_key(config->cluster_key, net->peer_key);
+    if (config->tenant[0] != '\0') {
+        memcpy(net->peer_key, config->cluster_key, sizeof(net->peer_key));
+    } else {
+        kvf_net_peer_key(config->cluster_key, net->peer_key);
+    }
     for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
         net->links[i].net = net;
     }
@@ -462,9 +523,8 @@ int kvf_net_open(const struct kvf_net_config *config, struct kvf_net **net_out, 
     if (status == KVF_OK) {
         status = open_listener(net, why, why_bytes);
     }
-    if (status == KVF_OK && pthread_create(&net->thread, NULL, run, net) != 0) {
-        (void)snprintf(why, why_bytes, "no thread can be started");
-        status = KVF_ERR_NO_MEMORY;
+    if (status == KVF_OK) {
+        status = start_thread(net, why, why_bytes);
     }
     if (status != KVF_OK) {
         kvf_net_close(net);
@@ -490,6 +550,9 @@ static void drop_queues(struct kvf_net *net)
     }
     while (net->events.entries != NULL && kvf_ring_pop(&net->events, &event)) {
         free(event.body);
+        if (event.kind == KVF_NET_EVENT_CLIENT) {
+            kvf_fd_close(&event.fd);
+        }
     }
     for (uint32_t i = 0; i < net->sends.count; i++) {
         struct kvf_link_send *send = kvf_pool_at(&net->sends, i);

@@ -16,6 +16,9 @@
  *                                    <-    SERVE_DONE: the memory is not read any more
  *   kvf_net_send     of the stream   ->    <-    MESSAGE
  *
+ *                                    <-    CLIENT: a client of another node; the descriptor is
+ *                                          the other end of what speaks for it
+ *
  * Memory given to a fetch or serve is not touched any more once its DONE has been taken. A fetch
  * ends within its deadline whatever the peer does. Bytes that came are not judged here.
  */
@@ -33,6 +36,8 @@
 enum kvf_net_limits {
     KVF_NET_PEERS_MAX = 32,    /* addresses to connect to */
     KVF_NET_LINKS_MAX = 64,    /* in both directions */
+    KVF_NET_CLIENTS_MAX = 32,  /* of them clients' of other nodes */
+    KVF_NET_STRANGERS_MAX = 8, /* of them that have not said under a key who they are */
     KVF_NET_FETCHES_MAX = 512, /* on their way */
     KVF_NET_SERVES_MAX = 512,
     KVF_NET_UPCALLS_MAX = 1024, /* SERVE and MESSAGE that nobody has taken */
@@ -48,15 +53,29 @@ struct kvf_net_address {
     socklen_t bytes;
 };
 
+/* The client's end of a link of its own: what it does on the network's thread. */
+struct kvf_net_tunnel_ops {
+    void (*begin)(void *ctx, struct kvf_net *net); /* once, first: kvf_net_connect and watches */
+    void (*up)(void *ctx);
+    void (*message)(void *ctx, const struct kvf_net_head *head, const void *body); /* judged */
+    void (*down)(void *ctx, int status, const char *why);                          /* for good */
+    unsigned (*turn)(void *ctx, uint64_t now_ns, bool has_slept);
+    bool (*sleep)(void *ctx); /* false: there is something to do */
+    void (*awake)(void *ctx);
+};
+
 struct kvf_net_config {
-    uint8_t cluster_key[32];
+    uint8_t cluster_key[32];                 /* of a client: its tenant's */
+    char tenant[KVF_NET_NAME_BYTES];         /* "": this is a daemon */
+    const struct kvf_net_tunnel_ops *tunnel; /* a client's */
+    void *tunnel_ctx;
     uint64_t incarnation; /* of this daemon, not 0 */
     char name[KVF_NET_NAME_BYTES];
     struct kvf_net_address listen; /* bytes 0: nobody can connect */
     uint64_t heartbeat_ns;
     uint64_t silence_ns; /* a link on which nothing comes for so long is down */
     uint64_t retry_ns;   /* first pause before an address is tried again; doubles up to 16 times */
-    void (*wake)(void *ctx); /* any thread: there is an event */
+    void (*wake)(void *ctx); /* any thread: there is an event; NULL: a client */
     void *wake_ctx;
 };
 
@@ -86,6 +105,7 @@ struct kvf_net_serve {
     uint32_t sent_bytes;        /* for the network's thread */
     uint32_t sends;             /* the same */
     bool is_over;               /* the same */
+    bool is_relayed;            /* the same: for a client of another node */
     struct kvf_net_serve *next; /* the same */
 };
 
@@ -96,6 +116,7 @@ enum kvf_net_event_kind {
     KVF_NET_EVENT_SERVE = 4,
     KVF_NET_EVENT_SERVE_DONE = 5,
     KVF_NET_EVENT_MESSAGE = 6,
+    KVF_NET_EVENT_CLIENT = 7,
 };
 
 struct kvf_net_event {
@@ -105,14 +126,15 @@ struct kvf_net_event {
     uint16_t shard;        /* SERVE */
     uint32_t body_bytes;   /* MESSAGE */
     uint32_t record_bytes; /* SERVE */
+    int fd;                /* CLIENT: the taker's to close */
     kvf_net_link link;
     uint64_t request;     /* SERVE */
-    uint64_t incarnation; /* LINK_UP: the peer's */
+    uint64_t incarnation; /* LINK_UP: the peer's; CLIENT: a number of its process */
     struct kvf_net_fetch *fetch;
     struct kvf_net_serve *serve;
     uint8_t key_id[32];            /* SERVE */
     void *body;                    /* MESSAGE: judged; the taker gives it back to free() */
-    char name[KVF_NET_NAME_BYTES]; /* LINK_UP: the peer's */
+    char name[KVF_NET_NAME_BYTES]; /* LINK_UP: the peer's; CLIENT: its tenant's */
     char address[64];              /* LINK_UP of an initiator: where it is */
 };
 
@@ -137,6 +159,19 @@ uint16_t kvf_net_port(const struct kvf_net *net);
 /* "UCX 1.13.1, tcp" and the like. */
 const char *kvf_net_about(const struct kvf_net *net);
 void kvf_net_stat(const struct kvf_net *net, struct kvf_net_stat *stat_out);
+
+/* The next three: a tunnel's, inside of its calls. */
+
+/* Send a message on the client's link. is_kept: the body lives until the link is down or the daemon
+ * has answered; else it is copied. False: the link is broken. */
+bool kvf_net_tunnel_send(struct kvf_net *net, enum kvf_net_type type, uint64_t request,
+                         uint32_t offset, const void *body, uint32_t body_bytes, bool is_kept);
+/* Is there room for one more message now? */
+bool kvf_net_tunnel_room(const struct kvf_net *net);
+/* End it. */
+void kvf_net_tunnel_break(struct kvf_net *net, int status, const char *why);
+/* Wake the thread when a descriptor becomes readable. */
+int kvf_net_watch(struct kvf_net *net, int fd, bool is_edge_triggered);
 
 /* All below: the owner only. KVF_OK; KVF_ERR_BUSY: a queue is full, nothing has happened. */
 

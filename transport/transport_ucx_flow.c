@@ -12,6 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Messages of a client that wait for an earlier one. */
+#define HELD_MAX       1024u
+#define HELD_BYTES_MAX (2u * KVF_NET_WINDOW_BYTES)
+
 /* ----------------------------------------------------------------------------------------------
  * Fetching
  */
@@ -56,23 +60,28 @@ void kvf_flow_fetch(struct kvf_net *net, struct kvf_net_fetch *fetch)
     (void)kvf_link_send(link, KVF_NET_FETCH, fetch->request, 0, &body, sizeof(body));
 }
 
+bool kvf_flow_owe(struct kvf_link *link, uint32_t bytes)
+{
+    link->owed_bytes += bytes;
+    if (link->owed_bytes > KVF_NET_WINDOW_BYTES) {
+        kvf_link_offend(link, "pieces without credit");
+        return false;
+    }
+    if (link->owed_bytes >= KVF_NET_WINDOW_BYTES / 4) {
+        uint32_t owed = link->owed_bytes;
+
+        link->owed_bytes = 0;
+        (void)kvf_link_send(link, KVF_NET_CREDIT, 0, owed, NULL, 0);
+    }
+    return true;
+}
+
 static void on_piece(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
 {
     struct kvf_net *net = link->net;
     struct kvf_net_fetch *fetch = fetch_find(net, head->request, kvf_link_id(link));
 
-    link->owed_bytes += head->body_bytes;
-    if (link->owed_bytes > KVF_NET_WINDOW_BYTES) {
-        kvf_link_offend(link, "pieces without credit");
-        return;
-    }
-    if (link->owed_bytes >= KVF_NET_WINDOW_BYTES / 4) {
-        uint32_t bytes = link->owed_bytes;
-
-        link->owed_bytes = 0;
-        (void)kvf_link_send(link, KVF_NET_CREDIT, 0, bytes, NULL, 0);
-    }
-    if (fetch == NULL) {
+    if (!kvf_flow_owe(link, head->body_bytes) || fetch == NULL) {
         return; /* nobody waits for it any more */
     }
     if (head->offset > fetch->record_bytes ||
@@ -129,6 +138,10 @@ static void serve_over(struct kvf_net *net, struct kvf_net_serve *serve)
     struct kvf_net_event event = {
         .kind = KVF_NET_EVENT_SERVE_DONE, .link = serve->link, .serve = serve};
 
+    if (serve->is_relayed) {
+        kvf_relay_served(serve);
+        return;
+    }
     kvf_net_emit(net, &event);
 }
 
@@ -154,14 +167,25 @@ static void on_fetch(struct kvf_link *link, const struct kvf_net_head *head, con
     }
 }
 
-void kvf_flow_serve(struct kvf_net *net, struct kvf_net_serve *serve)
+void kvf_flow_serve_begin(struct kvf_link *link, struct kvf_net_serve *serve)
 {
-    struct kvf_link *link = kvf_link_find(net, serve->link);
-
     serve->sent_bytes = 0;
     serve->sends = 0;
     serve->is_over = false;
     serve->next = NULL;
+    if (link->serves == NULL) {
+        link->serves = serve;
+    } else {
+        link->serves_tail->next = serve;
+    }
+    link->serves_tail = serve;
+}
+
+void kvf_flow_serve(struct kvf_net *net, struct kvf_net_serve *serve)
+{
+    struct kvf_link *link = kvf_link_find(net, serve->link);
+
+    serve->is_relayed = false;
     if (link == NULL || serve->status != KVF_OK) {
         if (link != NULL) {
             answer(link, serve->request, serve->status);
@@ -169,12 +193,7 @@ void kvf_flow_serve(struct kvf_net *net, struct kvf_net_serve *serve)
         serve_over(net, serve);
         return;
     }
-    if (link->serves == NULL) {
-        link->serves = serve;
-    } else {
-        link->serves_tail->next = serve;
-    }
-    link->serves_tail = serve;
+    kvf_flow_serve_begin(link, serve);
 }
 
 /* Take it off the link's list; its memory is free when the last send is over. */
@@ -256,7 +275,7 @@ void kvf_flow_sent(struct kvf_link_send *send)
 {
     struct kvf_net *net = send->link->net;
 
-    if (send->owned != NULL) {
+    if (send->is_stream) {
         atomic_fetch_sub(&net->stream_sends[send->link - net->links], 1);
     }
     if (send->serve != NULL) {
@@ -281,6 +300,7 @@ void kvf_flow_stream(struct kvf_net *net, const struct kvf_net_command *command)
         return;
     }
     send->owned = command->data;
+    send->is_stream = true;
     (void)kvf_link_send_body(link, send, command->type, 0, 0, command->data, command->n);
 }
 
@@ -306,8 +326,105 @@ static void on_stream(struct kvf_link *link, const struct kvf_net_head *head, co
 /* ----------------------------------------------------------------------------------------------
  * All of it
  */
+
+/* Of a client, at either end, in its turn. */
+static void client_message(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
+{
+    const struct kvf_net_config *config = &link->net->config;
+
+    switch (head->type) {
+    case KVF_NET_CONTROL:
+    case KVF_NET_SUBMIT:
+    case KVF_NET_STAGE:
+    case KVF_NET_COMPLETE:
+    case KVF_NET_LANDED:
+        break;
+    case KVF_NET_PIECE:
+        if (!kvf_flow_owe(link, head->body_bytes)) {
+            return;
+        }
+        atomic_fetch_add(&link->net->received_bytes, head->body_bytes);
+        break;
+    case KVF_NET_CREDIT:
+        on_credit(link, head);
+        return;
+    case KVF_NET_BYE:
+        kvf_link_break(link, KVF_ERR_DISCONNECTED, "it says goodbye");
+        return;
+    case KVF_NET_HEARTBEAT:
+    case KVF_NET_CONFIRM:
+        return;
+    default:
+        kvf_link_offend(link, "a message between nodes on a client's link");
+        return;
+    }
+    if (link->is_initiator) {
+        config->tunnel->message(config->tunnel_ctx, head, body);
+    } else {
+        kvf_relay_message(link, head, body);
+    }
+}
+
+/* UCX delivers every message once, but one may overtake others that were sent in pieces. */
+static void hold(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
+{
+    struct kvf_link_held **at = &link->held;
+    struct kvf_link_held *held;
+
+    if (link->held_bytes + head->body_bytes > HELD_BYTES_MAX || link->n_held == HELD_MAX) {
+        kvf_link_offend(link, "too many messages before an earlier one");
+        return;
+    }
+    held = malloc(sizeof(*held) + head->body_bytes);
+    if (held == NULL) {
+        kvf_link_break(link, KVF_ERR_NO_MEMORY, "no memory for messages that came early");
+        return;
+    }
+    held->head = *head;
+    if (head->body_bytes > 0) {
+        memcpy(held->body, body, head->body_bytes);
+    }
+    while (*at != NULL && (*at)->head.sequence < head->sequence) {
+        at = &(*at)->next;
+    }
+    held->next = *at;
+    *at = held;
+    link->n_held++;
+    link->held_bytes += head->body_bytes;
+}
+
+static void unhold(struct kvf_link *link)
+{
+    struct kvf_link_held *held = link->held;
+
+    link->held = held->next;
+    link->n_held--;
+    link->held_bytes -= held->head.body_bytes;
+    free(held);
+}
+
+static void client_order(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
+{
+    if (head->sequence != link->sequence_come + 1) {
+        hold(link, head, body);
+        return;
+    }
+    link->sequence_come++;
+    client_message(link, head, body);
+    while (link->held != NULL && link->held->head.sequence == link->sequence_come + 1 &&
+           !link->is_broken) {
+        link->sequence_come++;
+        client_message(link, &link->held->head, link->held->body);
+        unhold(link);
+    }
+}
+
 void kvf_flow_message(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
 {
+    if (link->is_client) {
+        client_order(link, head, body);
+        return;
+    }
     switch (head->type) {
     case KVF_NET_FETCH:
         on_fetch(link, head, body);
@@ -332,8 +449,12 @@ void kvf_flow_message(struct kvf_link *link, const struct kvf_net_head *head, co
     case KVF_NET_BYE:
         kvf_link_break(link, KVF_ERR_DISCONNECTED, "it says goodbye");
         break;
+    case KVF_NET_HEARTBEAT:
+    case KVF_NET_CONFIRM:
+        break; /* that they came is all they say */
     default:
-        break; /* HEARTBEAT, CONFIRM: that they came is all they say */
+        kvf_link_offend(link, "a message of a client on a link between nodes");
+        break;
     }
 }
 
@@ -349,6 +470,9 @@ void kvf_flow_end(struct kvf_link *link)
     }
     while (link->serves != NULL) {
         serve_leave(link, link->serves);
+    }
+    while (link->held != NULL) {
+        unhold(link);
     }
 }
 

@@ -5,6 +5,8 @@
  *   transport_ucx.c        the thread, its queues, opening and closing
  *   transport_ucx_link.c   links: connect, accept, handshake, liveness, close
  *   transport_ucx_flow.c   messages of links that are up: records and their credit, the stream
+ *   transport_ucx_relay.c  clients of other nodes: what speaks for them to the daemon
+ *   transport_ucx_tunnel.c a client's own end, as far as it is the network's
  *
  * Everything here is the thread's but for what is marked otherwise.
  */
@@ -25,7 +27,8 @@
 
 enum kvf_net_inner_limits {
     KVF_NET_SENDS_MAX = 2048,      /* messages that UCX has not taken yet */
-    KVF_NET_LINK_SENDS_MAX = 64,   /* of them PIECEs of one link */
+    KVF_NET_LINK_SENDS_MAX = 64,   /* of them PIECEs and STAGEs of one link */
+    KVF_NET_RELAY_SENDS_MAX = 128, /* of them of a client's link, before it waits */
     KVF_NET_STREAM_SENDS_MAX = 16, /* of them of one link's stream */
     KVF_NET_REQUESTS_MAX = 8,      /* connections that have come and are not links yet */
     KVF_NET_LINK_EVENTS_MAX = 4 * KVF_NET_LINKS_MAX,
@@ -53,6 +56,12 @@ struct kvf_link_peer {
     char text[64]; /* the address */
 };
 
+struct kvf_link_held {
+    struct kvf_link_held *next;
+    struct kvf_net_head head;
+    uint8_t body[];
+};
+
 struct kvf_link {
     struct kvf_net *net;
     uint8_t state; /* enum kvf_link_state */
@@ -60,6 +69,7 @@ struct kvf_link {
     bool is_initiator;
     bool is_broken;  /* to be closed at the next safe place: never inside of a callback */
     bool is_refused; /* WELCOME says no; closed a moment later */
+    bool is_client;  /* a client of another node, or of this process */
     bool owes_up, owes_down;
     int32_t status; /* why it is broken */
     uint32_t generation;
@@ -70,15 +80,21 @@ struct kvf_link {
     ucs_status_ptr_t closing;
     uint64_t incarnation; /* the other side's */
     uint64_t sequence;
+    uint64_t sequence_come;     /* client: of the last message that was taken */
+    struct kvf_link_held *held; /* client: came early, by sequence */
+    uint32_t n_held, held_bytes;
     uint64_t begun_ns, came_ns, sent_ns;
     uint64_t end_ns; /* refused: when it is closed */
     struct kvf_net_replay replay;
     uint8_t nonce[KVF_NET_NONCE_BYTES];
+    uint8_t greet_key[32]; /* of HELLO, CLIENT and WELCOME */
     uint8_t key[32];
-    uint32_t credit_bytes; /* acceptor: of PIECEs that may go out */
-    uint32_t owed_bytes;   /* initiator: of PIECEs that came and no CREDIT has gone out for */
+    struct kvf_relay *relay; /* acceptor of a client */
+    uint32_t credit_bytes;   /* acceptor: of PIECEs that may go out */
+    uint32_t owed_bytes;     /* initiator: of PIECEs that came and no CREDIT has gone out for */
     struct kvf_net_serve *serves, *serves_tail;
     char name[KVF_NET_NAME_BYTES];
+    char tenant[KVF_NET_NAME_BYTES]; /* of a client */
     char why[160];
 };
 
@@ -86,7 +102,8 @@ struct kvf_link {
 struct kvf_link_send {
     struct kvf_net_head head;
     uint8_t body[sizeof(struct kvf_net_welcome)];
-    void *owned; /* body of the stream, to be freed */
+    void *owned; /* body, to be freed */
+    bool is_stream;
     struct kvf_link *link;
     uint32_t generation; /* of the link */
     struct kvf_net_serve *serve;
@@ -130,6 +147,7 @@ struct kvf_net {
 
     struct kvf_ring commands;                         /* from the owner */
     struct kvf_ring events;                           /* to the owner */
+    bool has_slept;                                   /* since the last turn */
     bool has_news;                                    /* events since the owner was woken */
     uint32_t fetches_count, serves_count;             /* the owner's: not yet DONE */
     _Atomic uint32_t upcalls, link_events;            /* in events, not yet taken */
@@ -170,6 +188,12 @@ void kvf_link_break(struct kvf_link *link, int status, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* The same because the peer has broken the protocol. */
 void kvf_link_offend(struct kvf_link *link, const char *why);
+/* Say something about a link, if this is a daemon. */
+void kvf_link_log(const struct kvf_link *link, int level, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Send a copy of a body of any length. False: the link is broken. */
+bool kvf_link_send_copy(struct kvf_link *link, enum kvf_net_type type, uint64_t request,
+                        uint32_t offset, const void *body, uint32_t body_bytes);
 /* Send a message of body_bytes, at most what a send has room for. False: the link is broken. */
 bool kvf_link_send(struct kvf_link *link, enum kvf_net_type type, uint64_t request, uint32_t offset,
                    const void *body, uint32_t body_bytes);
@@ -197,5 +221,23 @@ void kvf_flow_sent(struct kvf_link_send *send);
 void kvf_flow_end(struct kvf_link *link);
 /* Pieces out, deadlines. Returns how much was done. */
 unsigned kvf_flow_turn(struct kvf_net *net);
+/* A record goes out on a link that is up. */
+void kvf_flow_serve_begin(struct kvf_link *link, struct kvf_net_serve *serve);
+/* Piece received: give credit for it, sooner or later. False: it came without credit. */
+bool kvf_flow_owe(struct kvf_link *link, uint32_t bytes);
+
+/* transport_ucx_relay.c */
+/* A client's link is up: KVF_OK, or why it cannot be. */
+int kvf_relay_open(struct kvf_link *link, const char *tenant);
+void kvf_relay_message(struct kvf_link *link, const struct kvf_net_head *head, const void *body);
+/* A serve of a client's is over. */
+void kvf_relay_served(struct kvf_net_serve *serve);
+unsigned kvf_relay_turn(struct kvf_link *link, bool has_slept);
+bool kvf_relay_sleep(struct kvf_link *link);
+void kvf_relay_awake(struct kvf_link *link);
+/* The link is down. */
+void kvf_relay_end(struct kvf_link *link);
+/* Nothing of it is being sent any more. */
+void kvf_relay_free(struct kvf_link *link);
 
 #endif /* KVF_TRANSPORT_TRANSPORT_UCX_INTERNAL_H */

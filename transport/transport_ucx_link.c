@@ -66,6 +66,20 @@ void kvf_link_offend(struct kvf_link *link, const char *why)
     kvf_link_break(link, KVF_ERR_PROTOCOL, "it broke the protocol: %s", why);
 }
 
+void kvf_link_log(const struct kvf_link *link, int level, const char *fmt, ...)
+{
+    char line[KVF_LOG_LINE_BYTES];
+    va_list args;
+
+    if (link->net->config.tenant[0] != '\0') {
+        return; /* what a client has to say, it says itself */
+    }
+    va_start(args, fmt);
+    (void)vsnprintf(line, sizeof(line), fmt, args);
+    va_end(args);
+    kvf_log(level, "%s", line);
+}
+
 static struct kvf_link *link_new(struct kvf_net *net)
 {
     for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
@@ -74,6 +88,7 @@ static struct kvf_link *link_new(struct kvf_net *net)
         if (link->state == KVF_LINK_FREE) {
             memset(link, 0, sizeof(*link));
             link->net = net;
+            memcpy(link->greet_key, net->peer_key, sizeof(link->greet_key));
             link->generation = ++net->generations;
             link->begun_ns = net->now_ns;
             link->came_ns = net->now_ns;
@@ -94,7 +109,7 @@ static void send_over(struct kvf_link_send *send, ucs_status_t status)
     struct kvf_link *link = send->link;
 
     link->sends--;
-    link->piece_sends -= send->head.type == KVF_NET_PIECE;
+    link->piece_sends -= send->head.type == KVF_NET_PIECE || send->head.type == KVF_NET_STAGE;
     if (status != UCS_OK) {
         kvf_link_break(link, KVF_ERR_DISCONNECTED, "%s", link->net->ucx.ucs_status_string(status));
     }
@@ -116,7 +131,7 @@ bool kvf_link_send_body(struct kvf_link *link, struct kvf_link_send *send, enum 
                         uint64_t request, uint32_t offset, const void *body, uint32_t body_bytes)
 {
     struct kvf_net *net = link->net;
-    bool greets = type == KVF_NET_HELLO || type == KVF_NET_WELCOME;
+    bool greets = type == KVF_NET_HELLO || type == KVF_NET_CLIENT || type == KVF_NET_WELCOME;
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS |
                         UCP_OP_ATTR_FIELD_USER_DATA,
@@ -139,9 +154,9 @@ bool kvf_link_send_body(struct kvf_link *link, struct kvf_link_send *send, enum 
         .body_bytes = body_bytes,
         .offset = offset,
     };
-    kvf_net_seal(greets ? net->peer_key : link->key, &send->head, body);
+    kvf_net_seal(greets ? link->greet_key : link->key, &send->head, body);
     link->sends++;
-    link->piece_sends += type == KVF_NET_PIECE;
+    link->piece_sends += type == KVF_NET_PIECE || type == KVF_NET_STAGE;
     link->sent_ns = net->now_ns;
     sent = net->ucx.ucp_am_send_nbx(link->ep, KVF_NET_AM_ID, &send->head, sizeof(send->head), body,
                                     body_bytes, &param);
@@ -169,6 +184,32 @@ bool kvf_link_send(struct kvf_link *link, enum kvf_net_type type, uint64_t reque
         memcpy(send->body, body, body_bytes);
     }
     return kvf_link_send_body(link, send, type, request, offset, send->body, body_bytes);
+}
+
+bool kvf_link_send_copy(struct kvf_link *link, enum kvf_net_type type, uint64_t request,
+                        uint32_t offset, const void *body, uint32_t body_bytes)
+{
+    struct kvf_link_send *send;
+
+    if (body_bytes <= sizeof(send->body)) {
+        return kvf_link_send(link, type, request, offset, body, body_bytes);
+    }
+    if (link->is_broken || link->ep == NULL) {
+        return false;
+    }
+    send = kvf_pool_get(&link->net->sends);
+    if (send != NULL) {
+        send->owned = malloc(body_bytes);
+    }
+    if (send == NULL || send->owned == NULL) {
+        if (send != NULL) {
+            kvf_pool_put(&link->net->sends, send);
+        }
+        kvf_link_break(link, KVF_ERR_BUSY, "too many messages wait to be sent");
+        return false;
+    }
+    memcpy(send->owned, body, body_bytes);
+    return kvf_link_send_body(link, send, type, request, offset, send->owned, body_bytes);
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -199,9 +240,29 @@ static void tell(struct kvf_link *link)
     kvf_net_emit(net, &event);
 }
 
+/* Nobody but the client's own calls, or what speaks for it, hears of such a link. */
+static void client_up(struct kvf_link *link)
+{
+    struct kvf_net *net = link->net;
+
+    link->sequence_come = 1; /* HELLO or WELCOME */
+    if (link->is_initiator) {
+        net->config.tunnel->up(net->config.tunnel_ctx);
+    } else if (kvf_relay_open(link, link->tenant) != KVF_OK) {
+        kvf_link_break(link, KVF_ERR_BUSY, "no memory or descriptors for one more client");
+    } else {
+        kvf_log(KVF_LOG_INFO, "peers: client %s of tenant %s has linked with this node", link->name,
+                link->tenant);
+    }
+}
+
 static void become_up(struct kvf_link *link)
 {
     link->state = KVF_LINK_UP;
+    if (link->is_client) {
+        client_up(link);
+        return;
+    }
     link->owes_up = true;
     if (link->is_initiator) {
         struct kvf_link_peer *peer = &link->net->peers[link->peer];
@@ -220,6 +281,7 @@ static void become_up(struct kvf_link *link)
 static void send_hello(struct kvf_link *link)
 {
     struct kvf_net *net = link->net;
+    struct kvf_net_client client = {0};
     struct kvf_net_hello hello = {.version_min = KVF_NET_VERSION_MIN,
                                   .version_max = KVF_NET_VERSION_MAX,
                                   .ucx_version = net->ucx.major << 16 | net->ucx.minor << 8 |
@@ -229,7 +291,13 @@ static void send_hello(struct kvf_link *link)
     kvf_env_random_fill(&net->env, link->nonce, sizeof(link->nonce));
     memcpy(hello.nonce, link->nonce, sizeof(hello.nonce));
     memcpy(hello.name, net->config.name, sizeof(hello.name));
-    (void)kvf_link_send(link, KVF_NET_HELLO, 0, 0, &hello, sizeof(hello));
+    if (!link->is_client) {
+        (void)kvf_link_send(link, KVF_NET_HELLO, 0, 0, &hello, sizeof(hello));
+        return;
+    }
+    client.hello = hello;
+    memcpy(client.tenant, net->config.tenant, sizeof(client.tenant));
+    (void)kvf_link_send(link, KVF_NET_CLIENT, 0, 0, &client, sizeof(client));
 }
 
 /* Answer a HELLO. status KVF_OK: the link goes on with CONFIRM; else it ends when that has gone. */
@@ -247,7 +315,7 @@ static void send_welcome(struct kvf_link *link, const struct kvf_net_hello *hell
     memcpy(welcome.hello_nonce, hello->nonce, sizeof(welcome.hello_nonce));
     memcpy(welcome.name, net->config.name, sizeof(welcome.name));
     (void)snprintf(welcome.text, sizeof(welcome.text), "%s", text);
-    kvf_net_session_key(net->peer_key, hello->nonce, welcome.nonce, link->incarnation,
+    kvf_net_session_key(link->greet_key, hello->nonce, welcome.nonce, link->incarnation,
                         net->config.incarnation, link->key);
     if (status == KVF_OK) {
         link->state = KVF_LINK_WELCOMED;
@@ -259,17 +327,35 @@ static void send_welcome(struct kvf_link *link, const struct kvf_net_hello *hell
     (void)kvf_link_send(link, KVF_NET_WELCOME, 0, 0, &welcome, sizeof(welcome));
 }
 
+/* As many as may be? Also those that have been welcomed and have not confirmed it. */
+static bool is_full_of_clients(const struct kvf_net *net)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        n += net->links[i].state != KVF_LINK_FREE && net->links[i].is_client;
+    }
+    return n > KVF_NET_CLIENTS_MAX;
+}
+
+/* is_sealed: the whole message, of which hello is the beginning. */
 static void on_hello(struct kvf_link *link, const struct kvf_net_head *head,
-                     const struct kvf_net_hello *hello)
+                     const struct kvf_net_hello *hello, bool is_sealed)
 {
     struct kvf_net *net = link->net;
     uint64_t suppressed;
     const char *text = "";
     int status = KVF_OK;
 
-    if (!kvf_net_is_sealed(net->peer_key, head, hello)) {
+    if (!is_sealed && link->is_client) {
+        status = KVF_ERR_REFUSED;
+        text = "its key is not of this cluster and tenant; make one by kvferry client-key";
+    } else if (!is_sealed) {
         status = KVF_ERR_REFUSED;
         text = "it has another cluster key; give all nodes the same cluster_key file";
+    } else if (link->is_client && is_full_of_clients(net)) {
+        status = KVF_ERR_BUSY;
+        text = "this node has as many clients of other nodes as it takes; use another node";
     } else if (head->incarnation == net->config.incarnation) {
         status = KVF_EXISTS;
         text = "this is the node itself";
@@ -287,8 +373,8 @@ static void on_hello(struct kvf_link *link, const struct kvf_net_head *head,
                                                                  : KVF_NET_VERSION_MAX;
     }
     if (status < 0 && kvf_log_limit_allow(&net->stranger_log, net->now_ns, &suppressed)) {
-        kvf_log(KVF_LOG_WARNING, "peers: a node that calls itself '%s' is refused: %s", hello->name,
-                text);
+        kvf_log(KVF_LOG_WARNING, "peers: a %s that calls itself '%s' is refused: %s",
+                link->is_client ? "client" : "node", hello->name, text);
     }
     send_welcome(link, hello, status, text);
 }
@@ -312,11 +398,15 @@ static void on_welcome(struct kvf_link *link, const struct kvf_net_head *head,
 {
     struct kvf_net *net = link->net;
 
-    if (!kvf_net_is_sealed(net->peer_key, head, welcome)) {
+    if (!kvf_net_is_sealed(link->greet_key, head, welcome)) {
         /* whoever answers, it is nobody to talk with */
         atomic_fetch_add(&net->refused, 1);
-        kvf_link_break(link, KVF_ERR_REFUSED,
-                       "it has another cluster key; give all nodes the same cluster_key file");
+        kvf_link_break(link, KVF_ERR_REFUSED, "%s",
+                       link->is_client
+                           ? "the key file is not of its cluster and tenant; make one by kvferry "
+                             "client-key"
+                           : "it has another cluster key; give all nodes the same cluster_key "
+                             "file");
         return;
     }
     if (memcmp(welcome->hello_nonce, link->nonce, sizeof(link->nonce)) != 0) {
@@ -334,14 +424,14 @@ static void on_welcome(struct kvf_link *link, const struct kvf_net_head *head,
                        "it chose a version or layout that this node does not know");
         return;
     }
-    if (is_double(link, head->incarnation)) {
+    if (!link->is_client && is_double(link, head->incarnation)) {
         kvf_link_break(link, KVF_EXISTS, "another address leads there, too");
         return;
     }
     link->incarnation = head->incarnation;
     link->version = (uint8_t)welcome->version;
     memcpy(link->name, welcome->name, sizeof(link->name));
-    kvf_net_session_key(net->peer_key, link->nonce, welcome->nonce, net->config.incarnation,
+    kvf_net_session_key(link->greet_key, link->nonce, welcome->nonce, net->config.incarnation,
                         link->incarnation, link->key);
     if (kvf_link_send(link, KVF_NET_CONFIRM, 0, 0, NULL, 0)) {
         become_up(link);
@@ -365,15 +455,22 @@ static struct kvf_link *link_of_ep(struct kvf_net *net, ucp_ep_h ep)
 
 static void greet(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
 {
+    struct kvf_net *net = link->net;
     union {
         struct kvf_net_hello hello;
+        struct kvf_net_client client;
         struct kvf_net_welcome welcome;
     } copy;
 
     memcpy(&copy, body, head->body_bytes);
-    link->came_ns = link->net->now_ns;
+    link->came_ns = net->now_ns;
     if (head->type == KVF_NET_HELLO) {
-        on_hello(link, head, &copy.hello);
+        on_hello(link, head, &copy.hello, kvf_net_is_sealed(link->greet_key, head, body));
+    } else if (head->type == KVF_NET_CLIENT) {
+        link->is_client = true;
+        memcpy(link->tenant, copy.client.tenant, sizeof(link->tenant));
+        kvf_net_client_key(net->config.cluster_key, link->tenant, link->greet_key);
+        on_hello(link, head, &copy.client.hello, kvf_net_is_sealed(link->greet_key, head, body));
     } else {
         on_welcome(link, head, &copy.welcome);
     }
@@ -392,7 +489,8 @@ static bool take_message(struct kvf_link *link, const struct kvf_net_head *head,
     if (kvf_net_head_check(head, bytes, link->is_initiator, &why) != KVF_OK) {
         return false;
     }
-    if ((link->state == KVF_LINK_ACCEPTED && head->type == KVF_NET_HELLO) ||
+    if ((link->state == KVF_LINK_ACCEPTED &&
+         (head->type == KVF_NET_HELLO || head->type == KVF_NET_CLIENT)) ||
         (link->state == KVF_LINK_CONNECTING && head->type == KVF_NET_WELCOME)) {
         if (kvf_net_body_check(head, body, &why) != KVF_OK) {
             return false;
@@ -401,8 +499,8 @@ static bool take_message(struct kvf_link *link, const struct kvf_net_head *head,
         return true;
     }
     if (!is_session || head->type == KVF_NET_HELLO || head->type == KVF_NET_WELCOME ||
-        head->version != link->version || head->incarnation != link->incarnation ||
-        !kvf_net_is_sealed(link->key, head, body) ||
+        head->type == KVF_NET_CLIENT || head->version != link->version ||
+        head->incarnation != link->incarnation || !kvf_net_is_sealed(link->key, head, body) ||
         !kvf_net_replay_accept(&link->replay, head->sequence)) {
         return false;
     }
@@ -481,12 +579,36 @@ void kvf_link_arrive(ucp_conn_request_h request, void *arg)
     net->arrivals[net->n_arrivals++] = request;
 }
 
+/* The longest of those that have come and have not said under a key who they are goes, once there
+ * are too many of them: whoever is slow to speak keeps nobody else out. */
+static void make_way(struct kvf_net *net)
+{
+    struct kvf_link *oldest = NULL;
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        struct kvf_link *link = &net->links[i];
+        bool is_stranger = !link->is_broken && (link->state == KVF_LINK_ACCEPTED ||
+                                                (link->is_refused && !link->is_initiator));
+
+        n += is_stranger;
+        if (is_stranger && (oldest == NULL || link->begun_ns < oldest->begun_ns)) {
+            oldest = link;
+        }
+    }
+    if (n >= KVF_NET_STRANGERS_MAX) {
+        kvf_link_break(oldest, KVF_ERR_BUSY, "others came while it had not said who it is");
+    }
+}
+
 static void accept_one(struct kvf_net *net, ucp_conn_request_h request)
 {
-    struct kvf_link *link = link_new(net);
+    struct kvf_link *link;
     ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST,
                               .conn_request = request};
 
+    make_way(net);
+    link = link_new(net);
     if (link == NULL) {
         atomic_fetch_add(&net->refused, 1);
         (void)net->ucx.ucp_listener_reject(net->listener, request);
@@ -510,6 +632,7 @@ static void connect_peer(struct kvf_net *net, uint32_t number)
     }
     peer->link = 1 + (uint32_t)(link - net->links);
     link->is_initiator = true;
+    link->is_client = net->config.tenant[0] != '\0';
     link->peer = number;
     link->state = KVF_LINK_CONNECTING;
     open_endpoint(link, &params);
@@ -574,16 +697,17 @@ void kvf_link_connect(struct kvf_net *net, struct kvf_net_address *addresses, ui
 static void say_broken(struct kvf_link *link, bool was_up)
 {
     struct kvf_link_peer *peer = link->is_initiator ? &link->net->peers[link->peer] : NULL;
-    int level = link->status == KVF_ERR_CANCELED || link->status == KVF_EXISTS ? KVF_LOG_INFO
-                                                                               : KVF_LOG_WARNING;
+    bool is_usual = link->status == KVF_ERR_CANCELED || link->status == KVF_EXISTS ||
+                    (link->is_client && link->status == KVF_ERR_DISCONNECTED);
+    int level = is_usual ? KVF_LOG_INFO : KVF_LOG_WARNING;
     uint64_t suppressed;
 
     if (was_up) {
-        kvf_log(level, "peers: %s%s%s: link ended: %s", label(link), peer != NULL ? ", " : "",
-                peer != NULL ? link->name : "", link->why);
+        kvf_link_log(link, level, "peers: %s%s%s: link ended: %s", label(link),
+                     peer != NULL ? ", " : "", peer != NULL ? link->name : "", link->why);
     } else if (peer != NULL && peer->said != link->status) {
         peer->said = link->status; /* once, however often it is tried */
-        kvf_log(level, "peers: %s: no link: %s", peer->text, link->why);
+        kvf_link_log(link, level, "peers: %s: no link: %s", peer->text, link->why);
     } else if (peer == NULL && !link->is_refused &&
                kvf_log_limit_allow(&link->net->stranger_log, link->net->now_ns, &suppressed)) {
         kvf_log(level, "peers: a node connected and made no link: %s", link->why);
@@ -599,9 +723,15 @@ static void begin_close(struct kvf_link *link)
 
     say_broken(link, was_up);
     link->state = KVF_LINK_CLOSING;
-    link->owes_down = was_up && !link->owes_up; /* the owner knows it */
+    link->owes_down = was_up && !link->owes_up && !link->is_client; /* the owner knows it */
     link->owes_up = false;
     kvf_flow_end(link);
+    if (link->is_client && link->is_initiator) {
+        net->config.tunnel->down(net->config.tunnel_ctx, link->status, link->why);
+        kvf_link_connect(net, NULL, 0); /* the client tries again in its own time */
+    } else if (link->relay != NULL) {
+        kvf_relay_end(link);
+    }
     if (link->ep != NULL) {
         link->closing = net->ucx.ucp_ep_close_nbx(link->ep, &param);
     }
@@ -623,6 +753,7 @@ static bool finish_close(struct kvf_link *link)
     if (link->sends != 0 || link->owes_down) {
         return false;
     }
+    kvf_relay_free(link);
     if (link->is_initiator) {
         struct kvf_link_peer *peer = &net->peers[link->peer];
         uint32_t shift = peer->failures < RETRY_SHIFT ? peer->failures : RETRY_SHIFT;
@@ -707,6 +838,9 @@ unsigned kvf_link_turn(struct kvf_net *net)
 
         if (link->state == KVF_LINK_FREE) {
             continue;
+        }
+        if (link->relay != NULL && link->state == KVF_LINK_UP && !link->is_broken) {
+            n += kvf_relay_turn(link, net->has_slept);
         }
         if (link->owes_up || link->owes_down) {
             tell(link);

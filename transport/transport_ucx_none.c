@@ -89,3 +89,38 @@ bool kvf_net_poll(struct kvf_net *net, struct kvf_net_event *event_out)
     (void)event_out;
     abort();
 }
+
+bool kvf_net_tunnel_send(struct kvf_net *net, enum kvf_net_type type, uint64_t request,
+                         uint32_t offset, const void *body, uint32_t body_bytes, bool is_kept)
+{
+    (void)net;
+    (void)type;
+    (void)request;
+    (void)offset;
+    (void)body;
+    (void)body_bytes;
+    (void)is_kept;
+    abort();
+}
+
+bool kvf_net_tunnel_room(const struct kvf_net *net)
+{
+    (void)net;
+    abort();
+}
+
+void kvf_net_tunnel_break(struct kvf_net *net, int status, const char *why)
+{
+    (void)net;
+    (void)status;
+    (void)why;
+    abort();
+}
+
+int kvf_net_watch(struct kvf_net *net, int fd, bool is_edge_triggered)
+{
+    (void)net;
+    (void)fd;
+    (void)is_edge_triggered;
+    abort();
+}

@@ -9,6 +9,13 @@ if(TARGET kvf_test_daemon)
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_${name}.c ${CMAKE_CURRENT_LIST_DIR}/outcome.c
             LIBS kvf_test_daemon)
     endforeach()
+    # The same from another node: tests/support/daemon.h.
+    if(KVF_HAVE_UCX)
+        foreach(name requests requests_client)
+            kvf_add_test_command(NAME ${name}_remote LABEL conformance TIMEOUT 300
+                COMMAND test_${name} ENVIRONMENT KVF_TEST_REMOTE=1 UCX_TLS=tcp)
+        endforeach()
+    endif()
     kvf_add_test(NAME unsummed LABEL conformance TIMEOUT 300
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_unsummed.c
                 ${PROJECT_SOURCE_DIR}/tests/fault/raw_client.c

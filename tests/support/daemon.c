@@ -6,10 +6,14 @@
 
 #include "base/clock.h"
 #include "base/parse.h"
+#include "base/random.h"
+#include "transport/net_proto.h"
 
+#include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
 #include <jansson.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -50,7 +54,57 @@ void kvf_test_daemon_create(struct kvf_test_daemon *daemon, const char *const *s
     for (size_t i = 0; sets != NULL && sets[i] != NULL; i++) {
         kvf_test_daemon_set(daemon, sets[i]);
     }
+    if (kvf_test_is_remote()) {
+        kvf_test_daemon_make_remote(daemon);
+    }
     daemon->n_created_sets = daemon->n_sets;
+}
+
+bool kvf_test_is_remote(void)
+{
+    return getenv("KVF_TEST_REMOTE") != NULL;
+}
+
+uint16_t kvf_test_free_port(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof(at);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    if (fd < 0 || bind(fd, (const struct sockaddr *)&at, sizeof(at)) != 0 ||
+        getsockname(fd, (struct sockaddr *)&at, &bytes) != 0) {
+        fprintf(stderr, "test daemon: no port of loopback: %s\n", strerror(errno));
+        abort();
+    }
+    close(fd);
+    return ntohs(at.sin_port);
+}
+
+void kvf_test_daemon_make_remote(struct kvf_test_daemon *daemon)
+{
+    char cluster_path[KVF_TEST_PATH_BYTES];
+    char key_path[KVF_TEST_PATH_BYTES];
+    uint8_t cluster_key[32];
+    uint8_t key[32];
+    char text[16 + 2 * sizeof(key)] = "default ";
+    uint16_t port = kvf_test_free_port();
+
+    kvf_random_system.fill(NULL, cluster_key, sizeof(cluster_key));
+    kvf_test_dir_path(&daemon->dir, "cluster.key", cluster_path);
+    kvf_test_file_write(cluster_path, cluster_key, sizeof(cluster_key));
+    kvf_net_client_key(cluster_key, "default", key);
+    for (size_t i = 0; i < sizeof(key); i++) {
+        snprintf(text + strlen(text), sizeof(text) - strlen(text), "%02x", key[i]);
+    }
+    kvf_test_dir_path(&daemon->dir, "client.key", key_path);
+    kvf_test_file_write(key_path, text, strlen(text));
+    snprintf(daemon->address, sizeof(daemon->address), "tcp://127.0.0.1:%u?key=%s", port, key_path);
+    snprintf(daemon->remote_sets[0], sizeof(daemon->remote_sets[0]), "cluster_key=%s",
+             cluster_path);
+    snprintf(daemon->remote_sets[1], sizeof(daemon->remote_sets[1]), "peers.listen=127.0.0.1:%u",
+             port);
+    kvf_test_daemon_set(daemon, daemon->remote_sets[0]);
+    kvf_test_daemon_set(daemon, daemon->remote_sets[1]);
 }
 
 void kvf_test_daemon_set(struct kvf_test_daemon *daemon, const char *set)
@@ -353,7 +407,7 @@ static void print_log(void *arg, int severity, const char *text)
 void kvf_test_client_options(const struct kvf_test_daemon *daemon, struct kvf_options *options)
 {
     kvf_options_init(options);
-    options->socket_path = daemon->socket_path;
+    options->socket_path = kvf_test_is_remote() ? daemon->address : daemon->socket_path;
     options->log = print_log;
     options->connect_timeout_ms = READY_MS;
 }

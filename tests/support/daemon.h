@@ -5,6 +5,9 @@
  *   create -> start -> kill or stop -> start ... -> destroy
  *
  * What cannot be done prints why, with the daemon's log, and aborts.
+ *
+ * With KVF_TEST_REMOTE in the environment the daemon listens for clients of other nodes, and the
+ * handles that are opened here are such clients: tests of what a client sees hold for both.
  */
 #ifndef KVF_TESTS_DAEMON_H
 #define KVF_TESTS_DAEMON_H
@@ -15,7 +18,7 @@
 #include "kvferry.h"
 #include "tests/support/support.h"
 
-#define KVF_TEST_SETS_MAX 24
+#define KVF_TEST_SETS_MAX 28
 
 struct kvf_test_daemon {
     struct kvf_test_dir dir;
@@ -23,7 +26,9 @@ struct kvf_test_daemon {
     char socket_path[KVF_TEST_PATH_BYTES];
     char admin_path[KVF_TEST_PATH_BYTES];
     char store_path[KVF_TEST_PATH_BYTES];
-    char log_path[KVF_TEST_PATH_BYTES]; /* of all starts, appended */
+    char log_path[KVF_TEST_PATH_BYTES];    /* of all starts, appended */
+    char address[2 * KVF_TEST_PATH_BYTES]; /* for clients of other nodes; "": for none */
+    char remote_sets[2][KVF_TEST_PATH_BYTES + 32];
 
     /* may be changed before each start; the strings are borrowed */
     const char *sets[KVF_TEST_SETS_MAX]; /* "section.key=value" */
@@ -36,6 +41,15 @@ struct kvf_test_daemon {
 /* A new directory; nothing runs. sets: NULL-terminated, may be NULL. Without others the arena has
  * 64 MiB in areas of 1 MiB and the store 64 MiB in segments of 4 MiB. */
 void kvf_test_daemon_create(struct kvf_test_daemon *daemon, const char *const *sets);
+
+/* Before its first start: it is for clients of other nodes, too; daemon->address is where. */
+void kvf_test_daemon_make_remote(struct kvf_test_daemon *daemon);
+
+/* Are clients those of other nodes? */
+bool kvf_test_is_remote(void);
+
+/* A port of loopback that nobody has now. */
+uint16_t kvf_test_free_port(void);
 
 /* One more setting for the next start. */
 void kvf_test_daemon_set(struct kvf_test_daemon *daemon, const char *set);
