@@ -279,7 +279,7 @@ static __device__ __forceinline__ uint32_t loop_encode_layer(const struct kvf_gp
 /* By one warp, when all of the tile have been there. */
 static __device__ void loop_zeros_of(const struct kvf_gpu_work &work,
                                      const struct kvf_gpu_part &part, const uint8_t *zeros,
-                                     const loop_place &place)
+                                     uint32_t row, uint32_t tile)
 {
     const struct kvf_gpu_tensor &tensor = work.tensors[(part.loop & KVF_GPU_LOOP_DELTA) != 0];
     if (!has_zeros(tensor)) {
@@ -289,10 +289,10 @@ static __device__ void loop_zeros_of(const struct kvf_gpu_work &work,
     uint32_t n = part.n_tokens;
     uint32_t low_bits = saw_low_bits(tensor.bits);
     uint32_t plane_bits = tensor.bits - low_bits;
-    uint8_t *to = parts.zeros(tensor, place.row, n);
-    loop_pack_zeros(zeros, n, place.tile, plane_bits, low_bits, to);
+    uint8_t *to = parts.zeros(tensor, row, n);
+    loop_pack_zeros(zeros, n, tile, plane_bits, low_bits, to);
     if (low_bits != 0) {
-        loop_pack_zeros(zeros, n, place.tile, low_bits, 0, to + (n * plane_bits + 7) / 8);
+        loop_pack_zeros(zeros, n, tile, low_bits, 0, to + (n * plane_bits + 7) / 8);
     }
 }
 
@@ -328,7 +328,7 @@ template <bool fast> static __device__ void loop_encode(const struct kvf_gpu_wor
         /* the other layer's zeros may be read until all have been here again */
         __syncthreads();
         if (warp_id() == layer % loop_warps) {
-            loop_zeros_of(work, part, shared.zeros[layer % 2], place);
+            loop_zeros_of(work, part, shared.zeros[layer % 2], place.row, place.tile);
         }
         if (place.row == 0 && place.tile == 0) {
             const struct kvf_gpu_tensor &tensor = work.tensors[is_delta];

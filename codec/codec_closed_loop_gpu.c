@@ -8,6 +8,8 @@
 
 #include "kvferry.h"
 
+#include <string.h>
+
 enum {
     KINDS_MAX = 2, /* layers by themselves, deltas */
 };
@@ -41,17 +43,56 @@ static bool stays_in_registers(const struct kvf_gpu_work *work)
     return stays;
 }
 
-static uint32_t one_launch(const struct kvf_gpu_work *work, const char *kernel,
+/* A smaller share of the range could give codes, before they are clamped, of more than 15 bits. */
+#define CLIP_RATIO_MIN 0.125f
+
+static bool takes_ratios(const struct kvf_gpu_tensor *tensor)
+{
+    bool takes = tensor->clip_ratio >= CLIP_RATIO_MIN;
+    for (uint32_t i = 0; i < tensor->n_clips; i++) {
+        takes = takes && tensor->clip_ratios[i] >= CLIP_RATIO_MIN;
+    }
+    return takes;
+}
+
+/* Can a warp have eight vectors? */
+static bool takes_tiles(const struct kvf_gpu_work *work)
+{
+    const struct kvf_gpu_tensor *own = &work->tensors[0];
+    const struct kvf_gpu_tensor *delta = &work->tensors[1];
+    bool takes = stays_in_registers(work) && own->bits == LOOP_TILE_OWN_BITS && delta->bits >= 2 &&
+                 delta->bits <= 4 &&
+                 memcmp(own->sign_bits, delta->sign_bits, sizeof(own->sign_bits)) == 0;
+    for (uint32_t i = 0; i < KINDS_MAX; i++) {
+        const struct kvf_gpu_tensor *tensor = &work->tensors[i];
+        takes = takes && tensor->rot_order == LOOP_FAST_GROUP && tensor->dtype == KVF_DTYPE_BF16 &&
+                tensor->zero_kind > KVF_ZERO_F16_LO && takes_ratios(tensor);
+    }
+    return takes;
+}
+
+/* Kernels by the bits of differences; those of vectors in registers, and all others. */
+struct loop_kernels {
+    const char *tile[5];
+    const char *fast;
+    const char *any;
+};
+
+static uint32_t one_launch(const struct kvf_gpu_work *work, const struct loop_kernels *kernels,
                            struct kvf_gpu_launch *launch_out)
 {
-    uint32_t n_tiles = (work->tokens_max + LOOP_TILE_TOKENS - 1) / LOOP_TILE_TOKENS;
+    bool has_tiles = takes_tiles(work);
+    uint32_t a_block = has_tiles ? LOOP_TILE_THREADS / 4 : LOOP_TILE_TOKENS; /* tokens */
     if (work->n_blocks == 0 || work->n_parts % work->n_blocks != 0 || work->has_v != 0) {
         return 0;
     }
     *launch_out = (struct kvf_gpu_launch){
-        .kernel = kernel,
-        .n_blocks = work->n_blocks * work->tensors[0].n_rows * n_tiles,
-        .n_threads = LOOP_THREADS,
+        .kernel = has_tiles                  ? kernels->tile[work->tensors[1].bits]
+                  : stays_in_registers(work) ? kernels->fast
+                                             : kernels->any,
+        .n_blocks = work->n_blocks * work->tensors[0].n_rows *
+                    ((work->tokens_max + a_block - 1) / a_block),
+        .n_threads = has_tiles ? LOOP_TILE_THREADS : LOOP_THREADS,
         .tensors = 1,
         .kind = KVF_GPU_WHOLE,
     };
@@ -60,15 +101,24 @@ static uint32_t one_launch(const struct kvf_gpu_work *work, const char *kernel,
 
 uint32_t kvf_loop_gpu_encode(const struct kvf_gpu_work *work, struct kvf_gpu_launch *launch_out)
 {
-    return one_launch(work, stays_in_registers(work) ? "kvf_loop_encode_128" : "kvf_loop_encode",
-                      launch_out);
+    static const struct loop_kernels kernels = {
+        {[2] = "kvf_loop_encode_tile_2",
+         [3] = "kvf_loop_encode_tile_3",
+         [4] = "kvf_loop_encode_tile_4"},
+        "kvf_loop_encode_128",
+        "kvf_loop_encode",
+    };
+    return one_launch(work, &kernels, launch_out);
 }
 
 uint32_t kvf_loop_gpu_decode(const struct kvf_gpu_work *work, struct kvf_gpu_launch *launch_out)
 {
-    if (work->tensors[0].codec != KVF_CODEC_SAW) {
-        return 0;
-    }
-    return one_launch(work, stays_in_registers(work) ? "kvf_loop_decode_128" : "kvf_loop_decode",
-                      launch_out);
+    static const struct loop_kernels kernels = {
+        {[2] = "kvf_loop_decode_tile_2",
+         [3] = "kvf_loop_decode_tile_3",
+         [4] = "kvf_loop_decode_tile_4"},
+        "kvf_loop_decode_128",
+        "kvf_loop_decode",
+    };
+    return work->tensors[0].codec == KVF_CODEC_SAW ? one_launch(work, &kernels, launch_out) : 0;
 }

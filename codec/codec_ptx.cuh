@@ -44,6 +44,21 @@ static __device__ __forceinline__ uint32_t max_half_magnitudes(uint32_t a, uint3
     return larger;
 }
 
+/* The larger magnitude, NaN if one is NaN. */
+static __device__ __forceinline__ float max_magnitude(float a, float b)
+{
+    float larger;
+    asm("{\n\t"
+        ".reg .f32 x, y;\n\t"
+        "abs.f32 x, %1;\n\t"
+        "abs.f32 y, %2;\n\t"
+        "max.NaN.f32 %0, x, y;\n\t"
+        "}"
+        : "=f"(larger)
+        : "f"(a), "f"(b));
+    return larger;
+}
+
 /* Bits of a where the mask is set, else of b: one operation, which the compiler does not take
  * apart to join several in other ways. */
 static __device__ __forceinline__ uint32_t choose_bits(uint32_t a, uint32_t b, uint32_t mask)

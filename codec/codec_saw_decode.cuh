@@ -118,6 +118,21 @@ static __device__ __forceinline__ void load_codes(const uint8_t *from, uint32_t 
     }
 }
 
+/* Four fields of a byte, or eight of two, as nibbles. */
+template <uint32_t plane_bits>
+static __device__ __forceinline__ uint32_t nibbles_of(uint32_t fields)
+{
+    if constexpr (plane_bits == 2) {
+        fields = (fields | fields << 8) & 0x00ff00ff;
+        fields = (fields | fields << 4) & 0x0f0f0f0f;
+        return (fields | fields << 2) & 0x33333333;
+    } else {
+        fields = (fields | fields << 12) & 0x000f000f;
+        fields = (fields | fields << 6) & 0x03030303;
+        return (fields | fields << 3) & 0x11111111;
+    }
+}
+
 /* A lane's part of a plane, as nibbles. */
 template <uint32_t n_words, uint32_t plane_bits>
 static __device__ __forceinline__ void load_nibbles(const uint8_t *from, uint32_t *nibbles)
@@ -130,18 +145,12 @@ static __device__ __forceinline__ void load_nibbles(const uint8_t *from, uint32_
     } else if constexpr (plane_bits == 2) {
 #pragma unroll
         for (uint32_t w = 0; w < n_words; w++) {
-            uint32_t fields = reinterpret_cast<const uint16_t *>(from)[w];
-            fields = (fields | fields << 8) & 0x00ff00ff;
-            fields = (fields | fields << 4) & 0x0f0f0f0f;
-            nibbles[w] = (fields | fields << 2) & 0x33333333;
+            nibbles[w] = nibbles_of<2>(reinterpret_cast<const uint16_t *>(from)[w]);
         }
     } else {
 #pragma unroll
         for (uint32_t w = 0; w < n_words; w++) {
-            uint32_t fields = from[w];
-            fields = (fields | fields << 12) & 0x000f000f;
-            fields = (fields | fields << 6) & 0x03030303;
-            nibbles[w] = (fields | fields << 3) & 0x11111111;
+            nibbles[w] = nibbles_of<1>(from[w]);
         }
     }
 }

@@ -55,13 +55,13 @@ static __device__ void fill_zeros_shared(const zeros_row &at)
 }
 
 /* A lane's 16 bytes at each 64 of a vector. */
-static __device__ __forceinline__ void load_lane(const zeros_row &at, const uint8_t *vector,
-                                                 uint32_t t, uint32_t x[4][4])
+static __device__ __forceinline__ void load_lane(bool is_aligned, const uint8_t *vector, uint32_t t,
+                                                 uint32_t x[4][4])
 {
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
         const uint8_t *from = vector + 64 * i + 16 * t;
-        if (at.is_aligned) {
+        if (is_aligned) {
             const uint4 words = *reinterpret_cast<const uint4 *>(from);
             x[i][0] = words.x;
             x[i][1] = words.y;
@@ -128,12 +128,12 @@ static __device__ __forceinline__ generic_scale scale_at(const generic_scale tri
 }
 
 /* (S) */
-static __device__ __forceinline__ saw_scale search_zeros(const zeros_row &at,
+static __device__ __forceinline__ saw_scale search_zeros(const struct kvf_gpu_tensor &tensor,
+                                                         const float2 *costs,
                                                          const generic_range &range,
                                                          const float y[4][2][4])
 {
     constexpr uint32_t escape_meta = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
-    const struct kvf_gpu_tensor &tensor = at.tensor;
     generic_scale tried[zeros_rounds] = {};
     float steps[zeros_dim / 4];
 #pragma unroll
@@ -153,7 +153,7 @@ static __device__ __forceinline__ saw_scale search_zeros(const zeros_row &at,
 #pragma unroll 1
     for (uint32_t k = 0; k < tensor.n_clips; k++) {
         const generic_scale scale = scale_at(tried, k);
-        uint32_t cost = lane_cost(steps, at.shared->costs[k], scale.w, range.levels);
+        uint32_t cost = lane_cost(steps, costs[k], scale.w, range.levels);
         cost += __shfl_xor_sync(all_lanes, cost, 1);
         cost += __shfl_xor_sync(all_lanes, cost, 2);
         bool is_better = scale.scale.meta != escape_meta && cost < least;
@@ -177,14 +177,14 @@ encode_zeros_tile(const struct kvf_gpu_work &work, const zeros_row &at, const ha
     encode_target target = {};
     target.signs = at.shared->signs + 4 * t;
     token = is_there ? token : at.part.n_tokens - 1;
-    load_lane(at, at.pages.vector(token), t, x);
+    load_lane(at.is_aligned, at.pages.vector(token), t, x);
     uint32_t threshold = keep_threshold(find_peak(find_lane_peak<zeros_dim>(x)),
                                         is_there && token >= at.part.n_sinks);
     rotate_words<zeros_dim, encode_variant::normal>(target, h16, threshold, x, y);
     range->is_escape = threshold == escape_threshold;
     find_range(y, range);
     const saw_scale scale = at.tensor.n_clips != 0
-                                ? search_zeros(at, *range, y)
+                                ? search_zeros(at.tensor, at.shared->costs, *range, y)
                                 : scale_of(at.tensor, *range, at.tensor.clip_ratio).scale;
     uint32_t vector = at.row * at.part.n_tokens + token;
     store_codes<zeros_dim, bits>(at.parts.codes + vector * (uint32_t)at.tensor.code_bytes, y,

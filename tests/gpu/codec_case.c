@@ -548,7 +548,48 @@ static bool compare_block(const struct run *run, uint32_t block,
     return true;
 }
 
-static bool encode_all(struct run *run)
+/* The same layer by layer, with sums of differences, if there are such, in memory in between. */
+static void launch_layers(struct run *run)
+{
+    struct kvf_gpu_launch launches[KVF_GPU_LAUNCHES_MAX];
+    uint32_t n_blocks = run->c->n_blocks;
+    uint32_t n_layers = run->c->n_layers;
+    size_t sums_bytes = (size_t)run->c->n_tokens * run->c->n_heads * run->c->dim_k * sizeof(float);
+    uint64_t sums = codec_device_alloc(n_blocks * sums_bytes);
+    uint32_t *numbers = calloc(run->n_parts, sizeof(*numbers));
+    assert_non_null(numbers);
+    for (uint32_t i = 0; i < run->n_parts; i++) { /* of one tensor each */
+        numbers[i] = i % n_blocks * n_layers + i / n_blocks;
+        run->parts[i].sums = run->kinds.tensors[0][0].is_looped ? sums + i / n_layers * sums_bytes
+                                                                : run->parts[i].sums;
+    }
+    codec_device_write(run->work.parts, run->parts, run->n_parts * sizeof(*run->parts));
+    if (run->work.numbers != 0) {
+        codec_device_free(run->work.numbers);
+    }
+    run->work.numbers = codec_device_alloc(run->n_parts * sizeof(*numbers));
+    codec_device_write(run->work.numbers, numbers, run->n_parts * sizeof(*numbers));
+    for (uint32_t layer = 0; layer <= n_layers; layer++) {
+        uint32_t n = 1;
+        launches[0] = kvf_gpu_encode_finish(&run->work);
+        if (layer < n_layers) {
+            n = kvf_gpu_encode_layer(&run->work, &run->kinds, layer, launches);
+        }
+        assert_in_range(n, 1, KVF_GPU_LAUNCHES_MAX);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t kind = launches[i].kind;
+            struct kvf_gpu_work one = layer < n_layers
+                                          ? kvf_gpu_layer_work(&run->work, &run->kinds, layer, kind)
+                                          : kvf_gpu_launch_work(&run->work, &run->kinds, kind);
+            codec_device_launch(&one, &launches[i], 1);
+        }
+    }
+    codec_device_wait();
+    codec_device_free(sums);
+    free(numbers);
+}
+
+static bool encode_all(struct run *run, void (*launch)(struct run *run))
 {
     uint32_t n_blocks = run->c->n_blocks;
     bool is_fixed = kvf_codec_plan_is_fixed(&run->codec.plan);
@@ -563,8 +604,12 @@ static bool encode_all(struct run *run)
     list_encode(run, is_fixed);
     run->work.tokens_max = run->c->n_tokens;
     size_t scratch_bytes = (size_t)kvf_gpu_encode_scratch_bytes(&run->work, &run->kinds);
+    uint8_t *zeroes = calloc(1, scratch_bytes + 1);
+    assert_non_null(zeroes);
     run->work.scratch = codec_device_alloc(scratch_bytes);
-    launch_encode(run);
+    codec_device_write(run->work.scratch, zeroes, scratch_bytes);
+    free(zeroes);
+    launch(run);
     codec_device_read(results, run->work.results, n_blocks * sizeof(*results));
     bool all = true;
     for (uint32_t block = 0; block < n_blocks; block++) {
@@ -772,7 +817,10 @@ bool codec_case_run(const struct codec_case *c, struct kvf_random_seeded *random
     struct run run;
     print_case(c);
     run_init(&run, c, random);
-    bool all = encode_all(&run);
+    bool all = encode_all(&run, launch_encode);
+    if (!c->is_wrong && c->kind >= KVF_KIND_X && kvf_codec_plan_is_fixed(&run.codec.plan)) {
+        assert_int_equal(encode_all(&run, launch_layers), all);
+    }
     if (c->is_wrong) {
         run_fini(&run);
         return all;

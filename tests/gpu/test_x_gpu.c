@@ -106,6 +106,24 @@ static void every_loop(void **state)
     }
 }
 
+/* Tokens of several tiles, warps and thread blocks, which end anywhere in one. */
+static void every_loop_length(void **state)
+{
+    (void)state;
+    static const char *const profiles[] = {"xcl3", "xcl2", "xcl4", "xcl3-g4"};
+    static const uint32_t lengths[] = {70, 33, 64, 41, 97};
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+        struct codec_case c = x_case(profiles[i % 4], 128, lengths[i]);
+        c.n_layers = 5;
+        c.n_heads = 1;
+        c.n_blocks = 1 + i % 2;
+        c.n_tokens_odd = i % 2 ? lengths[i] / 3 : 0;
+        c.sink_tokens = i == 2 ? 9 : 0;
+        c.fill = i % 3 == 1 ? CASE_HARD : CASE_NORMAL;
+        run_case(&c);
+    }
+}
+
 /* The same in other groups and types, and where vectors lie anywhere. */
 static void every_loop_type(void **state)
 {
@@ -189,10 +207,11 @@ static void hostile_records(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_width),     cmocka_unit_test(every_length),
-        cmocka_unit_test(every_type),      cmocka_unit_test(every_loop),
-        cmocka_unit_test(every_loop_type), cmocka_unit_test(broken_loops),
-        cmocka_unit_test(every_latent),    cmocka_unit_test(hostile_records),
+        cmocka_unit_test(every_width),       cmocka_unit_test(every_length),
+        cmocka_unit_test(every_type),        cmocka_unit_test(every_loop),
+        cmocka_unit_test(every_loop_length), cmocka_unit_test(every_loop_type),
+        cmocka_unit_test(broken_loops),      cmocka_unit_test(every_latent),
+        cmocka_unit_test(hostile_records),
     };
     if (!codec_case_begin(&random_bits)) {
         return CASE_SKIPPED;

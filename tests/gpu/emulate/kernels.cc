@@ -6,7 +6,7 @@
  */
 #include "tests/gpu/emulate/cuda_builtins.cuh"
 
-#include "codec/codec_closed_loop_decode.cuh"
+#include "codec/codec_closed_loop_tile.cuh"
 #include "codec/codec_exact.cu"
 #include "codec/codec_kivi_fast.cuh"
 #include "codec/codec_kivi_generic.cuh"
@@ -88,6 +88,12 @@ static const struct {
     {"kvf_saw_decode_zeros_128_4", kvf::decode_row_zeros<128, 4>},
     {"kvf_saw_encode", kvf::encode_row_generic},
     {"kvf_saw_decode", kvf::decode_row_generic},
+    {"kvf_loop_encode_tile_2", of_work<kvf::loop_encode_tile<2>>},
+    {"kvf_loop_encode_tile_3", of_work<kvf::loop_encode_tile<3>>},
+    {"kvf_loop_encode_tile_4", of_work<kvf::loop_encode_tile<4>>},
+    {"kvf_loop_decode_tile_2", of_work<kvf::loop_decode_tile<2>>},
+    {"kvf_loop_decode_tile_3", of_work<kvf::loop_decode_tile<3>>},
+    {"kvf_loop_decode_tile_4", of_work<kvf::loop_decode_tile<4>>},
     {"kvf_loop_encode_128", of_work<kvf::loop_encode<true>>},
     {"kvf_loop_encode", of_work<kvf::loop_encode<false>>},
     {"kvf_loop_decode_128", of_work<kvf::loop_decode<true>>},

@@ -29,6 +29,14 @@ static inline uint32_t max_half_magnitudes(uint32_t a, uint32_t b)
     return larger;
 }
 
+static inline float max_magnitude(float a, float b)
+{
+    uint32_t x = __float_as_uint(a) & 0x7fffffff;
+    uint32_t y = __float_as_uint(b) & 0x7fffffff;
+    uint32_t larger = max(x, y);
+    return __uint_as_float(larger > 0x7f800000 ? 0x7fffffff : larger);
+}
+
 static inline uint32_t choose_bits(uint32_t a, uint32_t b, uint32_t mask)
 {
     return (a & mask) | (b & ~mask);

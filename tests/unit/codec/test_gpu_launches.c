@@ -196,6 +196,14 @@ static void differences_take_one_kernel(void **state)
     assert_int_equal(find(launches, n, "kvf_loop_encode_128")->tensors & 3, 1);
     n = kvf_gpu_decode(&work, KVF_CODEC_SAW, launches);
     assert_int_equal(find(launches, n, "kvf_loop_decode_128")->tensors & 3, 1);
+    /* with zeros a warp has more vectors */
+    assert_int_equal(kvf_codec_plan_init(&plan, &geometry, "xcl2"), KVF_OK);
+    kvf_gpu_kinds_fill(&plan, &kinds);
+    work = kvf_gpu_launch_work(&work, &kinds, KVF_GPU_WHOLE);
+    n = kvf_gpu_encode(&work, &kinds, launches);
+    assert_int_equal(find(launches, n, "kvf_loop_encode_tile_2")->tensors & 3, 1);
+    n = kvf_gpu_decode(&work, KVF_CODEC_SAW, launches);
+    assert_int_equal(find(launches, n, "kvf_loop_decode_tile_2")->tensors & 3, 1);
     /* the same codecs without differences */
     plan.block_flags = KVF_BLOCK_KINDS;
     kvf_gpu_kinds_fill(&plan, &kinds);
