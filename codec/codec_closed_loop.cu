@@ -3,10 +3,10 @@
  * codec_closed_loop.cu: kernels for layers that are deltas (closed_loop.h). Bytes, and what is
  * decoded of them, are those of the C codecs.
  *
- *   kvf_loop_encode_tile_*, kvf_loop_decode_tile_*   differences of so many bits, with zeros, of bf16
- *                                                    groups of 128 that are rotated
- *   kvf_loop_encode_128, kvf_loop_decode_128         other groups of 128, in registers
- *   kvf_loop_encode, kvf_loop_decode                 everything else
+ *   kvf_loop_encode_tile_2 to _4, kvf_loop_decode_tile_2 to _4   bf16 groups of 128, rotated, with
+ *                                                                zeros: differences of so many bits
+ *   kvf_loop_encode_128, kvf_loop_decode_128                     other groups of 128, in registers
+ *   kvf_loop_encode, kvf_loop_decode                             everything else
  *
  * codec_closed_loop_gpu.h says what a launch is of.
  */
