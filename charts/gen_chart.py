@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make what the chart says about options of kvferryd, and the table of its README.
 
-From `kvferryd --print-options`: the part `config` of kvferry/values.schema.json, and
-kvferry/files/options.json, by which templates/validation.yaml refuses options that the chart
+From `kvferryd --print-options`: the part `config` of kvferry/values.schema.json and the values of
+VALUES there, and kvferry/files/options.json, by which templates/validation.yaml refuses options that the chart
 decides and sizes and times out of range. From dashboard.py: kvferry/files/dashboard.json. From
 kvferry/values.yaml: the table of kvferry/README.md.
 With --check nothing is written: exit code 1 says that a committed file is stale.
@@ -25,6 +25,7 @@ TABLE_END = "<!-- end: made by charts/gen_chart.py -->\n"
 OWNED = {
     "sockets": "set tenants and socket.hostPath",
     "nvme": "set nvme.enabled, nvme.bytes and the other values of nvme",
+    "mode": "set mode, beside config",
     "dram.bytes": "set arena.bytes",
     "dram.hugepages": "set arena.hugepages",
     "calibration.dir": "set calibration.configMap",
@@ -37,6 +38,14 @@ OWNED = {
     "test.fault_dram": "a chart injects no faults; start kvferryd by hand for that",
     "test.fault_nvme": "a chart injects no faults; start kvferryd by hand for that",
     "test.delay_nvme": "a chart injects no delays; start kvferryd by hand for that",
+}
+
+# Values that are options of the daemon under another name.
+VALUES = {
+    "mode": "mode",
+    "nvme.admission": "nvme[].admission",
+    "nvme.engine": "nvme[].engine",
+    "nvme.recompress": "nvme[].recompress",
 }
 
 SIZE_PATTERN = r"^([0-9]{1,15} ?(B|KiB)?|[0-9]{1,9} ?MiB|[0-9]{1,6} ?GiB|[0-9]{1,4} ?TiB)$"
@@ -110,6 +119,17 @@ def config_schema(options):
             "properties": top, "additionalProperties": False}
 
 
+def set_values(schema, options):
+    """What VALUES may be set to."""
+    words = {option.name: option.words for option in options}
+    for value, option in VALUES.items():
+        *path, key = value.split(".")
+        at = schema
+        for word in path:
+            at = at["properties"][word]
+        at["properties"][key] = {"type": "string", "enum": words[option]}
+
+
 def make_options(options):
     ranges = {option.name: option.range() for option in options if option.range()}
     return {"owned": OWNED, "ranges": ranges}
@@ -181,6 +201,7 @@ def make_files(options):
     """{path in the chart: text}"""
     schema = json.loads(read("values.schema.json"))
     schema["properties"]["config"] = config_schema(options)
+    set_values(schema, options)
     return {
         "values.schema.json": json.dumps(schema, indent=2) + "\n",
         os.path.join("files", "options.json"): json.dumps(make_options(options), indent=2) + "\n",

@@ -125,18 +125,50 @@ class Rendered(unittest.TestCase):
         self.assertEqual(daemon["updateStrategy"], {"type": "OnDelete"})
         self.assertEqual(pod["nodeSelector"], {"kvferry/node": "true"})
         config = yaml.safe_load(chart.configuration(objects)["kvferryd.yaml"])
-        self.assertEqual(sorted(config), ["admin", "dram", "sockets"])
+        # what is not said is as config.def has it: no drive, no peers, no GPU, no lossy profile
+        self.assertEqual(sorted(config), ["admin", "dram", "mode", "sockets"])
+        self.assertEqual(config["mode"], "observe")
         tenth = int(config["dram"]["bytes"].removesuffix("B"))
         self.assertAlmostEqual(tenth / (64 << 30), 0.1, places=3)
         self.assertNotIn("runtimeClassName", pod)
         self.assertEqual([one["name"] for one in pod["containers"][0]["env"]], ["KVFERRY_SOCKET"])
-        self.assertEqual(pod["containers"][0]["livenessProbe"]["httpGet"]["path"], "/healthz")
+        self.assertEqual(pod["containers"][0]["livenessProbe"]["httpGet"]["path"], "/livez")
+        self.assertEqual(pod["containers"][0]["securityContext"]["seccompProfile"],
+                         {"type": "RuntimeDefault"})
+        limit = chart.mebibytes(pod["containers"][0]["resources"]["limits"]["memory"])
+        # arena, staging.total, a GiB, and tables, of which test_chart_node.py knows the sum
+        self.assertGreaterEqual(limit, (tenth >> 20) + 256 + 1024)
+        self.assertLess(limit, (tenth >> 20) + 256 + 1024 + 400)
         policy = chart.the(objects, "NetworkPolicy")["spec"]
         self.assertEqual(policy["egress"], [])
         self.assertEqual(policy["ingress"], [{"ports": [{"port": "metrics", "protocol": "TCP"}]}])
         self.assertEqual(policy["podSelector"]["matchLabels"],
                          daemon["selector"]["matchLabels"])
         self.assertEqual(chart.the(objects, "Service")["spec"]["clusterIP"], "None")
+
+    def test_one_client_profile_is_in_force_without_calibration(self):
+        config = yaml.safe_load(chart.configuration(self.objects("default-values.yaml"))[
+            "kvferryd.yaml"])
+        self.assertNotIn("calibration", config)
+        self.assertNotIn("allow_uncalibrated", config)
+
+    def test_admission(self):
+        for name, admission in (("nvme-hostpath", "second-sight"), ("nvme-claim", "auto")):
+            config = yaml.safe_load(chart.configuration(self.objects(f"{name}-values.yaml"))[
+                "kvferryd.yaml"])
+            self.assertEqual(config["nvme"][0]["admission"], admission)
+            self.assertEqual(config["mode"], "serve")
+
+    def test_notes_say_how_to_turn_it_on(self):
+        for mode, said in (("observe", True), ("serve", False)):
+            code, out, error = HELMS[-1].run(
+                "install", "k", chart.CHART, "--namespace", "kv", "--dry-run=client", *IMAGE,
+                "--set", f"mode={mode}")
+            if "Kubernetes cluster unreachable" in error:
+                self.skipTest("skipped: this Helm renders NOTES.txt only with a cluster")
+            self.assertEqual(code, 0, error)
+            self.assertEqual("--set mode=serve" in out, said)
+            self.assertEqual("It OBSERVES" in out, said)
 
     def test_gpu(self):
         pods = {how: chart.the(self.objects(f"gpu-{how}-values.yaml"), "DaemonSet")["spec"]
@@ -255,6 +287,7 @@ class Refused(unittest.TestCase):
         (["config.admin.listen=0.0.0.0:80"], "set metrics.address and metrics.port"),
         (["config.cluster_key=/k"], "set clusterKey.secretName"),
         (["config.sockets[0].path=/x"], "config.sockets is decided by the chart: set tenants"),
+        (["config.mode=serve"], "config.mode is decided by the chart: set mode, beside config"),
         (["config.staging.total=1MiB"], "staging.total is 1MiB, and the least is 4MiB: raise it"),
         (["config.drain.timeout=2h"], "drain.timeout is 2h, and the most is 3600s: lower it"),
         (["config.dram.piece_bytes=2GiB"], "piece_bytes is 2GiB, and the most is 1GiB: lower it"),
@@ -289,6 +322,8 @@ class Refused(unittest.TestCase):
         (["security.uid=0"], "security.?uid"),
         (["security.seccomp=Unconfined"], "security.?seccomp"),
         (["gpu.access=privileged"], "gpu.?access"),
+        (["mode=cache"], "mode"),
+        (["nvme.admission=some"], "nvme.?admission"),
         (["update.strategy=Recreate"], "update.?strategy"),
         (["update.maxSurge=1"], "maxSurge"),
         (["socket.hostPath=/run/../etc"], "socket.?hostPath"),

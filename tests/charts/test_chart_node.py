@@ -92,6 +92,7 @@ class Taken(Case):
         config.setdefault("admin", {})["socket"] = os.path.join(self.folder, "admin.sock")
         for key in ("calibration", "cluster_key"):
             config.pop(key, None)
+        config["mode"] = "serve"  # where the arena is taken: turning it on changes no limit
         store = config.pop("nvme", None)
         if store:
             # a store as large as the node's has no room here: a small one, and the index of a large
@@ -129,9 +130,9 @@ def as_user(security):
             "extra_groups": security.get("supplementalGroups", [])}
 
 
-@unittest.skipUnless(os.geteuid() == 0, "skipped: only root can be several users")
-class Node(Case):
+class OneNode(Case):
     """One node: the release with two tenants, a store and the profile, all below one folder."""
+    MODE = "serve"
 
     def setUp(self):
         super().setUp()
@@ -147,7 +148,8 @@ class Node(Case):
         for program in (KVFERRYD, KVFERRY):  # where other users can read them
             shutil.copy(program, self.programs)
         self.rendered = objects(
-            "default-values.yaml", "--set", f"socket.hostPath={self.folder}/sockets",
+            "default-values.yaml", "--set", f"mode={self.MODE}",
+            "--set", f"socket.hostPath={self.folder}/sockets",
             "--set", "tenants[0].name=a,tenants[0].gid=20001",
             "--set", "tenants[1].name=b,tenants[1].gid=20002",
             "--set", "nvme.enabled=true,nvme.bytes=1GiB,security.seccomp=Localhost",
@@ -187,10 +189,8 @@ class Node(Case):
              "--set", "nvme.0.bytes=96MiB", "--set", "nvme.0.segment_bytes=8MiB"],
             cwd=self.folder, **as_user(self.pod["securityContext"]))
 
-    def test_hit(self):
-        self.prepare()
-        self.check_profile()
-        self.start()
+    def helm_test(self):
+        """What the pod of `helm test` says; its container, pod and socket."""
         pod = chart.the(self.rendered, "Pod")
         test, = pod["spec"]["containers"]
         socket = f"{self.folder}/sockets/a/kvferryd.sock"
@@ -198,6 +198,33 @@ class Node(Case):
         done = self.run_script(test, spec, KVFERRY_SOCKET=socket)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr + self.log_text())
         self.assertIn("hit: 1 MiB came back as it was stored", done.stdout)
+        return done.stdout, test, spec, socket
+
+
+@unittest.skipUnless(os.geteuid() == 0, "skipped: only root can be several users")
+class Observing(OneNode):
+    """As it is by default: the node's daemon keeps nothing, and a hit comes from the pod's own."""
+    MODE = "observe"
+
+    def test_hit(self):
+        self.prepare()
+        self.start()
+        said, test, spec, socket = self.helm_test()
+        self.assertIn("has taken a block and kept nothing, as it should", said)
+        # a node whose daemon serves, where the release says that it observes, is found out
+        test = {**test, "command": [*test["command"][:2], test["command"][2].replace(
+            "kvferry put /tmp/put", "export KVFERRY_SOCKET=/tmp/other\nkvferry put /tmp/put", 1)]}
+        self.assertNotEqual(self.run_script(test, spec, KVFERRY_SOCKET=socket).returncode, 0)
+
+
+@unittest.skipUnless(os.geteuid() == 0, "skipped: only root can be several users")
+class Node(OneNode):
+    def test_hit(self):
+        self.prepare()
+        self.check_profile()
+        self.start()
+        said, test, spec, socket = self.helm_test()
+        self.assertNotIn("observe", said)
         self.check_others(test, spec, socket)
 
     def check_profile(self):

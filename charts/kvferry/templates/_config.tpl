@@ -10,6 +10,7 @@ _config.tpl: kvferryd.yaml. What the chart decides is laid over what `config` sa
 {{- $sockets = append $sockets (dict "path" (printf "%s/%s/kvferryd.sock" $.Values.socket.hostPath .name) "tenant" .name) -}}
 {{- end -}}
 {{- $_ := set $config "sockets" $sockets -}}
+{{- $_ := set $config "mode" .Values.mode -}}
 {{- $dram := default dict (get $config "dram") -}}
 {{- $_ := set $dram "bytes" (include "kvferry.arenaBytes" . | printf "%sB") -}}
 {{- if .Values.arena.hugepages -}}
@@ -18,7 +19,7 @@ _config.tpl: kvferryd.yaml. What the chart decides is laid over what `config` sa
 {{- $_ := set $config "dram" $dram -}}
 {{- with .Values.nvme -}}
 {{- if .enabled -}}
-{{- $store := dict "path" "/var/lib/kvferry/nvme.store" "bytes" .bytes "engine" .engine "recompress" .recompress -}}
+{{- $store := dict "path" "/var/lib/kvferry/nvme.store" "bytes" .bytes "engine" .engine "recompress" .recompress "admission" .admission -}}
 {{- if .writeBudget -}}
 {{- $_ := set $store "write_budget" .writeBudget -}}
 {{- end -}}
