@@ -195,8 +195,9 @@ static void write_facts(FILE *out, const struct kvf_control_stat *stat)
         write_label(out, stat->drives[d].engine);
         fputs("\"} 1\n", out);
     }
-    if (stat->n_profiles > 0) {
-        write_head(out, "profile_clients", "gauge", "clients, by the profile in force");
+    write_head(out, "profile_clients", "gauge", "clients, by the profile in force");
+    if (stat->n_profiles == 0) {
+        fputs("kvferry_profile_clients{profile=\"exact\",calibrated=\"no\"} 0\n", out);
     }
     for (uint32_t i = 0; i < stat->n_profiles; i++) {
         fputs("kvferry_profile_clients{profile=\"", out);

@@ -18,6 +18,10 @@ def rate_by(label, name):
     return f"sum by ({label}) (rate(kvferry_{name}{SELECTOR}[$__rate_interval]))"
 
 
+def increase(name):
+    return f"sum(increase(kvferry_{name}{SELECTOR}[$__rate_interval]))"
+
+
 def total(name, label=None):
     by = f" by ({label})" if label else ""
     return f"sum{by} (kvferry_{name}{SELECTOR})"
@@ -36,6 +40,19 @@ HITS = " + ".join(rate(f"get_hits_{tier}_total") for tier in ("dram", "hbm", "hb
 # (row, [(title, unit, stacked, [(question, legend)], what it says)])
 ROWS = [
     ("Is it of use?", [
+        ("Prompt tokens by source", "short", True,
+         [(rate("engine_prompt_tokens_loaded_total"), "loaded from kvferry"),
+          (rate("engine_prompt_tokens_cached_total"), "in the engine's own cache"),
+          (rate("engine_prompt_tokens_computed_total"), "computed")],
+         "A second, as engines report them. What is computed is what a better cache could save."),
+        ("Seconds saved, minus spent", "s", False,
+         [(f"{rate('engine_saved_seconds_total')} - {rate('engine_spent_seconds_total')}",
+           "saved - spent"), (rate("engine_saved_seconds_total"), "saved: prefill not computed"),
+          (rate("engine_spent_seconds_total"), "spent: waits for lookups, loads and puts")],
+         "A second, as engines report them. Below 0 the cache costs more than it gives."),
+        ("Profiles in force", "short", True,
+         [(total("profile_clients", "profile"), "{{profile}}")],
+         "Clients. Who asks for a profile with loss that calibration has not passed gets exact."),
         ("Prompt chunks found", "percentunit", False,
          [(f"{rate('lookup_hit_chunks_total')} / {rate('lookup_chunks_total')}", "found")],
          "Of the chunks that engines have looked up, those in the leading run that they can load. "
@@ -115,8 +132,30 @@ ROWS = [
            "{{tier}} checksum"),
           (f"sum by (tier) (increase(kvferry_tier_mac_errors_total{SELECTOR}[$__rate_interval]))",
            "{{tier}} MAC"),
-          (f"sum(increase(kvferry_put_corrupt_total{SELECTOR}[$__rate_interval]))", "puts")],
+          (increase("put_corrupt_total"), "puts"),
+          (increase("dram_corrupt_blocks_total"), "dram, by verify"),
+          (increase("peer_corrupt_blocks_total"), "other nodes"),
+          (increase("engine_corrupt_blocks_total"), "engines, when decoding")],
          "Each was a miss, none was served. More than a few: replace the drive."),
+        ("Late and too slow", "ops", True,
+         [(f"{rate('get_too_slow_total')} - {rate('get_too_slow_queue_total')} - "
+           f"{rate('get_too_slow_remote_total')}", "the drive alone takes too long"),
+          (rate("get_too_slow_queue_total"), "too much before it"),
+          (rate("get_too_slow_remote_total"), "another node takes too long"),
+          (rate("get_late_total"), "begun, and not there in time")],
+         "Blocks that were here and could not be had within an engine's budget: misses."),
+        ("Reported by engines", "ops", False,
+         [(rate("engine_load_failures_total"), "loads that failed"),
+          (rate("engine_taint_refusals_total"), "puts left out: they follow from lossy blocks")],
+         "Blocks. A load that fails is computed again."),
+        ("Drift", "percentunit", False,
+         [(f"{rate('engine_drift_error_ppm_total')} / 1e6 / "
+           f"clamp_min({rate('engine_drift_chunks_total')}, 1e-9)", "relative error")],
+         "Blocks computed again, beside what is stored of them: mean of the relative errors."),
+        ("Oldest lease", "s", False, [(total("lease_oldest_seconds", "node"), "{{node}}")],
+         "At lease.max_age its client is disconnected."),
+        ("Incomplete sets", "short", False, [(total("incomplete_sets", "node"), "{{node}}")],
+         "Some of their shards have not come: one rank puts less than the others."),
         ("Errors of drives", "short", False,
          [(f"sum by (node) (increase(kvferry_nvme_io_errors_total{SELECTOR}[$__rate_interval]))",
            "{{node}}")], "Reads and writes that failed."),
@@ -145,10 +184,11 @@ ROWS = [
 
 
 def panel(number, title, unit, stacked, questions, about, place):
+    least = {} if "minus" in title else {"min": 0}
     return {
         "id": number, "type": "timeseries", "title": title, "description": about,
         "datasource": SOURCE, "gridPos": place,
-        "fieldConfig": {"defaults": {"unit": unit, "min": 0, "custom": {
+        "fieldConfig": {"defaults": {"unit": unit, **least, "custom": {
             "fillOpacity": 30 if stacked else 0,
             "stacking": {"mode": "normal" if stacked else "none"}}}, "overrides": []},
         "options": {"legend": {"displayMode": "list", "placement": "bottom"},
