@@ -14,15 +14,13 @@
  */
 #include "tests/bench/bench.h"
 #include "tests/bench/gpu_loops.h"
+#include "tests/bench/gpu_x_load.h"
 #include "tests/support/daemon.h"
 
 #include "base/clock.h"
-#include "base/random.h"
-#include "codec/codec_rebuild.h"
 #include "gpu/blas.h"
 #include "kvferry_gpu_x.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,8 +51,7 @@ struct bed {
     struct gpu_loops loops; /* for cuBLAS */
     struct kvf_gpu_blas *blas;
     void *stream;
-    uint64_t weights; /* one layer's after the other */
-    uint64_t tables;
+    struct gpu_x_model model;
     uint64_t x;       /* of all layers, as an engine has it; TOKENS_MAX tokens at least */
     uint64_t pages;   /* of K and V, of all layers */
     uint64_t product; /* fp32, and bf16 of cuBLAS */
@@ -70,68 +67,12 @@ struct bed {
     uint64_t next_key;
 };
 
-static void must(int status, const char *what)
-{
-    if (status != KVF_OK) {
-        bench_die("%s: %s", what, kvf_status_text(status));
-    }
-}
-
 static void wait_for(struct bed *bed)
 {
     gpu_must(bed->gpu, bed->gpu->driver.cuStreamSynchronize(bed->stream), "a stream");
 }
 
 /* --- memory ----------------------------------------------------------------------------------- */
-
-/* Random bf16 numbers, of which n are made and repeated. */
-static void fill(struct bed *bed, uint64_t to, uint64_t bytes, float scale)
-{
-    enum {
-        MADE_BYTES = 32 << 20
-    };
-    struct kvf_random_seeded random;
-    uint16_t *made = malloc(MADE_BYTES);
-
-    if (made == NULL) {
-        bench_die("no memory");
-    }
-    kvf_random_seeded_init(&random, to);
-    for (size_t i = 0; i < MADE_BYTES / sizeof(*made); i++) {
-        float value = (float)(int32_t)(uint32_t)kvf_random_seeded_next(&random) * 0x1p-31f * scale;
-        uint32_t bits;
-
-        memcpy(&bits, &value, sizeof(bits));
-        made[i] = (uint16_t)(bits >> 16);
-    }
-    for (uint64_t at = 0; at < bytes; at += MADE_BYTES) {
-        uint64_t n = bytes - at < MADE_BYTES ? bytes - at : MADE_BYTES;
-
-        gpu_must(bed->gpu, bed->gpu->driver.cuMemcpyHtoDAsync(to + at, made, n, bed->stream),
-                 "copy");
-    }
-    wait_for(bed);
-    free(made);
-}
-
-static void tables_fill(struct bed *bed)
-{
-    static float tables[2][TOKENS_MAX][DIM / 2];
-
-    for (uint32_t p = 0; p < TOKENS_MAX; p++) {
-        for (uint32_t i = 0; i < DIM / 2; i++) {
-            double angle = p * pow(10000.0, -2.0 * i / DIM);
-
-            tables[0][p][i] = (float)cos(angle);
-            tables[1][p][i] = (float)sin(angle);
-        }
-    }
-    bed->tables = gpu_memory(bed->gpu, sizeof(tables));
-    gpu_must(bed->gpu,
-             bed->gpu->driver.cuMemcpyHtoDAsync(bed->tables, tables, sizeof(tables), bed->stream),
-             "copy");
-    wait_for(bed);
-}
 
 static bool bed_init(struct bed *bed)
 {
@@ -144,14 +85,19 @@ static bool bed_init(struct bed *bed)
         kvf_gpu_blas_open(bed->gpu, &bed->blas, text, sizeof(text)) != KVF_OK) {
         return false;
     }
-    bed->weights = gpu_memory(bed->gpu, LAYERS * W_BYTES);
     bed->x = gpu_memory(bed->gpu, LAYERS * LAYER_X_BYTES);
     bed->pages = gpu_memory(bed->gpu, KV_BYTES);
     bed->product = gpu_memory(bed->gpu, (uint64_t)TOKENS_MAX * WIDTH * sizeof(float));
     bed->host = gpu_host_memory(bed->gpu, KV_BYTES);
-    fill(bed, bed->weights, LAYERS * W_BYTES, 0.03f);
-    fill(bed, bed->x, LAYERS * LAYER_X_BYTES, 2.0f);
-    tables_fill(bed);
+    bed->model = (struct gpu_x_model){.n_layers = LAYERS,
+                                      .d_model = D_MODEL,
+                                      .n_heads = HEADS,
+                                      .dim = DIM,
+                                      .n_positions = TOKENS_MAX,
+                                      .chunk_tokens = CHUNK_TOKENS,
+                                      .theta = 10000.0};
+    gpu_x_model_init(&bed->model, bed->gpu, bed->stream);
+    gpu_x_fill(bed->gpu, bed->stream, bed->x, LAYERS * LAYER_X_BYTES, 2.0f);
     for (uint32_t i = 0; i < PAGES; i++) {
         bed->ids[i / CHUNK_PAGES][i % CHUNK_PAGES] = (i * 37) % PAGES; /* anywhere */
     }
@@ -162,24 +108,8 @@ static bool bed_init(struct bed *bed)
 
 static void rebuild_open(struct bed *bed)
 {
-    static const void *w_k[LAYERS], *w_v[LAYERS];
     static void *layers[2][LAYERS];
-    struct kvf_x_weights weights = {
-        .struct_bytes = sizeof(weights),
-        .d_model = D_MODEL,
-        .n_layers = LAYERS,
-        .n_heads = HEADS,
-        .dim_k = DIM,
-        .dim_v = DIM,
-        .dtype = KVF_DTYPE_BF16,
-        .kv_dtype = KVF_DTYPE_BF16,
-        .rope_style = KVF_ROPE_STYLE_HALF,
-        .rope_positions = TOKENS_MAX,
-        .w_k = w_k,
-        .w_v = w_v,
-        .rope_cos = (const float *)(uintptr_t)bed->tables,
-        .rope_sin = (const float *)(uintptr_t)bed->tables + TOKENS_MAX * (DIM / 2),
-    };
+    struct kvf_x_weights weights = gpu_x_model_weights(&bed->model);
     struct kvf_tensor_view view = {layers[0], (uint64_t)HEADS * GPU_PAGE_TOKENS * 2 * DIM * 2,
                                    2 * DIM * 2, (uint64_t)GPU_PAGE_TOKENS * 2 * DIM * 2};
     struct kvf_gpu_x_options options = {
@@ -192,15 +122,12 @@ static void rebuild_open(struct bed *bed)
                   .v = view},
     };
 
-    memset(weights.weights_digest, 1, sizeof(weights.weights_digest));
     for (uint32_t l = 0; l < LAYERS; l++) {
-        w_k[l] = (const uint8_t *)(uintptr_t)bed->weights + l * W_BYTES;
-        w_v[l] = (const uint8_t *)w_k[l] + W_BYTES / 2;
         layers[0][l] = (uint8_t *)(uintptr_t)bed->pages + l * LAYER_KV_BYTES;
         layers[1][l] = (uint8_t *)layers[0][l] + DIM * 2;
     }
     options.pages.v.layers = layers[1];
-    must(kvf_gpu_x_open(bed->handle, &weights, &options, &bed->rebuild), "weights");
+    gpu_x_must(kvf_gpu_x_open(bed->handle, &weights, &options, &bed->rebuild), "weights");
 }
 
 static void engine_open(struct bed *bed, const char *profile)
@@ -217,15 +144,15 @@ static void engine_open(struct bed *bed, const char *profile)
 
     kvf_test_daemon_create(&bed->daemon, sets);
     kvf_test_daemon_start(&bed->daemon);
-    must(kvf_x_geometry(KVF_KIND_X, D_MODEL, &geometry), "geometry");
+    gpu_x_must(kvf_x_geometry(KVF_KIND_X, D_MODEL, &geometry), "geometry");
     kvf_test_client_options(&bed->daemon, &options);
     options.geometry = &geometry;
     options.profile = profile;
     options.flags = KVF_ATTACH_ALLOW_UNCALIBRATED;
     options.staging_bytes = UINT64_C(512) << 20;
-    memset(options.weights_digest, 1, sizeof(options.weights_digest));
-    must(kvf_open(&options, &bed->client), "client");
-    must(kvf_gpu_open(bed->client, &gpu_options, &bed->handle), "GPU");
+    memset(options.weights_digest, GPU_X_DIGEST, sizeof(options.weights_digest));
+    gpu_x_must(kvf_open(&options, &bed->client), "client");
+    gpu_x_must(kvf_gpu_open(bed->client, &gpu_options, &bed->handle), "GPU");
     rebuild_open(bed);
     bed->next_key = 1;
 }
@@ -263,7 +190,7 @@ static void put_all(struct bed *bed)
     for (uint32_t l = 0; l < LAYERS; l++) {
         layers[l] = (uint8_t *)(uintptr_t)bed->x + l * LAYER_X_BYTES;
     }
-    must(kvf_gpu_register(bed->handle, &options, &region), "X");
+    gpu_x_must(kvf_gpu_register(bed->handle, &options, &region), "X");
     for (uint32_t i = 0; i < CHUNKS; i++) {
         struct name name;
         struct kvf_gpu_put_item item = {.struct_bytes = sizeof(item),
@@ -276,14 +203,14 @@ static void put_all(struct bed *bed)
         uint64_t request;
         uint32_t n;
 
-        must(kvf_gpu_put(bed->handle, region, &item, 1, &put, NULL, NULL, 0, NULL, &request),
-             "put");
+        gpu_x_must(kvf_gpu_put(bed->handle, region, &item, 1, &put, NULL, NULL, 0, NULL, &request),
+                   "put");
         while (event.kind != KVF_GPU_EVENT_REQUEST) {
-            must(kvf_gpu_poll(bed->handle, &event, 1, 20000, &n), "poll");
-            must(event.status, "a put");
+            gpu_x_must(kvf_gpu_poll(bed->handle, &event, 1, 20000, &n), "poll");
+            gpu_x_must(event.status, "a put");
         }
     }
-    must(kvf_gpu_unregister(bed->handle, region), "X");
+    gpu_x_must(kvf_gpu_unregister(bed->handle, region), "X");
 }
 
 static void get_all(struct bed *bed)
@@ -299,7 +226,8 @@ static void get_all(struct bed *bed)
                                            .token_start = i * CHUNK_TOKENS,
                                            .pages = bed->ids[i]};
     }
-    must(kvf_gpu_x_get(bed->rebuild, items, CHUNKS, NULL, NULL, bed->stream, statuses), "get");
+    gpu_x_must(kvf_gpu_x_get(bed->rebuild, items, CHUNKS, NULL, NULL, bed->stream, statuses),
+               "get");
     wait_for(bed);
 }
 
@@ -325,9 +253,10 @@ static const struct kvf_gpu_product *product_of(const struct bed *bed)
 static void multiply(struct bed *bed)
 {
     for (uint32_t i = 0; i < STEPS; i++) {
-        must(kvf_gpu_blas_multiply(bed->blas, product_of(bed), bed->x, bed->weights + i * W_BYTES,
-                                   bed->product, bed->stream),
-             "a product");
+        gpu_x_must(kvf_gpu_blas_multiply(bed->blas, product_of(bed), bed->x,
+                                         bed->model.matrices + i * W_BYTES, bed->product,
+                                         bed->stream),
+                   "a product");
     }
     wait_for(bed);
 }
@@ -350,7 +279,7 @@ static void plain(struct bed *bed, uint64_t x, uint64_t weights)
 static void multiply_plain(struct bed *bed)
 {
     for (uint32_t i = 0; i < STEPS; i++) {
-        plain(bed, bed->x, bed->weights + i * W_BYTES);
+        plain(bed, bed->x, bed->model.matrices + i * W_BYTES);
     }
     wait_for(bed);
 }
@@ -358,11 +287,11 @@ static void multiply_plain(struct bed *bed)
 static void rebuild_layers(struct bed *bed)
 {
     for (uint32_t i = 0; i < STEPS; i++) {
-        must(kvf_gpu_x_rebuild(bed->rebuild, i, (const void *)(uintptr_t)bed->x, bed->n_tokens, 0,
-                               &bed->ids[0][0],
-                               (bed->n_tokens + GPU_PAGE_TOKENS - 1) / GPU_PAGE_TOKENS,
-                               bed->stream),
-             "a layer");
+        gpu_x_must(kvf_gpu_x_rebuild(bed->rebuild, i, (const void *)(uintptr_t)bed->x,
+                                     bed->n_tokens, 0, &bed->ids[0][0],
+                                     (bed->n_tokens + GPU_PAGE_TOKENS - 1) / GPU_PAGE_TOKENS,
+                                     bed->stream),
+                   "a layer");
     }
     wait_for(bed);
 }
@@ -421,9 +350,10 @@ static void products(struct bed *bed)
         .m = WINDOW, .n = WIDTH, .k = D_MODEL, .c_stride = WIDTH, .dtype = KVF_DTYPE_BF16};
 
     for (uint32_t i = 0; i < LAYERS * (TOKENS / WINDOW); i++) {
-        must(kvf_gpu_blas_multiply(bed->blas, &product, bed->x + i % LAYERS * LAYER_X_BYTES,
-                                   bed->weights + i % LAYERS * W_BYTES, bed->product, bed->stream),
-             "a product");
+        gpu_x_must(kvf_gpu_blas_multiply(bed->blas, &product, bed->x + i % LAYERS * LAYER_X_BYTES,
+                                         bed->model.matrices + i % LAYERS * W_BYTES, bed->product,
+                                         bed->stream),
+                   "a product");
     }
     wait_for(bed);
 }
@@ -432,7 +362,7 @@ static void products_plain(struct bed *bed)
 {
     bed->n_tokens = TOKENS;
     for (uint32_t i = 0; i < LAYERS; i++) {
-        plain(bed, bed->x + i * LAYER_X_BYTES, bed->weights + i * W_BYTES);
+        plain(bed, bed->x + i * LAYER_X_BYTES, bed->model.matrices + i * W_BYTES);
     }
     wait_for(bed);
 }
@@ -442,29 +372,10 @@ static void pages_work(const struct bed *bed, struct kvf_gpu_rebuild *work)
 {
     uint64_t vectors = (uint64_t)HEADS * GPU_PAGE_TOKENS * 2 * DIM * 2;
 
-    *work = (struct kvf_gpu_rebuild){
-        .product = bed->product,
-        .cosines = bed->tables,
-        .sines = bed->tables + (uint64_t)TOKENS_MAX * (DIM / 2) * sizeof(float),
-        .n_heads = HEADS,
-        .dim_k = DIM,
-        .dim_v = DIM,
-        .width = WIDTH,
-        .rope_dims = DIM,
-        .tokens_a_page = GPU_PAGE_TOKENS,
-        .dtype = KVF_DTYPE_BF16,
-        .kv_dtype = KVF_DTYPE_BF16,
-        .rope_style = KVF_ROPE_STYLE_HALF,
-        .n_pieces = WINDOW / CHUNK_TOKENS,
-        .piece_tokens = CHUNK_TOKENS,
-    };
+    *work = gpu_x_model_rebuild(&bed->model, bed->product, 0, WINDOW);
     for (uint32_t i = 0; i < 2; i++) {
         work->pages[i] = (struct kvf_gpu_pages){vectors, 2 * DIM * 2,
                                                 (uint64_t)GPU_PAGE_TOKENS * 2 * DIM * 2};
-    }
-    for (uint32_t i = 0; i < work->n_pieces; i++) {
-        work->pieces[i] = (struct kvf_gpu_rebuild_piece){i * CHUNK_TOKENS, CHUNK_TOKENS,
-                                                         i * CHUNK_TOKENS, i * CHUNK_PAGES};
     }
 }
 
@@ -483,7 +394,7 @@ static void pages(struct bed *bed)
                WINDOW / GPU_PAGE_TOKENS * sizeof(work.page_ids[0]));
         work.bases[0] = bed->pages + i % LAYERS * LAYER_KV_BYTES;
         work.bases[1] = work.bases[0] + DIM * 2;
-        must(kvf_gpu_device_launch(bed->gpu, &shape, parameters, bed->stream), "K and V");
+        gpu_x_must(kvf_gpu_device_launch(bed->gpu, &shape, parameters, bed->stream), "K and V");
     }
     wait_for(bed);
 }

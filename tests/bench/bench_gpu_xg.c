@@ -14,7 +14,7 @@
  * Factors are random numbers: products do not care. Their file has 1.6 GB.
  */
 #include "tests/bench/bench.h"
-#include "tests/bench/gpu_load.h"
+#include "tests/bench/gpu_x_load.h"
 
 #include "kvferry_gpu_x.h"
 #include "tests/support/daemon.h"
@@ -23,10 +23,8 @@
 #include "base/random.h"
 #include "client/gpu_latent.h"
 #include "client/x_svd.h"
-#include "codec/codec_rebuild.h"
 #include "gpu/blas.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,7 +39,6 @@ enum {
     CHUNKS = TOKENS / GPU_CHUNK_TOKENS,
     CHUNK_PAGES = GPU_CHUNK_TOKENS / GPU_PAGE_TOKENS,
     WINDOW = 1024,
-    DIGEST = 1, /* all bytes of the weights' */
 };
 
 #define W_BYTES ((uint64_t)WIDTH * D_MODEL * 2)
@@ -63,23 +60,13 @@ struct bed {
     struct kvf_test_daemon daemon;
     struct side kv;
     struct side latents;
+    struct gpu_x_model model;
     struct kvf_x_weights weights;
-    const void *w_k[LAYERS];
-    const void *w_v[LAYERS];
-    uint64_t matrices; /* one layer's after the other */
-    uint64_t tables;
     uint64_t payloads;
     uint64_t product;
     uint32_t window_tokens; /* 0: the library's choice */
     char factors[KVF_TEST_PATH_BYTES];
 };
-
-static void must(int status, const char *what)
-{
-    if (status != KVF_OK) {
-        bench_die("%s: %s", what, kvf_status_text(status));
-    }
-}
 
 static void wait_for(struct bed *bed)
 {
@@ -87,51 +74,6 @@ static void wait_for(struct bed *bed)
 }
 
 /* --- the model -------------------------------------------------------------------------------- */
-
-static void matrices_fill(struct bed *bed)
-{
-    struct kvf_random_seeded random;
-    uint16_t *made = malloc(W_BYTES);
-
-    if (made == NULL) {
-        bench_die("no memory");
-    }
-    kvf_random_seeded_init(&random, 5);
-    for (size_t i = 0; i < W_BYTES / sizeof(*made); i++) {
-        /* of magnitude 1/64 to 1/32 */
-        made[i] = (uint16_t)((kvf_random_seeded_next(&random) & 0x807f) | 121u << 7);
-    }
-    bed->matrices = gpu_memory(bed->gpu, LAYERS * W_BYTES);
-    for (uint32_t l = 0; l < LAYERS; l++) {
-        gpu_must(bed->gpu,
-                 bed->gpu->driver.cuMemcpyHtoDAsync(bed->matrices + l * W_BYTES, made, W_BYTES,
-                                                    bed->stream),
-                 "copy");
-        wait_for(bed);
-        bed->w_k[l] = (const uint8_t *)(uintptr_t)bed->matrices + l * W_BYTES;
-        bed->w_v[l] = (const uint8_t *)bed->w_k[l] + W_BYTES / 2;
-    }
-    free(made);
-}
-
-static void tables_fill(struct bed *bed)
-{
-    static float tables[2][TOKENS][DIM / 2];
-
-    for (uint32_t p = 0; p < TOKENS; p++) {
-        for (uint32_t i = 0; i < DIM / 2; i++) {
-            double angle = p * pow(500000.0, -2.0 * i / DIM);
-
-            tables[0][p][i] = (float)cos(angle);
-            tables[1][p][i] = (float)sin(angle);
-        }
-    }
-    bed->tables = gpu_memory(bed->gpu, sizeof(tables));
-    gpu_must(bed->gpu,
-             bed->gpu->driver.cuMemcpyHtoDAsync(bed->tables, tables, sizeof(tables), bed->stream),
-             "copy");
-    wait_for(bed);
-}
 
 static void factors_write(struct bed *bed)
 {
@@ -154,37 +96,26 @@ static void factors_write(struct bed *bed)
     for (size_t i = 0; i < (size_t)D_MODEL * WIDTH; i++) {
         u[i] = (float)(int32_t)(uint32_t)kvf_random_seeded_next(&random) * 0x1p-37f;
     }
-    memset(digest, DIGEST, sizeof(digest));
+    memset(digest, GPU_X_DIGEST, sizeof(digest));
     kvf_test_dir_path(&bed->daemon.dir, "model.svd", bed->factors);
-    must(kvf_svd_writer_open(bed->factors, &facts, WIDTH, digest, &writer, why), "factors");
+    gpu_x_must(kvf_svd_writer_open(bed->factors, &facts, WIDTH, digest, &writer, why), "factors");
     for (uint32_t l = 0; l < LAYERS; l++) {
-        must(kvf_svd_writer_add(writer, u, u, why), "factors");
+        gpu_x_must(kvf_svd_writer_add(writer, u, u, why), "factors");
     }
-    must(kvf_svd_writer_commit(writer, why), "factors");
+    gpu_x_must(kvf_svd_writer_commit(writer, why), "factors");
     free(u);
 }
 
-static void weights_make(struct bed *bed)
+static void model_init(struct bed *bed)
 {
-    bed->weights = (struct kvf_x_weights){
-        .struct_bytes = sizeof(bed->weights),
-        .d_model = D_MODEL,
-        .stored_width = WIDTH,
-        .svd_file = bed->factors,
-        .n_layers = LAYERS,
-        .n_heads = HEADS,
-        .dim_k = DIM,
-        .dim_v = DIM,
-        .dtype = KVF_DTYPE_BF16,
-        .kv_dtype = KVF_DTYPE_BF16,
-        .rope_style = KVF_ROPE_STYLE_HALF,
-        .rope_positions = TOKENS,
-        .w_k = bed->w_k,
-        .w_v = bed->w_v,
-        .rope_cos = (const float *)(uintptr_t)bed->tables,
-        .rope_sin = (const float *)(uintptr_t)bed->tables + TOKENS * (DIM / 2),
-    };
-    memset(bed->weights.weights_digest, DIGEST, sizeof(bed->weights.weights_digest));
+    bed->model = (struct gpu_x_model){.n_layers = LAYERS,
+                                      .d_model = D_MODEL,
+                                      .n_heads = HEADS,
+                                      .dim = DIM,
+                                      .n_positions = TOKENS,
+                                      .chunk_tokens = GPU_CHUNK_TOKENS,
+                                      .theta = 500000.0};
+    gpu_x_model_init(&bed->model, bed->gpu, bed->stream);
 }
 
 /* --- the engine ------------------------------------------------------------------------------- */
@@ -223,18 +154,18 @@ static void side_open(struct bed *bed, struct side *side, const char *profile)
     options.profile = profile;
     options.flags = KVF_ATTACH_ALLOW_UNCALIBRATED;
     options.staging_bytes = UINT64_C(256) << 20;
-    memset(options.weights_digest, DIGEST, sizeof(options.weights_digest));
+    memset(options.weights_digest, GPU_X_DIGEST, sizeof(options.weights_digest));
     if (is_x) {
         struct kvf_x_factors facts = {.struct_bytes = sizeof(facts)};
 
-        must(kvf_x_geometry(KVF_KIND_XG, WIDTH, &geometry), "geometry");
-        must(kvf_x_factors_read(bed->factors, &facts, NULL, NULL), "factors");
+        gpu_x_must(kvf_x_geometry(KVF_KIND_XG, WIDTH, &geometry), "geometry");
+        gpu_x_must(kvf_x_factors_read(bed->factors, &facts, NULL, NULL), "factors");
         memcpy(options.factors_digest, facts.digest, sizeof(options.factors_digest));
     }
-    must(kvf_open(&options, &side->client), "client");
-    must(kvf_gpu_open(side->client, &gpu_options, &side->handle), "GPU");
+    gpu_x_must(kvf_open(&options, &side->client), "client");
+    gpu_x_must(kvf_gpu_open(side->client, &gpu_options, &side->handle), "GPU");
     region = pages_of(&side->load, layers);
-    must(kvf_gpu_register(side->handle, &region, &side->region), "pages");
+    gpu_x_must(kvf_gpu_register(side->handle, &region, &side->region), "pages");
 }
 
 static void engine_open(struct bed *bed)
@@ -250,11 +181,14 @@ static void engine_open(struct bed *bed)
     kvf_test_daemon_create(&bed->daemon, sets);
     kvf_test_daemon_start(&bed->daemon);
     factors_write(bed);
-    weights_make(bed);
+    bed->weights = gpu_x_model_weights(&bed->model);
+    bed->weights.stored_width = WIDTH;
+    bed->weights.svd_file = bed->factors;
     side_open(bed, &bed->kv, "balanced");
     side_open(bed, &bed->latents, "xgcl3");
     options.pages = pages_of(&bed->kv.load, layers);
-    must(kvf_gpu_x_open(bed->latents.handle, &bed->weights, &options, &bed->rebuild), "weights");
+    gpu_x_must(kvf_gpu_x_open(bed->latents.handle, &bed->weights, &options, &bed->rebuild),
+               "weights");
     if (kvf_gpu_latent_open(bed->latents.handle, &bed->weights, WINDOW, &bed->latent, text,
                             sizeof(text)) != KVF_OK) {
         bench_die("factors: %s", text);
@@ -296,8 +230,8 @@ static void take_events(struct side *side)
     uint32_t n;
 
     while (event.kind != KVF_GPU_EVENT_REQUEST) {
-        must(kvf_gpu_poll(side->handle, &event, 1, 20000, &n), "poll");
-        must(event.status, "a request");
+        gpu_x_must(kvf_gpu_poll(side->handle, &event, 1, 20000, &n), "poll");
+        gpu_x_must(event.status, "a request");
     }
 }
 
@@ -313,8 +247,9 @@ static void put_all(struct side *side)
         struct kvf_put_options put = {.struct_bytes = sizeof(put), .flags = KVF_PUT_NO_WRITE};
         uint64_t request;
 
-        must(kvf_gpu_put(side->handle, side->region, &item, 1, &put, NULL, NULL, 0, NULL, &request),
-             "put");
+        gpu_x_must(
+            kvf_gpu_put(side->handle, side->region, &item, 1, &put, NULL, NULL, 0, NULL, &request),
+            "put");
         take_events(side);
     }
 }
@@ -334,7 +269,8 @@ static void fetch_latents(struct bed *bed)
                                            .token_start = i * GPU_CHUNK_TOKENS,
                                            .pages = ids_of(&bed->kv, i)};
     }
-    must(kvf_gpu_x_get(bed->rebuild, items, CHUNKS, NULL, NULL, bed->stream, statuses), "get");
+    gpu_x_must(kvf_gpu_x_get(bed->rebuild, items, CHUNKS, NULL, NULL, bed->stream, statuses),
+               "get");
     wait_for(bed);
 }
 
@@ -350,8 +286,9 @@ static void fetch_kv(struct bed *bed)
                                              .key = name_of(i, &names[i]),
                                              .pages = ids_of(&bed->kv, i)};
     }
-    must(kvf_gpu_get(bed->kv.handle, bed->kv.region, items, CHUNKS, NULL, NULL, NULL, 0, &request),
-         "get");
+    gpu_x_must(
+        kvf_gpu_get(bed->kv.handle, bed->kv.region, items, CHUNKS, NULL, NULL, NULL, 0, &request),
+        "get");
     take_events(&bed->kv);
 }
 
@@ -359,38 +296,19 @@ static void fetch_kv(struct bed *bed)
 static void scatter(struct bed *bed, uint32_t window, uint32_t layer)
 {
     const struct gpu_load *load = &bed->kv.load;
-    struct kvf_gpu_rebuild work = {
-        .product = bed->product,
-        .cosines = bed->tables,
-        .sines = bed->tables + (uint64_t)TOKENS * (DIM / 2) * sizeof(float),
-        .bases = {load->pages + layer * load->layer_bytes,
-                  load->pages + layer * load->layer_bytes + DIM * 2},
-        .pages = {load->work.pages[0], load->work.pages[1]},
-        .n_heads = HEADS,
-        .dim_k = DIM,
-        .dim_v = DIM,
-        .width = WIDTH,
-        .rope_dims = DIM,
-        .tokens_a_page = GPU_PAGE_TOKENS,
-        .dtype = KVF_DTYPE_BF16,
-        .kv_dtype = KVF_DTYPE_BF16,
-        .rope_style = KVF_ROPE_STYLE_HALF,
-        .n_pieces = WINDOW / GPU_CHUNK_TOKENS,
-        .piece_tokens = GPU_CHUNK_TOKENS,
-    };
-    struct kvf_gpu_shape shape = {.kernel = kvf_gpu_rebuild_kernel(&work),
-                                  .n_blocks = WINDOW,
-                                  .n_threads = KVF_GPU_REBUILD_THREADS};
+    struct kvf_gpu_rebuild work = gpu_x_model_rebuild(&bed->model, bed->product, window * WINDOW,
+                                                      WINDOW);
+    struct kvf_gpu_shape shape = {.n_blocks = WINDOW, .n_threads = KVF_GPU_REBUILD_THREADS};
     void *parameters[] = {&work};
 
-    for (uint32_t i = 0; i < work.n_pieces; i++) {
-        work.pieces[i] = (struct kvf_gpu_rebuild_piece){i * GPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS,
-                                                        window * WINDOW + i * GPU_CHUNK_TOKENS,
-                                                        i * CHUNK_PAGES};
+    for (uint32_t i = 0; i < 2; i++) {
+        work.bases[i] = load->pages + layer * load->layer_bytes + i * DIM * sizeof(uint16_t);
+        work.pages[i] = load->work.pages[i];
     }
+    shape.kernel = kvf_gpu_rebuild_kernel(&work);
     memcpy(work.page_ids, ids_of(&bed->kv, window * work.n_pieces),
            WINDOW / GPU_PAGE_TOKENS * sizeof(work.page_ids[0]));
-    must(kvf_gpu_device_launch(bed->gpu, &shape, parameters, bed->stream), "K and V");
+    gpu_x_must(kvf_gpu_device_launch(bed->gpu, &shape, parameters, bed->stream), "K and V");
 }
 
 /* All kernels of a fetch, from latents that are in the GPU's memory. */
@@ -405,14 +323,15 @@ static void kernels_latents(struct bed *bed)
         for (uint32_t l = 0; l < LAYERS; l++) {
             uint64_t x = 0;
 
-            must(kvf_gpu_latent_queue(bed->latent, bed->blas, l,
-                                      load->pages + l * load->layer_bytes +
-                                          w * (WINDOW / GPU_PAGE_TOKENS) * load->page_bytes,
-                                      WINDOW, bed->stream, &x),
-                 "X");
-            must(kvf_gpu_blas_multiply(bed->blas, &product, x, bed->matrices + l * W_BYTES,
-                                       bed->product, bed->stream),
-                 "a product");
+            gpu_x_must(kvf_gpu_latent_queue(bed->latent, bed->blas, l,
+                                            load->pages + l * load->layer_bytes +
+                                                w * (WINDOW / GPU_PAGE_TOKENS) * load->page_bytes,
+                                            WINDOW, bed->stream, &x),
+                       "X");
+            gpu_x_must(kvf_gpu_blas_multiply(bed->blas, &product, x,
+                                             bed->model.matrices + l * W_BYTES, bed->product,
+                                             bed->stream),
+                       "a product");
             scatter(bed, w, l);
         }
     }
@@ -479,8 +398,7 @@ int main(int argc, char **argv)
                   bed.payloads + gpu_load_payloads_bytes(&bed.kv.load));
     gpu_load_encode(&bed.kv.load, bed.gpu, bed.stream);
     gpu_load_encode(&bed.latents.load, bed.gpu, bed.stream);
-    matrices_fill(&bed);
-    tables_fill(&bed);
+    model_init(&bed);
     engine_open(&bed);
     put_all(&bed.kv);
     put_all(&bed.latents);
