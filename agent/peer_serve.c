@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "base/fd.h"
 #include "base/mutant.h"
@@ -79,9 +80,18 @@ static bool is_decided(struct kvf_peers *peers, struct kvf_peer_serve *serve)
     return false;
 }
 
+/* What it has said is taken first, and nothing more after that: closing over it would overtake the
+ * answer. */
 static void refuse_client(int fd, const char *tenant)
 {
     struct kvf_wire_welcome welcome = {.status = KVF_ERR_REFUSED};
+    struct kvf_seqpacket_message received;
+    uint8_t data[KVF_WIRE_MESSAGE_BYTES_MAX];
+
+    (void)shutdown(fd, SHUT_RD);
+    while (kvf_seqpacket_recv(fd, data, sizeof(data), &received) == KVF_OK) {
+        kvf_seqpacket_message_close(&received);
+    }
 
     kvf_proto_head_init(&welcome.head, KVF_WIRE_WELCOME);
     (void)snprintf(welcome.text, sizeof(welcome.text),

@@ -50,19 +50,14 @@ static void say_note(struct kvf_tunnel *tunnel, enum kvf_wire_type type, int sta
     say(tunnel, &message, NULL, 0);
 }
 
-/* Nothing more comes: the session is told why if it does not live so far, and hung up on. What it
- * has said is read first: closing over it would reach the session before the answer does. */
+/* Nothing more comes: the session is told why if it does not live so far, and hung up on. Closing
+ * the socket over what the session has said would reach it before the answer does. */
 static void hang_up(struct kvf_tunnel *tunnel, int status, const char *why)
 {
     union kvf_proto_message message = {.welcome = {.status = status}};
-    struct kvf_seqpacket_message datagram;
-    uint8_t buffer[KVF_WIRE_MESSAGE_BYTES_MAX];
 
-    if (tunnel->fd < 0) {
+    if (tunnel->state == KVF_TUNNEL_OVER) {
         return;
-    }
-    while (kvf_seqpacket_recv(tunnel->fd, buffer, sizeof(buffer), &datagram) == KVF_OK) {
-        kvf_seqpacket_message_close(&datagram);
     }
     (void)snprintf(tunnel->why, sizeof(tunnel->why), "%.80s:%s: %.160s", tunnel->address.host,
                    tunnel->address.port, why);
@@ -72,7 +67,8 @@ static void hang_up(struct kvf_tunnel *tunnel, int status, const char *why)
         say(tunnel, &message, NULL, 0);
     }
     tunnel->state = KVF_TUNNEL_OVER;
-    kvf_fd_close(&tunnel->fd);
+    kvf_net_unwatch(tunnel->net, tunnel->fd);
+    (void)shutdown(tunnel->fd, SHUT_RDWR);
 }
 
 static void end(struct kvf_tunnel *tunnel, int status, const char *why)
@@ -166,8 +162,6 @@ static void on_welcome(struct kvf_tunnel *tunnel, union kvf_proto_message *messa
     int status;
 
     if (welcome->status != KVF_OK) {
-        say(tunnel, message, NULL, 0);
-        tunnel->state = KVF_TUNNEL_OVER;
         end(tunnel, welcome->status, welcome->text);
         return;
     }
@@ -320,7 +314,7 @@ static unsigned receive(struct kvf_tunnel *tunnel)
     const char *why;
     unsigned n = 0;
 
-    while (n < MESSAGES_MAX && tunnel->fd >= 0) {
+    while (n < MESSAGES_MAX && tunnel->state != KVF_TUNNEL_OVER) {
         int status = kvf_seqpacket_recv(tunnel->fd, buffer, sizeof(buffer), &datagram);
 
         if (status == KVF_EMPTY) {
@@ -522,7 +516,7 @@ static unsigned tunnel_turn(void *ctx, uint64_t now_ns, bool has_slept)
     struct kvf_tunnel *tunnel = ctx;
     unsigned n = 0;
 
-    if (tunnel->state == KVF_TUNNEL_CONNECTS || tunnel->fd < 0) {
+    if (tunnel->state == KVF_TUNNEL_CONNECTS || tunnel->state == KVF_TUNNEL_OVER) {
         return 0;
     }
     if (has_slept || now_ns >= tunnel->look_ns) {

@@ -76,7 +76,7 @@ struct kvf_tunnel {
     uint32_t try_number;
     bool is_scheduler;
     enum kvf_tunnel_state state;
-    int fd;                        /* -1: hung up */
+    int fd;                        /* the other end of the session's socket */
     char why[KVF_WIRE_TEXT_BYTES]; /* once it has hung up */
     bool is_mapped, is_daemon_ready;
     uint64_t look_ns, beat_ns;

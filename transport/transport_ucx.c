@@ -468,27 +468,34 @@ static int open_tables(struct kvf_net *net)
     return status;
 }
 
-/* Signals are for the threads of whoever has the process. */
-static int start_thread(struct kvf_net *net, char *why, size_t why_bytes)
+static int open_all(struct kvf_net *net, char *why, size_t why_bytes)
 {
-    sigset_t all, before;
-    int rc;
+    int status = kvf_ucx_api_open(&net->ucx, why, why_bytes);
 
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    rc = pthread_create(&net->thread, NULL, run, net);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (rc != 0) {
-        (void)snprintf(why, why_bytes, "no thread can be started");
-        return KVF_ERR_NO_MEMORY;
+    if (status == KVF_OK) {
+        status = open_tables(net);
     }
-    return KVF_OK;
+    if (status == KVF_OK) {
+        status = open_context(net, why, why_bytes);
+    }
+    if (status == KVF_OK) {
+        status = open_worker(net, why, why_bytes);
+    }
+    if (status == KVF_OK) {
+        status = open_listener(net, why, why_bytes);
+    }
+    if (status == KVF_OK && pthread_create(&net->thread, NULL, run, net) != 0) {
+        (void)snprintf(why, why_bytes, "no thread can be started");
+        status = KVF_ERR_NO_MEMORY;
+    }
+    return status;
 }
 
 int kvf_net_open(const struct kvf_net_config *config, struct kvf_net **net_out, char *why,
                  size_t why_bytes)
 {
     struct kvf_net *net = calloc(1, sizeof(*net));
+    sigset_t all, before;
     int status = KVF_ERR_NO_MEMORY;
 
     (void)snprintf(why, why_bytes, "out of memory");
@@ -510,22 +517,11 @@ int kvf_net_open(const struct kvf_net_config *config, struct kvf_net **net_out, 
     for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
         net->links[i].net = net;
     }
-    status = kvf_ucx_api_open(&net->ucx, why, why_bytes);
-    if (status == KVF_OK) {
-        status = open_tables(net);
-    }
-    if (status == KVF_OK) {
-        status = open_context(net, why, why_bytes);
-    }
-    if (status == KVF_OK) {
-        status = open_worker(net, why, why_bytes);
-    }
-    if (status == KVF_OK) {
-        status = open_listener(net, why, why_bytes);
-    }
-    if (status == KVF_OK) {
-        status = start_thread(net, why, why_bytes);
-    }
+    /* signals are for the threads that were there before ours and UCX's */
+    (void)sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    status = open_all(net, why, why_bytes);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (status != KVF_OK) {
         kvf_net_close(net);
         return status;

@@ -170,8 +170,9 @@ bool kvf_net_tunnel_send(struct kvf_net *net, enum kvf_net_type type, uint64_t r
 bool kvf_net_tunnel_room(const struct kvf_net *net);
 /* End it. */
 void kvf_net_tunnel_break(struct kvf_net *net, int status, const char *why);
-/* Wake the thread when a descriptor becomes readable. */
+/* Wake the thread when a descriptor becomes readable, and not any more. */
 int kvf_net_watch(struct kvf_net *net, int fd, bool is_edge_triggered);
+void kvf_net_unwatch(struct kvf_net *net, int fd);
 
 /* All below: the owner only. KVF_OK; KVF_ERR_BUSY: a queue is full, nothing has happened. */
 

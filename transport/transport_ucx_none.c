@@ -124,3 +124,10 @@ int kvf_net_watch(struct kvf_net *net, int fd, bool is_edge_triggered)
     (void)is_edge_triggered;
     abort();
 }
+
+void kvf_net_unwatch(struct kvf_net *net, int fd)
+{
+    (void)net;
+    (void)fd;
+    abort();
+}

@@ -59,3 +59,8 @@ int kvf_net_watch(struct kvf_net *net, int fd, bool is_edge_triggered)
 
     return epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? KVF_OK : KVF_ERR_NO_MEMORY;
 }
+
+void kvf_net_unwatch(struct kvf_net *net, int fd)
+{
+    (void)epoll_ctl(net->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+}

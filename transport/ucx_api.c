@@ -26,6 +26,7 @@ static void set_defaults(void)
 {
     static const char *const values[][2] = {
         {"UCX_HANDLE_ERRORS", "none"}, /* signals are the daemon's */
+        {"UCX_DEBUG_SIGNO", "0"},      /* SIGHUP is, too: it means "read calibration.dir again" */
         {"UCX_MEM_EVENTS", "n"},       /* no hooks in malloc and mmap */
         {"UCX_LOG_LEVEL", "fatal"},    /* a peer that dies is one line, and ours */
         {"UCX_WARN_UNUSED_ENV_VARS", "n"},

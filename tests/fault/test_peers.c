@@ -45,19 +45,6 @@ static struct node nodes[NODES];
 static struct kvf_test_dir keys;
 static uint16_t ports[NODES];
 
-/* A port of loopback that nobody has now. */
-static uint16_t free_port(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof(at);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-    assert_int_equal(bind(fd, (const struct sockaddr *)&at, sizeof(at)), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &bytes), 0);
-    close(fd);
-    return ntohs(at.sin_port);
-}
-
 /* Node i, linked with those of the mask. key: a number that names one. Not started. */
 static struct kvf_test_daemon *node_create(uint32_t i, uint32_t mask, uint32_t key)
 {
@@ -151,7 +138,7 @@ static int setup(void **state)
     memset(nodes, 0, sizeof(nodes));
     kvf_test_dir_create(&keys);
     for (uint32_t i = 0; i < NODES; i++) {
-        ports[i] = free_port();
+        ports[i] = kvf_test_free_port();
     }
     return 0;
 }
@@ -396,6 +383,22 @@ static void test_strangers(void **state)
                      1); /* one link, all the time */
 }
 
+/* Signals are the daemon's, whatever UCX would do with them. */
+static bool is_reloaded(void *arg)
+{
+    return kvf_test_daemon_log_has(arg, "nothing to read again");
+}
+
+static void test_signals(void **state)
+{
+    struct kvf_test_daemon *a = node_start(0, 0, 1);
+
+    (void)state;
+    kvf_test_process_signal(&a->process, SIGHUP);
+    assert_true(kvf_test_wait_until(is_reloaded, a, WAIT_MS));
+    assert_int_equal(kvf_test_daemon_stop(a), 0);
+}
+
 static void refuses(const char *set, const char *text)
 {
     struct kvf_test_daemon daemon;
@@ -428,6 +431,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_kill, setup, teardown),
         cmocka_unit_test_setup_teardown(test_standstill, setup, teardown),
         cmocka_unit_test_setup_teardown(test_strangers, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_signals, setup, teardown),
         cmocka_unit_test(test_refused_config),
     };
 
