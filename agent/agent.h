@@ -33,6 +33,7 @@ struct kvf_agent_ports {
     /* GPU `index` of n_hbm, taken over by its tier. NULL: none. */
     struct kvf_hbm_port *(*open_hbm)(void *ctx, uint32_t index);
     uint32_t n_hbm;
+    bool has_network; /* what is behind transport_ucx.h is simulated as well */
     /* Called while a tier waits for its drive at start and end: let simulated time pass. */
     void (*wait)(void *ctx);
     /* May bytes more of the arena be populated now? NULL: as the machine's memory allows. */

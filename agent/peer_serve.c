@@ -19,7 +19,7 @@
 static void give_up(struct kvf_peers *peers, struct kvf_peer_serve *serve)
 {
     if (serve->slot != KVF_LOCATION_NONE && !KVF_MUTANT(peer_serve_unpinned) &&
-        (!KVF_MUTANT(peer_serve_leaked) || serve->call.sent_bytes != 0)) {
+        (!KVF_MUTANT(peer_serve_leaked) || serve->call.sent_bytes == serve->call.record_bytes)) {
         kvf_dram_unpin(peers->agent->dram_store, serve->slot);
     }
     kvf_pool_put(&peers->serves, serve);

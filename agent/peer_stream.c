@@ -12,6 +12,8 @@
 
 #include <string.h>
 
+#include "base/mutant.h"
+
 #define MESSAGES_A_TURN 4
 #define WALK_A_MESSAGE  4096 /* entries looked at */
 #define RESYNC_NS       KVF_NS_PER_S
@@ -233,7 +235,7 @@ static void told_part(struct kvf_peers *peers, struct kvf_peer_link *link,
         peers->agent->metrics.peer_snapshots++;
     }
     if (link->learn != KVF_LEARN_SNAPSHOT || link->number != head->number ||
-        link->part != head->index) {
+        (link->part != head->index && !KVF_MUTANT(peer_part_missed))) {
         resync(peers, link);
         return;
     }
@@ -260,11 +262,12 @@ void kvf_peers_told(struct kvf_peers *peers, struct kvf_peer_link *link, uint8_t
     memcpy(&head, body, sizeof(head));
     if (type == KVF_NET_SNAPSHOT) {
         told_part(peers, link, &head, blocks);
-    } else if (link->learn != KVF_LEARN_LIVE || link->number != head.number) {
+    } else if (link->learn != KVF_LEARN_LIVE ||
+               (link->number != head.number && !KVF_MUTANT(peer_gap_missed))) {
         resync(peers, link);
     } else {
         apply(peers, link, &head, blocks);
-        link->number += head.count;
+        link->number = head.number + head.count;
     }
 }
 

@@ -548,7 +548,8 @@ int kvf_peers_open(struct kvf_agent *agent)
     struct kvf_peers *peers;
     int status;
 
-    if (!has_peers(agent->config) || agent->ports.open_drive != NULL) {
+    if (!has_peers(agent->config) ||
+        (agent->ports.open_drive != NULL && !agent->ports.has_network)) {
         return KVF_OK;
     }
     peers = calloc(1, sizeof(*peers));
@@ -572,6 +573,7 @@ int kvf_peers_open(struct kvf_agent *agent)
     peers->source.read_ns_per_mib = KVF_NS_PER_MS; /* until records have come: 1 GB/s */
     status = kvf_remote_open(
         &(struct kvf_remote_config){.net = peers->net,
+                                    .env = agent->env,
                                     .work = agent->work,
                                     .timeout_ns = agent->config->peers_timeout * KVF_NS_PER_S,
                                     .inflight_bytes = agent->config->peers_inflight_bytes},

@@ -9,12 +9,14 @@
 #ifndef KVF_TIERS_TIER_REMOTE_H
 #define KVF_TIERS_TIER_REMOTE_H
 
+#include "base/env.h"
 #include "tiers/tier.h"
 #include "tiers/work.h"
 #include "transport/transport_ucx.h"
 
 struct kvf_remote_config {
-    struct kvf_net *net;         /* borrowed until close */
+    struct kvf_net *net; /* borrowed until close */
+    struct kvf_env env;
     struct kvf_work_queue *work; /* borrowed until close */
     uint64_t timeout_ns;         /* a load ends after this, with KVF_MISS if with nothing */
     uint64_t inflight_bytes;     /* of loads; one is always allowed */

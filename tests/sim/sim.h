@@ -13,6 +13,8 @@
  *   sim_audit.c    the daemon's own books
  *   sim_hbm.c      a GPU's memory
  *   sim_durable.c  what must come back after a restart
+ *   sim_nodes.c    several nodes, and what goes wrong between them
+ *   sim_net.c      the network
  *
  * Everything is owned by the one thread. Every decision comes from the seed.
  */
@@ -23,6 +25,7 @@
 #include "base/random.h"
 #include "tiers/io_sim.h"
 
+#include "tests/sim/sim_net.h"
 #include "tests/sim/sim_work.h"
 
 #include <stdio.h>
@@ -80,6 +83,7 @@ struct sim_shape {
 struct sim_block {
     uint8_t key_id[32];
     uint8_t mask;        /* what the daemon may hold now */
+    uint8_t ever;        /* what anybody has ever begun to put here */
     uint8_t mask_before; /* at the beginning of turn mask_turn */
     uint8_t disk_mask;   /* what may come back after a restart */
     uint8_t purging;     /* disk_mask of when the running purge began */
@@ -210,7 +214,21 @@ struct sim_drive {
     uint64_t window_end_step;
 };
 
+struct sim;
+
+/* Several nodes and the network between them: any block may come from any of them. */
+struct sim_world {
+    struct sim *nodes[SIM_NET_NODES];
+    uint32_t n;
+    uint8_t id_key[32];
+    int key_fd; /* a file that holds it */
+    uint64_t faults_end_ns;
+    struct sim_net_counts counted;
+};
+
 struct sim {
+    struct sim_world *world; /* NULL: one node */
+    uint32_t node;
     uint64_t seed;
     uint64_t requests_wanted, requests;
     bool trace;
@@ -299,9 +317,29 @@ void sim_faults_end(struct sim *sim);
 /* Everybody leaves, everything lands; then the books must be empty. */
 void sim_settle(struct sim *sim);
 
+/* For sim_nodes.c: of one node. */
+void sim_time_set(struct sim *sim, uint64_t now_ns);
+uint64_t sim_next_event_ns(const struct sim *sim);
+void sim_keep_house(struct sim *sim);
+/* Everybody leaves, nothing is on its way any more: the books are empty. */
+void sim_leave(struct sim *sim);
+
+/* sim_nodes.c */
+/* As many nodes as that, alike but for what their own random numbers say. */
+void sim_nodes_open(struct sim_world *world);
+void sim_nodes_step(struct sim_world *world);
+void sim_nodes_close(struct sim_world *world);
+/* Let time pass for all. False: the daemon of this node has ended by itself. */
+bool sim_nodes_advance(struct sim *sim, uint64_t ns);
+/* What anybody anywhere has begun to put as this block. */
+uint8_t sim_nodes_ever(const struct sim *sim, const struct sim_block *block);
+/* Books that several nodes keep together. */
+void sim_nodes_audit(struct sim *sim);
+
 /* sim_daemon.c */
 void sim_open(struct sim *sim); /* shape, drives, first start */
 void sim_close(struct sim *sim);
+void sim_free(struct sim *sim); /* the daemon is down */
 enum sim_end {
     SIM_END_KILL,
     SIM_END_POWER,

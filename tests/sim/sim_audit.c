@@ -3,6 +3,7 @@
  * sim_audit.c: the daemon's own books, seen from inside: every number that is kept must be the sum
  * of what it counts, every bound must hold, and in the end everything must be given back.
  */
+#include "agent/peers.h"
 #include "tests/sim/sim.h"
 
 #include <stdlib.h>
@@ -275,6 +276,20 @@ static void audit_flights(struct sim *sim, struct sums *sums)
     }
 }
 
+/* Records that other nodes are given. */
+static void audit_serves(struct sim *sim, struct sums *sums)
+{
+    const struct kvf_peers *peers = sim->agent->peers;
+
+    for (uint32_t i = 0; peers != NULL && i < peers->serves.count; i++) {
+        const struct kvf_peer_serve *serve = kvf_pool_at(&peers->serves, i);
+
+        if (serve != NULL && serve->slot != KVF_LOCATION_NONE) {
+            audit_pin(sim, sums, serve->slot, serve->record_bytes);
+        }
+    }
+}
+
 static void audit_namespaces(struct sim *sim, const struct sums *sums)
 {
     for (uint32_t i = 0; i < KVF_INDEX_NAMESPACES_MAX; i++) {
@@ -372,6 +387,7 @@ void sim_audit(struct sim *sim)
         audit_session(sim, &sim->agent->sessions[i], sums);
     }
     audit_flights(sim, sums);
+    audit_serves(sim, sums);
     audit_namespaces(sim, sums);
     audit_sums(sim, sums);
     audit_hbm(sim, sums);
@@ -455,6 +471,28 @@ static void check_drives(struct sim *sim)
     }
 }
 
+static void check_peers(struct sim *sim)
+{
+    const struct kvf_peers *peers = sim->agent->peers;
+    struct kvf_tier_stat stat;
+
+    if (peers == NULL) {
+        return;
+    }
+    peers->source.tier->ops->stat(peers->source.tier, &stat);
+    CHECK(stat.queue_depth == 0, "%u fetches", stat.queue_depth);
+    CHECK(peers->source.loads.count == 0 && peers->source.loads_inflight == 0 &&
+              peers->source.reading_bytes == 0,
+          "peers: %u, %u, %llu", peers->source.loads.count, peers->source.loads_inflight,
+          (unsigned long long)peers->source.reading_bytes);
+    CHECK(kvf_pool_taken_count(&peers->serves) == 0, "%u serves",
+          kvf_pool_taken_count(&peers->serves));
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        CHECK(peers->links[i].link == 0 || peers->links[i].inflight == 0, "link %u: %u", i,
+              peers->links[i].inflight);
+    }
+}
+
 /* Nobody is there and nothing is on its way: what is stored is in the index, and that is all. */
 void sim_audit_empty(struct sim *sim)
 {
@@ -493,4 +531,5 @@ void sim_audit_empty(struct sim *sim)
               "GPU %u", i);
     }
     check_drives(sim);
+    check_peers(sim);
 }

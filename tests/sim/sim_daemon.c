@@ -105,6 +105,36 @@ static void choose_shape(struct sim *sim)
     choose_sizes(sim, shape, 200000);
     shape->has_soft = sim->seed % 2 != 0;
     shape->n_hbm = sim->seed % 2 == 0;
+    if (sim->world != NULL) {
+        shape->n_drives = shape->n_drives == 0 ? 1 : shape->n_drives; /* they keep the names' key */
+    }
+    if (sim->node != 0) { /* what a block looks like, all nodes must agree on */
+        const struct sim_shape *first = &sim->world->nodes[0]->shape;
+
+        shape->n_tenants = first->n_tenants;
+        shape->shard_count = first->shard_count;
+        shape->size_groups = first->size_groups;
+        memcpy(shape->size_min, first->size_min, sizeof(shape->size_min));
+        memcpy(shape->size_max, first->size_max, sizeof(shape->size_max));
+    }
+}
+
+static void choose_peers(struct sim *sim, struct kvf_config *config)
+{
+    size_t n = 0;
+
+    (void)snprintf(config->peers_listen, sizeof(config->peers_listen), "127.0.0.1:%u",
+                   SIM_NET_PORT + sim->node);
+    for (uint32_t i = 0; i < sim->world->n; i++) { /* itself as well, as a name may say */
+        n += (size_t)snprintf(config->peers_nodes + n, sizeof(config->peers_nodes) - n,
+                              "127.0.0.1:%u,", SIM_NET_PORT + i);
+    }
+    (void)snprintf(config->cluster_key, sizeof(config->cluster_key), "/proc/self/fd/%d",
+                   sim->world->key_fd);
+    config->peers_timeout = sim_between(sim, 1, 2);
+    config->peers_heartbeat = 1;
+    config->peers_inflight_bytes = MIB << sim_below(sim, 4);
+    config->peers_entries = sim_one_in(sim, 4) ? 1024 : 0;
 }
 
 static void choose_config(struct sim *sim)
@@ -132,6 +162,9 @@ static void choose_config(struct sim *sim)
     if (sim->shape.n_hbm != 0) {
         config->gpu_hbm_bytes = sim_between(sim, 4, 10) * 2 * MIB;
         config->gpu_promote_hits = sim_between(sim, 1, 3);
+    }
+    if (sim->world != NULL) {
+        choose_peers(sim, config);
     }
     config->n_sockets = sim->shape.n_tenants;
     for (uint32_t i = 0; i < config->n_sockets; i++) {
@@ -188,7 +221,9 @@ static void disk_create(struct sim *sim, uint32_t index)
     nvme.env = env_of(sim);
     nvme.wait = wait_for_drive;
     nvme.wait_ctx = sim;
-    if (index > 0) { /* all drives of a node name blocks alike: by the first one's key */
+    if (sim->world != NULL) { /* and of all nodes */
+        nvme.id_key = sim->world->id_key;
+    } else if (index > 0) { /* all drives of a node name blocks alike: by the first one's key */
         const struct kvf_nvme_super *first = (const void *)kvf_io_sim_bytes(sim->drives[0].disk);
 
         nvme.id_key = first->id_key;
@@ -233,6 +268,7 @@ static int try_start(struct sim *sim)
                                     .memory_allows = memory_allows,
                                     .open_hbm = sim->shape.n_hbm != 0 ? sim_hbm_open : NULL,
                                     .n_hbm = sim->shape.n_hbm,
+                                    .has_network = sim->world != NULL,
                                     .ctx = sim};
     struct sim_work_config work = {.now_ns = &sim->now_ns,
                                    .random = &sim->work_random,
@@ -313,6 +349,13 @@ void sim_daemon_count(struct sim *sim)
     COUNT(hbm_demoted, hbm_demoted_blocks);
     COUNT(hbm_evicted, hbm_evicted_blocks);
     COUNT(hbm_copied, get_hits_hbm_copied);
+    COUNT(hit_remote, get_hits_remote);
+    COUNT(served, peer_served_blocks);
+    COUNT(stale_hint, peer_stale_hints);
+    COUNT(peer_corrupt, peer_corrupt_blocks);
+    COUNT(peer_busy, peer_failed_fetches);
+    COUNT(snapshot, peer_snapshots);
+    COUNT(stream_gap, peer_gaps);
 #undef COUNT
     sim->metrics_before = *now;
     sim->cover[SIM_COVER_index_full] += sim->was_index_full;
@@ -429,6 +472,9 @@ void sim_daemon_restart(struct sim *sim, enum sim_end end)
     }
     last_look(sim);
     durable = sim_durable_remember(sim, end, is_clean);
+    if (sim->world != NULL && end != SIM_END_DRAIN && sim_one_in(sim, 2)) {
+        sim_net_die_silently(sim->node);
+    }
     for (uint32_t i = 0; i < sim->shape.n_drives && end == SIM_END_POWER; i++) {
         kvf_io_sim_crash(sim->drives[i].disk);
     }
@@ -447,9 +493,11 @@ void sim_daemon_restart(struct sim *sim, enum sim_end end)
 
 void sim_open(struct sim *sim)
 {
-    kvf_random_seeded_init(&sim->random, sim->seed);
-    kvf_random_seeded_init(&sim->agent_random, sim->seed + (1ull << 40));
-    kvf_random_seeded_init(&sim->work_random, sim->seed + (2ull << 40));
+    uint64_t seed = sim->seed + ((uint64_t)sim->node << 48);
+
+    kvf_random_seeded_init(&sim->random, seed);
+    kvf_random_seeded_init(&sim->agent_random, seed + (1ull << 40));
+    kvf_random_seeded_init(&sim->work_random, seed + (2ull << 40));
     sim->now_ns = KVF_NS_PER_S;
     choose_shape(sim);
     choose_config(sim);
@@ -480,6 +528,11 @@ void sim_close(struct sim *sim)
     sim_settle(sim);
     sim_daemon_restart(sim, SIM_END_DRAIN);
     sim_settle(sim);
+    sim_free(sim);
+}
+
+void sim_free(struct sim *sim)
+{
     destroy_agent(sim);
     for (uint32_t i = 0; i < sim->shape.n_drives; i++) {
         kvf_io_sim_disk_destroy(sim->drives[i].disk);

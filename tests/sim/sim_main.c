@@ -2,8 +2,8 @@
  *
  * sim_main.c: kvferry-sim: one seed in this process, or a range of seeds in a process each.
  *
- *   kvferry-sim --seed N [--requests N] [--trace] [--mutation NAME]
- *   kvferry-sim --seeds A..B [--requests N] [--jobs N] [--json FILE] [--no-gate]
+ *   kvferry-sim --seed N [--nodes N] [--requests N] [--trace] [--mutation NAME]
+ *   kvferry-sim --seeds A..B [--nodes N] [--requests N] [--jobs N] [--json FILE] [--no-gate]
  *   kvferry-sim --list-mutations
  */
 #include "tests/sim/sim.h"
@@ -46,6 +46,7 @@ struct result {
 struct options {
     uint64_t first_seed, last_seed, requests;
     uint32_t jobs;
+    uint32_t nodes;
     bool is_range, trace, gate;
     const char *json, *mutation;
 };
@@ -64,6 +65,20 @@ static void result_fill(const struct sim *sim)
     result.lives = sim->lives;
     result.virtual_ns = sim->now_ns;
     memcpy(result.cover, sim->cover, sizeof(result.cover));
+    for (uint32_t i = 0; sim->world != NULL && i < sim->world->n; i++) {
+        const struct sim *other = sim->world->nodes[i];
+
+        if (other == sim) {
+            continue;
+        }
+        result.hash = (result.hash ^ other->hash) * 0x9e3779b97f4a7c15ull;
+        result.requests += other->requests;
+        result.turns += other->turn;
+        result.lives += other->lives;
+        for (uint32_t k = 0; k < SIM_COVERS; k++) {
+            result.cover[k] += other->cover[k];
+        }
+    }
 }
 
 static void result_send(void)
@@ -82,8 +97,8 @@ void sim_fail(struct sim *sim, const char *fmt, ...)
     va_end(args);
     result_fill(sim);
     result.failed = 1;
-    printf("seed %llu step %llu turn %llu time %llu us life %u: %s\n",
-           (unsigned long long)sim->seed, (unsigned long long)sim->step,
+    printf("seed %llu node %u step %llu turn %llu time %llu us life %u: %s\n",
+           (unsigned long long)sim->seed, sim->node, (unsigned long long)sim->step,
            (unsigned long long)sim->turn, (unsigned long long)(sim->now_ns / 1000), sim->lives,
            result.text);
     (void)fflush(stdout);
@@ -98,7 +113,7 @@ void sim_trace(struct sim *sim, const char *fmt, ...)
     if (!sim->trace) {
         return;
     }
-    printf("%llu %llu us: ", (unsigned long long)sim->turn,
+    printf("node %u %llu %llu us: ", sim->node, (unsigned long long)sim->turn,
            (unsigned long long)(sim->now_ns / 1000));
     va_start(args, fmt);
     (void)vprintf(fmt, args);
@@ -131,10 +146,9 @@ static void log_sink(void *arg, int severity, const char *text)
     sim_trace(arg, "log: %s", text);
 }
 
-static void run_seed(const struct options *options, uint64_t seed)
+static struct sim *sim_new(const struct options *options, uint64_t seed)
 {
     struct sim *sim = calloc(1, sizeof(*sim));
-    uint64_t begin_ns = kvf_now_ns();
 
     if (sim == NULL) {
         abort();
@@ -142,6 +156,34 @@ static void run_seed(const struct options *options, uint64_t seed)
     sim->seed = seed;
     sim->requests_wanted = options->requests;
     sim->trace = options->trace;
+    return sim;
+}
+
+/* Until each node has had about as many requests as wanted. */
+static void run_nodes(const struct options *options, struct sim *first)
+{
+    struct sim_world world = {.n = options->nodes, .nodes = {first}};
+
+    for (uint32_t i = 1; i < world.n; i++) {
+        world.nodes[i] = sim_new(options, first->seed);
+    }
+    sim_nodes_open(&world);
+    while (first->requests < first->requests_wanted) {
+        sim_nodes_step(&world);
+    }
+    sim_nodes_close(&world);
+    result_fill(first);
+    for (uint32_t i = 1; i < world.n; i++) {
+        free(world.nodes[i]);
+    }
+    first->world = NULL;
+}
+
+static void run_seed(const struct options *options, uint64_t seed)
+{
+    struct sim *sim = sim_new(options, seed);
+    uint64_t begin_ns = kvf_now_ns();
+
     running = sim;
     (void)signal(SIGABRT, died);
     (void)signal(SIGSEGV, died);
@@ -149,12 +191,16 @@ static void run_seed(const struct options *options, uint64_t seed)
     if (sim->trace) {
         kvf_log_init(log_sink, sim, KVF_LOG_INFO);
     }
-    sim_open(sim);
-    while (sim->requests < sim->requests_wanted) {
-        sim_step(sim);
+    if (options->nodes > 1) {
+        run_nodes(options, sim);
+    } else {
+        sim_open(sim);
+        while (sim->requests < sim->requests_wanted) {
+            sim_step(sim);
+        }
+        sim_close(sim);
+        result_fill(sim);
     }
-    sim_close(sim);
-    result_fill(sim);
     result.real_ns = kvf_now_ns() - begin_ns;
     free(sim);
 }
@@ -168,6 +214,7 @@ struct job {
 };
 
 struct summary {
+    bool has_nodes;
     uint64_t seeds, failed, requests, real_ns;
     uint64_t reached[SIM_COVERS]; /* seeds in which */
     uint64_t hash;                /* over all, in the order of seeds */
@@ -239,6 +286,12 @@ static void json_text(FILE *out, const char *text)
     (void)putc('"', out);
 }
 
+/* One node reaches nothing of a network's, and a range of several is there for that. */
+static bool is_looked_for(bool has_nodes, uint32_t cover)
+{
+    return has_nodes == (cover >= SIM_COVER_hit_remote);
+}
+
 static void summarize(struct summary *summary, const struct result *one)
 {
     summary->seeds++;
@@ -265,9 +318,11 @@ static void summarize(struct summary *summary, const struct result *one)
             (unsigned long long)(one->real_ns / 1000000));
         json_text(summary->json, one->text);
         fputs(",\"cover\":{", summary->json);
-        for (uint32_t i = 0; i < SIM_COVERS; i++) {
-            fprintf(summary->json, "%s\"%s\":%llu", i == 0 ? "" : ",", sim_cover_names[i],
-                    (unsigned long long)one->cover[i]);
+        for (uint32_t i = 0, n = 0; i < SIM_COVERS; i++) {
+            if (is_looked_for(summary->has_nodes, i)) {
+                fprintf(summary->json, "%s\"%s\":%llu", n++ == 0 ? "" : ",", sim_cover_names[i],
+                        (unsigned long long)one->cover[i]);
+            }
         }
         fputs("}}\n", summary->json);
         (void)fflush(summary->json);
@@ -283,6 +338,9 @@ static uint32_t print_summary(const struct options *options, const struct summar
     for (uint32_t i = 0; i < SIM_COVERS; i++) {
         bool is_missed = summary->reached[i] * GATE_ONE_IN < summary->seeds;
 
+        if (!is_looked_for(summary->has_nodes, i)) {
+            continue;
+        }
         missed += is_missed;
         printf("%-24s %5llu%%  %s%s\n", sim_cover_names[i],
                (unsigned long long)(summary->reached[i] * 100 / summary->seeds), cover_texts[i],
@@ -306,7 +364,7 @@ static int run_range(const struct options *options)
 {
     static struct result one; /* large for a stack */
     struct job jobs[JOBS_MAX] = {{0}};
-    struct summary summary = {0};
+    struct summary summary = {.has_nodes = options->nodes > 1};
     uint64_t next = options->first_seed;
     uint64_t told = options->first_seed;
 
@@ -369,8 +427,8 @@ static int run_one(const struct options *options)
 
 static int usage(void)
 {
-    fputs("kvferry-sim --seed N | --seeds A..B  [--requests N] [--jobs N] [--json FILE]\n"
-          "            [--no-gate] [--trace] [--mutation NAME] | --list-mutations\n",
+    fputs("kvferry-sim --seed N | --seeds A..B  [--nodes N] [--requests N] [--jobs N]\n"
+          "            [--json FILE] [--no-gate] [--trace] [--mutation NAME] | --list-mutations\n",
           stderr);
     return 2;
 }
@@ -411,6 +469,9 @@ static bool parse_option(int option, struct options *options)
     case 'j':
         options->jobs = parse_number(optarg, &number) ? (uint32_t)number : 0;
         return options->jobs >= 1 && options->jobs <= JOBS_MAX;
+    case 'n':
+        options->nodes = parse_number(optarg, &number) ? (uint32_t)number : 0;
+        return options->nodes >= 1 && options->nodes <= SIM_NET_NODES;
     case 'J':
         options->json = optarg;
         return true;
@@ -431,13 +492,19 @@ static bool parse_option(int option, struct options *options)
 int main(int argc, char **argv)
 {
     static const struct option names[] = {
-        {"seed", required_argument, NULL, 's'},     {"seeds", required_argument, NULL, 'S'},
-        {"requests", required_argument, NULL, 'r'}, {"jobs", required_argument, NULL, 'j'},
-        {"json", required_argument, NULL, 'J'},     {"no-gate", no_argument, NULL, 'g'},
-        {"trace", no_argument, NULL, 't'},          {"mutation", required_argument, NULL, 'm'},
-        {"list-mutations", no_argument, NULL, 'l'}, {NULL, 0, NULL, 0},
+        {"seed", required_argument, NULL, 's'},
+        {"seeds", required_argument, NULL, 'S'},
+        {"requests", required_argument, NULL, 'r'},
+        {"jobs", required_argument, NULL, 'j'},
+        {"nodes", required_argument, NULL, 'n'},
+        {"json", required_argument, NULL, 'J'},
+        {"no-gate", no_argument, NULL, 'g'},
+        {"trace", no_argument, NULL, 't'},
+        {"mutation", required_argument, NULL, 'm'},
+        {"list-mutations", no_argument, NULL, 'l'},
+        {NULL, 0, NULL, 0},
     };
-    struct options options = {.requests = 20000, .jobs = 1, .gate = true};
+    struct options options = {.requests = 20000, .jobs = 1, .nodes = 1, .gate = true};
     int option;
 
     while ((option = getopt_long(argc, argv, "", names, NULL)) != -1) {

@@ -191,7 +191,7 @@ static uint8_t coming(const struct sim *sim, const struct sim_block *block)
 
 static uint8_t possible(const struct sim *sim, const struct sim_block *block)
 {
-    uint8_t mask = block->mask | coming(sim, block);
+    uint8_t mask = block->mask | coming(sim, block) | sim_nodes_ever(sim, block);
 
     return block->mask_turn == sim->turn ? mask | block->mask_before : mask;
 }
@@ -221,7 +221,7 @@ void sim_model_hit(struct sim *sim, struct sim_block *block, uint32_t version)
     if (version >= SIM_VERSIONS || (possible(sim, block) & 1u << version) == 0) {
         wrong(sim, block, "hit with a payload that cannot be there", version);
     }
-    if (block->expires_ns != 0 && coming(sim, block) == 0 &&
+    if (block->expires_ns != 0 && coming(sim, block) == 0 && sim->world == NULL &&
         sim->now_ns > block->expires_ns + TTL_SLACK_NS) {
         wrong(sim, block, "hit long after the end of its time to live", version);
     }
@@ -237,6 +237,7 @@ void sim_model_hit(struct sim *sim, struct sim_block *block, uint32_t version)
 void sim_model_put_begin(struct sim_block *block, uint32_t version)
 {
     block->pending[version]++;
+    block->ever |= (uint8_t)(1u << version);
 }
 
 static void put_stored(struct sim *sim, struct sim_client *client,
@@ -288,7 +289,7 @@ static void put_compared(struct sim *sim, struct sim_block *block,
     uint8_t bit = (uint8_t)(1u << version);
     uint8_t mask = possible(sim, block);
     bool is_durable = (request->flags & KVF_SQE_DURABLE) != 0;
-    bool is_unread = block->is_unread || block->read_turn == sim->turn ||
+    bool is_unread = block->is_unread || block->read_turn == sim->turn || sim->world != NULL ||
                      (request->flags & KVF_SQE_UNSUMMED) != 0;
 
     if (is_same && !is_unread && (mask & bit) == 0) {

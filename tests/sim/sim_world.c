@@ -8,12 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "agent/peers.h"
+
 #define SLEEP_NS_MAX (100 * KVF_NS_PER_MS) /* of the reactor */
 #define SPIN_TURNS   5000                  /* without progress of time: it would burn a core */
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-static void set_time(struct sim *sim, uint64_t now_ns)
+void sim_time_set(struct sim *sim, uint64_t now_ns)
 {
     assert(now_ns >= sim->now_ns);
     sim->now_ns = now_ns;
@@ -56,8 +58,8 @@ void sim_wait(struct sim *sim)
     uint64_t next_ns = drives_next_ns(sim);
 
     /* what is due on other drives stays due: only one of them is waited for */
-    set_time(sim, next_ns > sim->now_ns && next_ns != UINT64_MAX ? next_ns
-                                                                 : sim->now_ns + KVF_NS_PER_US);
+    sim_time_set(sim, next_ns > sim->now_ns && next_ns != UINT64_MAX ? next_ns
+                                                                     : sim->now_ns + KVF_NS_PER_US);
 }
 
 /* When the reactor would wake up by itself. */
@@ -67,6 +69,8 @@ static uint64_t agent_next_ns(const struct sim *sim)
     uint64_t next_ns = agent->now_ns + SLEEP_NS_MAX;
     uint64_t place_ns = kvf_place_deadline_ns(agent);
 
+    next_ns = place_ns < next_ns ? place_ns : next_ns;
+    place_ns = kvf_peers_deadline_ns(agent);
     next_ns = place_ns < next_ns ? place_ns : next_ns;
     for (uint32_t i = 0; i < agent->sessions_capacity; i++) {
         const struct kvf_session *session = &agent->sessions[i];
@@ -84,7 +88,7 @@ static uint64_t agent_next_ns(const struct sim *sim)
     return next_ns;
 }
 
-static uint64_t next_event_ns(const struct sim *sim)
+uint64_t sim_next_event_ns(const struct sim *sim)
 {
     uint64_t next_ns = agent_next_ns(sim);
     uint64_t other_ns = drives_next_ns(sim);
@@ -95,7 +99,7 @@ static uint64_t next_event_ns(const struct sim *sim)
 }
 
 /* Clients that behave take what has come and give back what they have held. */
-static void keep_house(struct sim *sim)
+void sim_keep_house(struct sim *sim)
 {
     for (uint32_t i = 0; i < sim->shape.n_clients; i++) {
         struct sim_client *client = &sim->clients[i];
@@ -116,19 +120,22 @@ bool sim_advance(struct sim *sim, uint64_t ns)
     uint64_t target_ns = sim->now_ns + ns;
     uint32_t turns = 0;
 
+    if (sim->world != NULL) {
+        return sim_nodes_advance(sim, ns);
+    }
     while (sim->now_ns < target_ns) {
-        uint64_t next_ns = next_event_ns(sim);
+        uint64_t next_ns = sim_next_event_ns(sim);
 
         next_ns = next_ns < sim->now_ns ? sim->now_ns : next_ns;
         turns = next_ns == sim->now_ns ? turns + 1 : 0;
         if (turns > SPIN_TURNS) {
             sim_fail(sim, "the reactor spins: nothing happens, and it does not sleep");
         }
-        set_time(sim, next_ns < target_ns ? next_ns : target_ns);
+        sim_time_set(sim, next_ns < target_ns ? next_ns : target_ns);
         if (!sim_turn(sim)) {
             return false;
         }
-        keep_house(sim);
+        sim_keep_house(sim);
     }
     return true;
 }
@@ -189,6 +196,7 @@ bool sim_turn(struct sim *sim)
     sim_audit_turn(sim);
     if (sim->turn % 256 == 0) {
         sim_audit(sim);
+        sim_nodes_audit(sim);
         sim_daemon_count(sim);
     }
     return goes_on;
@@ -425,11 +433,17 @@ void sim_world_act(struct sim *sim)
     } else if (sim_one_in(sim, 50)) {
         (void)sim_advance(sim, sim_below(sim, 100 * sim->shape.tick_ns));
     } else {
-        set_time(sim, sim->now_ns + sim_below(sim, 2 * sim->shape.tick_ns));
+        uint64_t ns = sim_below(sim, 2 * sim->shape.tick_ns);
+
+        if (sim->world != NULL) {
+            (void)sim_nodes_advance(sim, ns + 1);
+            return;
+        }
+        sim_time_set(sim, sim->now_ns + ns);
         if (!sim_turn(sim)) {
             sim_fail(sim, "the reactor ended by itself");
         }
-        keep_house(sim);
+        sim_keep_house(sim);
     }
 }
 
@@ -438,6 +452,11 @@ void sim_world_act(struct sim *sim)
 void sim_settle(struct sim *sim)
 {
     sim_faults_end(sim);
+    sim_leave(sim);
+}
+
+void sim_leave(struct sim *sim)
+{
     (void)sim_advance(sim, KVF_NS_PER_S);
     for (uint32_t i = 0; i < sim->shape.n_clients; i++) {
         sim_client_detach(sim, &sim->clients[i]);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_peer_stream.c: the numbered stream of blocks between one node that tells and some that
- * listen, over a wire that loses, swaps and holds back messages, against the index that it is about:
- * once the wire is quiet, every listener knows exactly what is there. One that is held back for
- * longer than the ring of events is told anew.
+ * test_peer_stream.c: the numbered stream of blocks between one node that tells and others that
+ * listen, over a wire that loses, swaps and holds back messages, against the index that it is
+ * about: once the wire is quiet, every listener knows exactly what is there. One that is held back
+ * for longer than the ring of events is told anew.
  */
 #include <setjmp.h>
 #include <stdarg.h>
