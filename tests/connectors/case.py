@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import socket
 import sys
 import tempfile
 
@@ -24,6 +25,18 @@ SMALL = ["dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
          "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
          "nvme.0.segment_bytes=8MiB", "clients.max=32"]
 DIGEST = "11" * 32
+
+
+def metrics(socket_path):
+    """What the daemon's metrics page says: {name: value} of those without labels."""
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(socket_path + ".admin")
+        link.sendall(b"GET /metrics HTTP/1.0\r\nHost: here\r\n\r\n")
+        said = b""
+        while part := link.recv(1 << 16):
+            said += part
+    lines = [line.split(" ") for line in said.decode().splitlines() if line.startswith("kvferry_")]
+    return {line[0]: float(line[1]) for line in lines if "{" not in line[0]}
 
 
 class DaemonCase(LoggedCase):

@@ -18,7 +18,9 @@ HERE = Path(__file__).resolve().parent
 SNAPSHOT = HERE / "vllm_interface.json"
 BASE = "vllm/distributed/kv_transfer/kv_connector/v1/base.py"
 # Classes whose methods we override or call, and classes whose fields we read.
-METHODS = {BASE: ["KVConnectorBase_V1", "SupportsHMA", "KVConnectorWorkerMetadata"]}
+METRICS = "vllm/distributed/kv_transfer/kv_connector/v1/metrics.py"
+METHODS = {BASE: ["KVConnectorBase_V1", "SupportsHMA", "KVConnectorWorkerMetadata"],
+           METRICS: ["KVConnectorStats", "KVConnectorPromMetrics"]}
 FIELDS = {
     "vllm/v1/core/sched/output.py": {
         "NewRequestData": ["req_id", "block_ids", "num_computed_tokens"],
@@ -30,8 +32,14 @@ FIELDS = {
         "KVConnectorOutput": ["finished_recving", "invalid_block_ids", "kv_connector_worker_meta"]},
     "vllm/v1/request.py": {
         "Request": ["request_id", "block_hashes", "num_tokens", "num_prompt_tokens", "mm_features",
-                    "prompt_embeds", "lora_request", "kv_transfer_params", "sampling_params",
+                    "prompt_embeds", "lora_request", "all_token_ids", "num_preemptions",
+                    "kv_transfer_params", "sampling_params",
                     "skip_reading_prefix_cache"]},
+    "vllm/distributed/kv_events.py": {
+        "BlockStored": ["block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id",
+                        "medium", "lora_name", "group_idx", "locality", "ownership"],
+        "BlockRemoved": ["block_hashes", "medium", "group_idx", "locality", "ownership"]},
+    "vllm/config/kv_events.py": {"KVEventsConfig": ["enable_kv_cache_events"]},
     "vllm/config/kv_transfer.py": {
         "KVTransferConfig": ["kv_connector_extra_config", "kv_load_failure_policy"]},
     "vllm/config/parallel.py": {
@@ -43,7 +51,8 @@ FIELDS = {
         "AttentionSpec": ["num_kv_heads", "head_size", "head_size_v", "dtype", "kv_quant_mode",
                           "page_size_padded", "page_size_bytes"],
         "UniformTypeKVCacheSpecs": ["kv_cache_specs"]}}
-NAMES = {"vllm/v1/core/kv_cache_utils.py": ["NONE_HASH"],
+NAMES = {"vllm/v1/core/kv_cache_utils.py": ["NONE_HASH", "maybe_convert_block_hash"],
+         "vllm/distributed/kv_events.py": ["MEDIUM_CPU"],
          "vllm/distributed/parallel_state.py": ["get_tensor_model_parallel_rank"],
          "vllm/v1/attention/backends/cpu_attn.py": ["_get_attn_isa"]}
 
@@ -83,6 +92,8 @@ def top_names(tree):
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             found.add(node.target.id)
+        elif isinstance(node, ast.Assign):
+            found.update(t.id for t in node.targets if isinstance(t, ast.Name))
     return found
 
 

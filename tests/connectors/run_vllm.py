@@ -14,10 +14,15 @@ continuous integration: by hand, and its result is committed.
               where tokens differ there, that is vLLM's own (other shapes, other sums), and is
               listed with the gap of the logprobs.
   failures    kill -9 of the daemon while it is wanted, a restart on its store, a store with a
-              flipped byte in each block: every request ends, with the tokens it should have.
-  ttft        Time to the first token with a hit and without.
+              flipped byte in each block, a store that is full, a drive that is too slow for the
+              budgets: every request ends, with the tokens it should have.
+  ttft        Time to the first token, in turns: prefix from the daemon; computed, and stored;
+              computed, and neither looked up nor stored. The longest prompt is longer than what
+              the model was trained for: its positions are computed all the same, and its time is
+              what counts.
 
---corrupt flips one byte of each restored page, behind all checks: the run must fail then.
+--kv-cache-dtype fp8 has vLLM itself quantize KV, which is kept without loss then. --corrupt flips
+one byte of each restored page, behind all checks: the run must fail then.
 """
 import argparse
 import json
@@ -44,7 +49,9 @@ import kvferry  # noqa: E402
 from kvferry.vllm import worker as connector_worker  # noqa: E402
 
 LENGTHS = (588, 1100, 1868)  # prompts; their prefixes of whole chunks: 512, 1024, 1792
-TTFT_LENGTHS = (513, 1025, 1793)
+TTFT_LENGTHS = (513, 1025, 2049, 4097)
+CONTEXT = 4608
+SLOW = "load:400ms"  # of each read of the drive: longer than what a lookup waits
 TOKENS = 24
 CHUNK = 256
 ROUNDS = 5
@@ -86,29 +93,30 @@ class Watch:
         worker._put, worker._load_one = watched_put, watched_load
 
 
-def engine(model, socket=None):
+def engine(model, dtype, socket=None, **extra):
     transfer = None
     if socket is not None:
         transfer = KVTransferConfig(
             kv_connector="KvferryConnector", kv_connector_module_path="kvferry.vllm",
             kv_role="kv_both", kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"socket": socket})
+            kv_connector_extra_config={"socket": socket, **extra})
     return LLM(model=model, tokenizer=model, dtype="bfloat16", enforce_eager=True,
-               max_model_len=2048, max_num_seqs=4, disable_log_stats=True,
-               kv_transfer_config=transfer)
+               max_model_len=CONTEXT, max_num_seqs=4, disable_log_stats=True, kv_cache_dtype=dtype,
+               hf_overrides={"max_position_embeddings": CONTEXT}, kv_transfer_config=transfer)
 
 
 def prompt(model):
-    """4,096 tokens of text that the model has not seen."""
+    """Tokens of text that the model has not seen."""
     text = (Path(model) / "heldout.txt").read_text(encoding="utf-8")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    return tokenizer.encode(text[:40_000])[:4096]
+    return tokenizer.encode(text[:40_000])[:CONTEXT]
 
 
-def generate(llm, ids, tokens=TOKENS):
+def generate(llm, ids, tokens=TOKENS, params=None):
     """(token ids, logprobs, cached tokens, what the connector said, seconds)"""
     begin = time.monotonic()
-    asked = SamplingParams(temperature=0, max_tokens=tokens, min_tokens=tokens, logprobs=1)
+    asked = SamplingParams(temperature=0, max_tokens=tokens, min_tokens=tokens, logprobs=1,
+                           extra_args={"kv_transfer_params": params} if params else None)
     out, = llm.generate({"prompt_token_ids": ids}, asked, use_tqdm=False)
     seconds = time.monotonic() - begin
     answer = out.outputs[0]
@@ -126,13 +134,14 @@ def divergence(length, a, b):
     return None
 
 
-def references(model, prompts):
+def references(model, dtype, prompts):
     """Cold runs and runs with local hits, of an engine without connector."""
-    llm = engine(model)
+    llm = engine(model, dtype)
     cold, local = {}, {}
+    block = llm.llm_engine.vllm_config.cache_config.block_size
     for length, ids in prompts.items():
         llm.reset_prefix_cache()
-        prefix = length - length % CHUNK
+        prefix = length - length % block
         cold[length] = generate(llm, ids)
         local[length] = generate(llm, ids)
         if local[length][2] != prefix:
@@ -143,12 +152,13 @@ def references(model, prompts):
 def check_identical(llm, prompts, cold, local, result):
     """Store, forget what the engine has itself, fetch, compare."""
     same, diverged = True, []
+    block = llm.llm_engine.vllm_config.cache_config.block_size
     for length, ids in prompts.items():
         llm.reset_prefix_cache()
         generate(llm, ids)
         llm.reset_prefix_cache()
         got = generate(llm, ids)
-        prefix = length - length % CHUNK
+        prefix = length - length % block
         hit = got[3].get("kvferry.hit_tokens")
         row = {"prompt_tokens": length, "hit_tokens": hit, "tokens": TOKENS,
                "tokens_identical": got[0] == local[length][0],
@@ -196,13 +206,47 @@ def check_failures(llm, daemon, prompts, local, cold, result):
     return all(end["right"] for end in ends.values())
 
 
+def check_small(options, text, folder, sets, extra, result, name):
+    """Prompts that a daemon of little memory, or with a slow drive, cannot serve in time: each ends
+    with the tokens of a run without."""
+    prompts = {i: text[60 * i:60 * i + 1100] for i in range(10)}
+    llm = engine(options.model, options.kv_cache_dtype)
+    allowed = {}
+    for i, ids in prompts.items():
+        llm.reset_prefix_cache()
+        allowed[i] = [generate(llm, ids)[0], generate(llm, ids)[0]]
+    del llm
+    daemon = Daemon(options.daemon, folder, *sets)
+    daemon.start()
+    try:
+        llm = engine(options.model, options.kv_cache_dtype, daemon.socket, **extra)
+        right, hits, slowest = True, [], 0.0
+        for turn in range(2):
+            for i, ids in prompts.items():
+                llm.reset_prefix_cache()
+                got = generate(llm, ids)
+                right = right and got[0] in allowed[i]
+                slowest = max(slowest, got[4])
+                if turn == 1:
+                    hits.append(got[3].get("kvferry.hit_tokens"))
+        result["failures"][name] = {"asked": 2 * len(prompts), "right": right, "hit_tokens": hits,
+                                    "slowest_s": round(slowest, 3)}
+        return right
+    finally:
+        daemon.kill()
+
+
 def measure_ttft(llm, ids, result):
-    """Seconds to one token, prefix from the daemon and computed, in turns."""
+    """Seconds to one token: prefix from the daemon, computed and stored, computed only; in
+    turns."""
     rows = []
     for length in TTFT_LENGTHS:
-        hit, miss = [], []
+        hit, miss, plain = [], [], []
         for turn in range(ROUNDS):
             fresh = [(t + turn + 1) % 8000 for t in ids[:length]]
+            llm.reset_prefix_cache()
+            plain.append(generate(llm, fresh, 1, {"kvferry.load": False,
+                                                  "kvferry.store": False})[4])
             llm.reset_prefix_cache()
             miss.append(generate(llm, fresh, 1)[4])
             for _ in range(TRIES):  # the last chunk may still be on its way to the daemon
@@ -213,10 +257,15 @@ def measure_ttft(llm, ids, result):
             else:
                 raise RuntimeError(f"{length} tokens: {got[3]}")
             hit.append(got[4])
-        rows.append({"prompt_tokens": length, "hit_tokens": length - 1,
-                     "hit_s": round(sorted(hit)[ROUNDS // 2], 4),
-                     "recompute_and_store_s": round(sorted(miss)[ROUNDS // 2], 4)})
-    result["ttft_median"] = {"rounds": ROUNDS, "rows": rows}
+        rows.append({"prompt_tokens": length, "hit_tokens": length - 1, "hit_s": spread(hit),
+                     "recompute_and_store_s": spread(miss), "recompute_s": spread(plain)})
+    result["ttft"] = {"rounds": ROUNDS, "rows": rows}
+
+
+def spread(seconds):
+    """Least, median and most."""
+    ordered = sorted(seconds)
+    return [round(ordered[i], 4) for i in (0, len(ordered) // 2, -1)]
 
 
 def main():
@@ -225,10 +274,13 @@ def main():
     parser.add_argument("--model", required=True, metavar="DIR")
     parser.add_argument("--out", metavar="FILE")
     parser.add_argument("--corrupt", action="store_true")
+    parser.add_argument("--identical-only", action="store_true")
+    parser.add_argument("--kv-cache-dtype", default="auto", metavar="NAME")
     options = parser.parse_args()
     watch = Watch(options.corrupt)
     result = {"vllm": vllm.__version__, "torch": torch.__version__, "kvferry": kvferry.__version__,
-              "model": Path(options.model).name, "profile": "exact", "chunk_tokens": CHUNK,
+              "model": Path(options.model).name, "kv_cache_dtype": options.kv_cache_dtype,
+              "profile": "exact", "chunk_tokens": CHUNK,
               "machine": platform.machine(), "threads": torch.get_num_threads(), "runs": []}
     with tempfile.TemporaryDirectory(prefix="kvferry-vllm-") as folder:
         daemon = Daemon(options.daemon, folder, "dram.bytes=1GiB", "nvme.0.bytes=1GiB")
@@ -237,19 +289,26 @@ def main():
             ids = prompt(options.model)
             # none of them begins as another one does
             prompts = {length: ids[100 * i:100 * i + length] for i, length in enumerate(LENGTHS)}
-            cold, local = references(options.model, prompts)
-            llm = engine(options.model, daemon.socket)
+            cold, local = references(options.model, options.kv_cache_dtype, prompts)
+            llm = engine(options.model, options.kv_cache_dtype, daemon.socket)
             same = check_identical(llm, prompts, cold, local, result)
             result["pages_compared"] = watch.pages_equal + watch.pages_differ
             result["pages_differ"] = watch.pages_differ
             same = same and watch.pages_equal > 0 and watch.pages_differ == 0
             result["vllm_exact_identical"] = int(same)
-            if not options.corrupt:
+            if not options.corrupt and not options.identical_only:
                 measure_ttft(llm, ids, result)
-                result["every_request_ended_right"] = check_failures(
-                    llm, daemon, prompts, local, cold, result)
+                right = check_failures(llm, daemon, prompts, local, cold, result)
         finally:
             daemon.kill()
+    if not options.corrupt and not options.identical_only:
+        small = ("dram.bytes=64MiB", "staging.total=96MiB", "nvme.0.bytes=128MiB")
+        for name, sets, extra in (("a full store", small, {"staging_bytes": 32 << 20}),
+                                  ("a slow drive", (*small, "test.delay_nvme=" + SLOW),
+                                   {"staging_bytes": 32 << 20, "load_budget_ms": 200})):
+            with tempfile.TemporaryDirectory(prefix="kvferry-vllm-") as folder:
+                right = check_small(options, ids, folder, sets, extra, result, name) and right
+        result["every_request_ended_right"] = right
     result["load_average"] = round(os.getloadavg()[0], 1)
     text = json.dumps(result, indent=2)
     print(text)

@@ -54,9 +54,26 @@ def _connector_base(methods):
     return base
 
 
+def _metrics(methods):
+    """The base classes of statistics."""
+    made = {name: _class(name, methods[name]) for name in ("KVConnectorStats",
+                                                           "KVConnectorPromMetrics")}
+
+    def init(self, data=None):
+        self.data = data if data is not None else {}
+
+    def init_metrics(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+        self._counter_cls = metric_types["counter"]
+
+    made["KVConnectorStats"].__init__ = init
+    made["KVConnectorPromMetrics"].__init__ = init_metrics
+    return made
+
+
 def install(version):
     """Put the stand-in where `import vllm` finds it."""
-    methods = json.loads((HERE / "vllm_interface.json").read_text(encoding="utf-8"))["methods"]
+    known = json.loads((HERE / "vllm_interface.json").read_text(encoding="utf-8"))
+    methods = known["methods"]
     parts = PREFIX.split(".")
     for i in range(1, len(parts) + 1):
         sys.modules[".".join(parts[:i])] = types.ModuleType(".".join(parts[:i]))
@@ -68,11 +85,16 @@ def install(version):
     base.KVConnectorWorkerMetadata = _class("KVConnectorWorkerMetadata",
                                             methods["KVConnectorWorkerMetadata"])
     base.KVConnectorRole = enum.Enum("KVConnectorRole", {"SCHEDULER": 0, "WORKER": 1})
-    for name, what in (("vllm.distributed.parallel_state",
+    events = {name: type(name, (SimpleNamespace,), {"__struct_fields__": known["fields"][name]})
+              for name in ("BlockStored", "BlockRemoved")}
+    for name, what in ((PREFIX.replace(".base", ".metrics"), _metrics(methods)),
+                       ("vllm.distributed.kv_events", {**events, "MEDIUM_CPU": "CPU"}),
+                       ("vllm.distributed.parallel_state",
                         {"get_tensor_model_parallel_rank": lambda: install.rank}),
                        ("vllm.v1.attention.backends.cpu_attn",
                         {"_get_attn_isa": lambda *facts: "vec"}),
-                       ("vllm.v1.core.kv_cache_utils", {"NONE_HASH": bytes(32)})):
+                       ("vllm.v1.core.kv_cache_utils",
+                        {"NONE_HASH": bytes(32), "maybe_convert_block_hash": lambda part: part})):
         module = types.ModuleType(name)
         module.__dict__.update(what)
         path = name.split(".")
@@ -80,6 +102,7 @@ def install(version):
             sys.modules.setdefault(".".join(path[:i]), types.ModuleType(".".join(path[:i])))
         sys.modules[name] = module
     sys.modules["vllm.v1.core"].kv_cache_utils = sys.modules["vllm.v1.core.kv_cache_utils"]
+    sys.modules["vllm.distributed"].kv_events = sys.modules["vllm.distributed.kv_events"]
 
 
 install.rank = 0
@@ -116,6 +139,10 @@ class Request:
         self.sampling_params, self.kv_transfer_params = None, None
         self.skip_reading_prefix_cache = False
         self.__dict__.update(more)
+
+    @property
+    def all_token_ids(self):
+        return self.tokens
 
     @property
     def num_tokens(self):
@@ -162,7 +189,8 @@ class Engine:
         group = SimpleNamespace(layer_names=[f"layers.{i}.attn" for i in range(self.LAYERS)],
                                 kv_cache_spec=spec)
         facts = {"pipeline_parallel_size": 1, "speculative_config": None, "groups": [group],
-                 "policy": "recompute", "prefix": True, "dcp": 1, "model": "nowhere", **changes}
+                 "policy": "recompute", "prefix": True, "dcp": 1, "model": "nowhere",
+                 "events": False, **changes}
         parallel = SimpleNamespace(pipeline_parallel_size=facts["pipeline_parallel_size"],
                                    tensor_parallel_size=tp, prefill_context_parallel_size=1,
                                    decode_context_parallel_size=facts["dcp"])
@@ -171,6 +199,7 @@ class Engine:
         return SimpleNamespace(
             parallel_config=parallel, model_config=model,
             speculative_config=facts["speculative_config"],
+            kv_events_config=SimpleNamespace(enable_kv_cache_events=facts["events"]),
             cache_config=SimpleNamespace(enable_prefix_caching=facts["prefix"],
                                          cache_dtype="auto"),
             device_config=SimpleNamespace(device_type=self.DEVICE),

@@ -345,7 +345,7 @@ class Tainted(Case):
         self.assertNotEqual(made[3], self.cold_run()[3])
 
 
-class GpuFails(Case):
+class Unplugged(Case):
     """After the others: the fake device does not come back."""
 
     def test_device_fails(self):

@@ -21,6 +21,12 @@ SHARD_NONE: int = lib.KVF_SHARD_NONE
 DTYPES = {"bf16": 1, "f16": 2, "f32": 3, "f8e4m3": 4, "f8e5m2": 5, "u8": 6}
 KINDS = {"kv": 1, "mla": 2, "state": 3, "x": 4, "xg": 5}
 ROPE = {"none": 0, "pre": 1, "post": 2, "pre-unbiased": 3}
+REPORTS = {"load-failed": lib.KVF_REPORT_LOAD_FAILED,
+           "taint-refused": lib.KVF_REPORT_TAINT_REFUSED,
+           "tokens-computed": lib.KVF_REPORT_TOKENS_COMPUTED,
+           "tokens-engine": lib.KVF_REPORT_TOKENS_ENGINE,
+           "tokens-loaded": lib.KVF_REPORT_TOKENS_LOADED,
+           "spent-us": lib.KVF_REPORT_SPENT_US}
 TIERS = {0: "", 1: "hbm", 2: "dram", 3: "nvme", 4: "remote"}
 
 
@@ -230,6 +236,11 @@ class Client:
         check(lib.kvf_stat(self._c, c), "kvf_stat")
         names = [name for name, _ in ffi.typeof("struct kvf_stat").fields]
         return {name: int(getattr(c, name)) for name in names[2:]}
+
+    def report(self, kind: str, amount: int) -> None:
+        """Count what only an engine knows, for the daemon's metrics (kvferry_engine_*)."""
+        if amount > 0:
+            check(lib.kvf_report(self._c, REPORTS[kind], amount), "kvf_report")
 
     # --- blocking calls ---------------------------------------------------------------------------
 

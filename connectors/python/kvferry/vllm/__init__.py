@@ -10,7 +10,7 @@ that vLLM sees; scheduler.py and worker.py do the work and know nothing of vLLM'
 """
 import logging
 from pathlib import Path
-from typing import Any, Dict, Optional, Set, Tuple, Union
+from typing import Any, Dict, Iterable, Optional, Set, Tuple, Union
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1,
@@ -18,13 +18,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
                                                                KVConnectorRole,
                                                                KVConnectorWorkerMetadata,
                                                                SupportsHMA)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (KVConnectorPromMetrics,
+                                                                  KVConnectorStats)
 
 from kvferry import SHARD_NONE, Client, KvferryError, Put, Status, identity
 from kvferry.session import Session
 from kvferry.vllm import facts as engine_facts
+from kvferry.vllm import stats
+from kvferry.vllm.events import Change
 from kvferry.vllm.jobs import Report, Step
 from kvferry.vllm.scheduler import Scheduler
 from kvferry.vllm.settings import Settings
+from kvferry.vllm.stats import Since
 from kvferry.vllm.worker import Worker, make_session
 from kvferry.vllm.worker_gpu import GpuWorker, TorchDevice
 
@@ -49,6 +54,60 @@ class KvferryWorkerMetadata(KVConnectorWorkerMetadata):
         return self
 
 
+class KvferryStats(KVConnectorStats):
+    """Numbers of an interval, by the names of stats.py."""
+
+    def reset(self) -> None:
+        self.data = {}
+
+    def aggregate(self, other: KVConnectorStats) -> "KvferryStats":
+        stats.add(self.data, other.data)
+        return self
+
+    def reduce(self) -> Dict[str, Any]:
+        return stats.reduce(self.data)
+
+    def is_empty(self) -> bool:
+        return not self.data
+
+
+class KvferryPromMetrics(KVConnectorPromMetrics):
+    """The same numbers as counters vllm:kvferry_... of each engine."""
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any,
+                 per_engine_labelvalues: Any):
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters = {}
+        for name, text in stats.TEXTS.items():
+            unit = name[:-2] + "_seconds" if name.endswith("_s") else name
+            counter = self._counter_cls(name=stats.PREFIX + unit, documentation=text,
+                                        labelnames=labelnames)
+            self._counters[name] = {engine: counter.labels(*values)
+                                    for engine, values in per_engine_labelvalues.items()}
+
+    def observe(self, transfer_stats_data: Dict[str, Any], engine_idx: int = 0) -> None:
+        for name, value in transfer_stats_data.items():
+            self._counters[name][engine_idx].inc(value)
+
+
+def kv_event(change: Change) -> Any:
+    """A change as vLLM tells it, with the fields that this version's events have."""
+    from vllm.distributed import kv_events
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+    chunk = change.chunk
+    kind = kv_events.BlockStored if change.is_stored else kv_events.BlockRemoved
+    said = {"block_hashes": [maybe_convert_block_hash(part) for part in chunk.hashes],
+            "medium": kv_events.MEDIUM_CPU, "group_idx": 0, "locality": "LOCAL",
+            "ownership": "kvferry"}
+    if change.is_stored:
+        parent = chunk.parent
+        said.update(parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
+                    token_ids=chunk.tokens, block_size=len(chunk.tokens) // len(chunk.hashes),
+                    lora_id=chunk.lora_id, lora_name=chunk.lora_name)
+    return kind(**{name: value for name, value in said.items()
+                   if name in kind.__struct_fields__})
+
+
 class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     """KVConnectorBase_V1 over kvferryd. With an engine that is not served (hybrid layers, pipeline
     parallelism, ...: one warning says which) it answers 0 to everything, and the engine runs on."""
@@ -70,6 +129,9 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         self._bad_pages: Set[int] = set()
         self._report = Report()
         self._none_hash_checked = False
+        self._since = Since()
+        events = getattr(vllm_config, "kv_events_config", None)
+        self._tells = events is not None and bool(events.enable_kv_cache_events)
         self._facts: Optional[engine_facts.Facts] = None
         try:
             self._facts = self._read_facts(role == KVConnectorRole.WORKER)
@@ -78,7 +140,17 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
             self._disable(why)
         if self._facts is not None and role == KVConnectorRole.SCHEDULER:
             self._scheduler = Scheduler(self._facts, self._settings, self._session(SHARD_NONE)(),
-                                        self._adapter_digest, self._warn_once)
+                                        self._adapter_digest, self._warn_once, self._tells)
+
+    def _profile(self) -> str:
+        """The profile to ask for. What vLLM has quantized is never quantized twice."""
+        assert self._facts is not None
+        if self._facts.geometry.dtype == "u8" and self._settings.profile != "exact":
+            dtype = self._vllm_config.cache_config.cache_dtype
+            self._warn_once(f"vLLM quantizes KV itself ({dtype}): it is kept without loss, as "
+                            f'"exact" and not as "{self._settings.profile}"')
+            return "exact"
+        return self._settings.profile
 
     # --- set-up -----------------------------------------------------------------------------------
 
@@ -133,7 +205,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         """What makes sessions of this engine."""
         facts, settings = self._facts, self._settings
         assert facts is not None
-        return make_session(self._warn_once, socket_path=settings.socket, profile=settings.profile,
+        return make_session(self._warn_once, socket_path=settings.socket, profile=self._profile(),
                             geometry=facts.geometry, name="vllm", namespace_label=facts.label,
                             weights_digest=self._digest, shard=shard,
                             shard_count=facts.shard_count,
@@ -148,11 +220,33 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
             raise KvferryError(Status["ERR_UNSUPPORTED"],
                                f"profile {info.profile} with pages of the CPU backend, in which "
                                'tokens cannot be told apart: set profile to "exact"')
-        if info.profile != self._settings.profile:
+        if info.profile != self._profile():
             self._warn_once(f"profile {info.profile} in place of {self._settings.profile}: "
                             f"{info.profile_text}")
         if self._scheduler is not None:
             self._scheduler.connected(info.profile, info.lossless)
+
+    # --- statistics and events --------------------------------------------------------------------
+
+    def get_kv_connector_stats(self) -> Optional[KvferryStats]:
+        """What this side has counted since it was last asked."""
+        side = self._worker or self._scheduler
+        grown = self._since.take(side.counters) if side is not None else None
+        return KvferryStats(data=grown) if grown is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: Optional[Dict[str, Any]] = None) -> KvferryStats:
+        return KvferryStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: Any,
+                           per_engine_labelvalues: Any) -> KvferryPromMetrics:
+        return KvferryPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def take_events(self) -> Iterable[Any]:
+        """What has been stored and what is gone, as vLLM's KV events, if it wants them."""
+        ledger = self._scheduler.ledger if self._scheduler is not None else None
+        return [kv_event(change) for change in ledger.take()] if ledger is not None else ()
 
     # --- what vLLM asks of the class --------------------------------------------------------------
 
@@ -220,7 +314,9 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         return bad
 
     def build_connector_worker_meta(self) -> Optional[KVConnectorWorkerMetadata]:
-        if not self._report.failed:
+        if not self._tells:
+            self._report.stored.clear()
+        if not self._report.failed and not self._report.stored:
             return None
         report, self._report = self._report, Report()
         return KvferryWorkerMetadata(report)

@@ -71,6 +71,8 @@ def _spec(cache_config: Any) -> Any:
         raise Unsupported(f"layers have {kind}")
     if getattr(spec, "page_size_padded", None) not in (None, spec.page_size_bytes):
         raise Unsupported("pages are padded")
+    if getattr(spec, "tokens_per_state", 1) != 1:
+        raise Unsupported("pages do not have one row a token")
     return spec
 
 
@@ -118,6 +120,8 @@ def read(config: Any, cache_config: Any, settings: Settings, device: str, rank: 
     geometry = Geometry(len(layers), heads, dim_k, dim_v,
                         chunk_tokens(settings, block, token_bytes), dtype=dtype, kind=kind)
     label = "vllm:" + settings.namespace + (f":{cpu_layout}-{block}" if device == "cpu" else "")
+    if dtype == "u8":  # bytes of one kind of quantization are nothing to another one
+        label += f":{config.cache_config.cache_dtype}"
     if len(label.encode()) > LABEL_BYTES_MAX:
         raise ValueError(f"kv_connector_extra_config: namespace is longer than "
                          f"{LABEL_BYTES_MAX - len(label) + len(settings.namespace)} bytes")

@@ -49,10 +49,14 @@ class Step:
 
 @dataclass
 class Report:
-    """Keys that did not load, by request: each is a miss for that request from then on."""
+    """Keys that did not load, by request: each is a miss for that request from then on. And how
+    many ranks have stored which keys."""
 
     failed: Dict[str, Set[bytes]] = field(default_factory=dict)
+    stored: Dict[bytes, int] = field(default_factory=dict)
 
     def merge(self, other: "Report") -> None:
         for request_id, keys in other.failed.items():
             self.failed.setdefault(request_id, set()).update(keys)
+        for key, n in other.stored.items():
+            self.stored[key] = self.stored.get(key, 0) + n

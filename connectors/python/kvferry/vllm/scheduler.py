@@ -16,22 +16,15 @@ from kvferry.errors import KvferryError, SessionError, Status
 from kvferry.session import Session
 from kvferry.identity import adapter_key
 from kvferry.vllm.facts import Facts
+from kvferry.vllm.events import Chunk, Ledger
 from kvferry.vllm.jobs import LoadChunk, LoadJob, Report, Step, StoreChunk
 from kvferry.vllm.settings import RequestSettings, Settings
+from kvferry.vllm.stats import SchedulerCounters
 from kvferry.vllm.taint import Taint
 
 POLL_MS = 2  # a round trip takes a twentieth of that
 AGAIN_S = 0.002  # between two lookups of a request whose chunks are coming
 LEASE_S = 10.0  # a hit that has not been taken up by then is looked up again
-
-
-@dataclass
-class Counters:
-    """What a scheduler has seen."""
-
-    lookups_late: int = 0  # the shorter run was answered, as the budget was used up
-    loads_failed: int = 0  # loads of which a part did not come
-    stores_tainted: int = 0  # chunks not stored, for what was loaded with loss
 
 
 @dataclass
@@ -67,6 +60,7 @@ class Request:
     started: Optional[float] = None  # first lookup of those that are not answered yet
     asked: int = 0  # chunk that the lookup in flight begins with
     asked_at: float = 0.0
+    asked_end: int = 0  # and the chunk that it ends before
     asked_tails: int = 0  # tails that it asks for
     in_flight: int = 0  # id of the lookup in flight
     result: Optional[Lookup] = None
@@ -75,6 +69,7 @@ class Request:
     found: Optional[Found] = None
     local_tokens: int = 0
     loading: List[LoadChunk] = field(default_factory=list)
+    load_began: float = 0.0
     load_tokens: int = 0  # of them, those that the engine counts as computed
     failed: Set[bytes] = field(default_factory=set)
     hit_tokens: int = 0
@@ -87,11 +82,11 @@ class Request:
 
 class Scheduler:
     """Belongs to the engine's scheduler thread. warn_once(line) is called where something is not
-    served that the user may expect to be."""
+    served that the user may expect to be; tells: vLLM wants KV events."""
 
     def __init__(self, facts: Facts, settings: Settings, session: Session,
                  adapter_digest: Callable[[Any], Optional[bytes]],
-                 warn_once: Callable[[str], None]):
+                 warn_once: Callable[[str], None], tells: bool = False):
         self._facts = facts
         self._settings = settings
         self._session = session
@@ -107,7 +102,8 @@ class Scheduler:
         self._lossless = True
         self._reconnects = 0
         self._taint = Taint(facts.block_tokens)
-        self.counters = Counters()
+        self.counters = SchedulerCounters()
+        self.ledger: Optional[Ledger] = Ledger(facts.shard_count) if tells else None
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -181,13 +177,13 @@ class Scheduler:
 
     def _tails(self, request: Request, chunk: int) -> List[bytes]:
         """Keys of what there may be of a chunk that is not whole, the longest first. Tails are of
-        lossless profiles: a chunk that grows out of a loaded tail is stored once it is whole."""
-        if not self._lossless:
+        lossless profiles: a chunk that grows out of a loaded tail is stored once it is whole. Where
+        something has failed for this request, there is no point in asking for less of it."""
+        if not self._lossless or request.failed:
             return []
         begin = chunk * self._blocks
         n = min(self._blocks - 1, len(request.engine.block_hashes) - begin, self._tail_most)
-        keys = [self._key(request, begin + i) for i in reversed(range(max(n, 0)))]
-        return [key for key in keys if key not in request.failed]
+        return [self._key(request, begin + i) for i in reversed(range(max(n, 0)))]
 
     def _is_found(self, request: Request, first: int) -> bool:
         """Whether what was found before can be answered again."""
@@ -248,7 +244,8 @@ class Scheduler:
                     return self._late(request)
                 request.in_flight = client.submit_lookup(keys, lease=True, prefetch=True,
                                                          n_tails=n_tails)
-                request.asked, request.asked_at, request.asked_tails = first, now, n_tails
+                request.asked, request.asked_end = first, first + len(keys)
+                request.asked_at, request.asked_tails = now, n_tails
                 self._lookups[request.in_flight] = request
             self._poll(client, request, POLL_MS)
         except SessionError as error:
@@ -280,6 +277,7 @@ class Scheduler:
             return self._late(request)
         if result.status < 0:
             return NOTHING
+        self._is_gone(request, result)
         if result.coming_chunks > 0:
             if not self._budget_is_over(request):
                 request.waited = True
@@ -288,7 +286,15 @@ class Scheduler:
             self.counters.lookups_late += 1
         return result
 
+    def _is_gone(self, request: Request, result: Lookup) -> None:
+        """Tell of the first chunk that was not found, if it was told of before."""
+        end = request.asked + result.run_chunks
+        if self.ledger is not None and not request.asked_tails and end < request.asked_end:
+            self.ledger.gone(self._key(request, (end + 1) * self._blocks - 1))
+
     def _settle(self, request: Request, found: Found) -> None:
+        assert request.started is not None
+        self._spent(time.monotonic() - request.started, "lookup_s")
         request.started = None
         request.found = found
         request.known = max(request.known, found.first + found.run)
@@ -324,6 +330,17 @@ class Scheduler:
             request.result = event.lookup
         elif event.lookup is not None:
             self._release(event.lookup.lease)
+
+    def _spent(self, seconds: float, counter: str = "") -> None:
+        """A request has waited for kvferry."""
+        if counter:
+            setattr(self.counters, counter, getattr(self.counters, counter) + seconds)
+        self._report("spent-us", int(seconds * 1e6))
+
+    def _report(self, kind: str, amount: int) -> None:
+        client = self._session.client() if self._session.is_open else None
+        if client is not None:
+            client.report(kind, amount)
 
     # --- leases -----------------------------------------------------------------------------------
 
@@ -386,13 +403,16 @@ class Scheduler:
                                    self._settings.load_budget_ms if budget is None else budget))
         self._taint.loads([page for chunk in chunks for page in chunk.pages], self._lossless)
         request.loading, request.load_tokens = chunks, external
+        request.load_began = time.monotonic()
 
     def _pages(self, request: Request, begin: int, end: int) -> List[int]:
         block = self._facts.block_tokens
         return request.pages[begin // block:end // block]
 
     def loaded(self, request_ids: Set[str], report: Optional[Report]) -> None:
-        """Loads are over, and this did not work."""
+        """Loads are over, this did not work, and that is stored."""
+        if report is not None and report.stored and self.ledger is not None:
+            self.ledger.stored(report.stored)
         for request_id, keys in (report.failed if report is not None else {}).items():
             request = self._requests.get(request_id)
             if request is not None:
@@ -406,14 +426,19 @@ class Scheduler:
 
     def _is_loaded(self, request: Request) -> None:
         """Count what has come: all before the first chunk that has not."""
+        if not request.loading:
+            return  # it was another connector's
         tokens = 0
+        self._spent(time.monotonic() - request.load_began)
         for chunk in request.loading:
             if chunk.key in request.failed:
                 self.counters.loads_failed += 1
                 break
             tokens += chunk.n_tokens
         if not getattr(request.engine, "num_preemptions", 0):  # as vLLM counts
-            request.hit_tokens = max(request.hit_tokens, min(tokens, request.load_tokens))
+            more = max(0, min(tokens, request.load_tokens) - request.hit_tokens)
+            request.hit_tokens += more
+            self.counters.hit_tokens += more
         request.loading = []
 
     # --- stores -----------------------------------------------------------------------------------
@@ -449,6 +474,10 @@ class Scheduler:
             return
         if pages is not None:
             request.pages = (request.pages if appended else []) + list(pages[0])
+        if request.next_store is None:
+            self._report("tokens-loaded", request.hit_tokens)
+            self._report("tokens-engine", computed - request.hit_tokens)
+            self._report("tokens-computed", request.engine.num_prompt_tokens - computed)
         if request.next_store is None or not appended:
             # What was in the engine's own cache was stored when it was computed; a chunk that it
             # has in part is stored whole.
@@ -494,12 +523,28 @@ class Scheduler:
             request.tail_chunk, request.tail_blocks = number, blocks
         if self._taint.forbids(request.pages[:first], pages, self._lossless):
             self.counters.stores_tainted += 1
+            self._report("taint-refused", self._facts.shard_count)
             return
         made.stores.append(StoreChunk(
             self._key(request, first + blocks - 1),
             self._key(request, first - 1) if number > 0 else None, number, number * self._chunk,
             pages, 0 if blocks == self._blocks else blocks * self._facts.block_tokens,
             self._key(request, first + begun - 1) if begun else None))
+        if self.ledger is not None:
+            self._tell(request, made.stores[-1], first, blocks)
+
+    def _tell(self, request: Request, store: StoreChunk, first: int, blocks: int) -> None:
+        """Note what vLLM's event says, for when the chunk is stored."""
+        assert self.ledger is not None
+        engine, block = request.engine, self._facts.block_tokens
+        lora = getattr(engine, "lora_request", None)
+        self.ledger.begun(store.key, Chunk(
+            [bytes(h) for h in engine.block_hashes[first:first + blocks]],
+            bytes(engine.block_hashes[first - 1]) if first else None,
+            list(engine.all_token_ids[first * block:(first + blocks) * block]),
+            getattr(lora, "lora_int_id", None), getattr(lora, "lora_name", None)))
+        if store.supersedes is not None:
+            self.ledger.superseded(store.supersedes)
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -10,46 +10,60 @@ import queue
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from kvferry.buffers import Pages
 from kvferry.client import Client, Hit, Put
 from kvferry.errors import BusyError, KvferryError, SessionError, Status
 from kvferry.session import Session
 from kvferry.vllm.jobs import LoadChunk, LoadJob, Report, StoreChunk
+from kvferry.vllm.stats import WorkerCounters
 
 # Blocks that one get asks for: they are leased together, and a client may hold a share of the arena
 GET_CHUNKS = 16
 # What a step's stores wait for room in staging, all together. The daemon makes room at the rate of
 # a copy, so that a step which has more to store than staging holds loses none of it.
 ROOM_S = 0.02
+ROOM_POLL_MS = 5  # to be attached again is no completion, and ends no wait
 LOAD_STAGING_BYTES = 1 << 20  # a handle that only loads needs none
 
 
 @dataclass
-class Counters:
-    """What a worker has done."""
-
-    handed: int = 0  # stores handed to the daemon, of which it has stored, had, or refused
-    stored: int = 0
-    present: int = 0
-    skipped: int = 0  # stores left out: no room in staging, or no daemon
-    refused: int = 0  # stores that the daemon has answered with a failure
-    loaded: int = 0
-    failed: int = 0
-
-
-@dataclass
 class Done:
-    """A load that is over. bad: pages that hold nothing."""
+    """A load, and in the end what has come of it. bad: pages that hold nothing."""
 
-    request_id: str
+    job: LoadJob
+    began: float = field(default_factory=time.monotonic)
     bad: Set[int] = field(default_factory=set)
     failed: Set[bytes] = field(default_factory=set)
     loaded: int = 0
+    too_slow: int = 0
+    gone: int = 0
+    seconds: float = 0.0
+
+    @property
+    def request_id(self) -> str:
+        return self.job.request_id
+
+    def saw(self, status: int) -> None:
+        """What came of a block that has not hit."""
+        self.too_slow += status == Status["TOO_SLOW"]
+        self.gone += status == Status["MISS"]
+
+    def end(self, good: int) -> None:
+        """Over: so many leading chunks are good. Nothing of the others is to be believed. Only the
+        first of them is said to have failed: the engine computes from its first page on, and those
+        behind it may be fine."""
+        self.loaded = good
+        left = self.job.chunks[good:]
+        for chunk in left:
+            self.bad.update(chunk.pages)
+        if left:
+            self.failed.add(left[0].key)
+        self.seconds = time.monotonic() - self.began
 
     def collect(self, requests: Set[str], bad: Set[int], report: Report,
-                counters: Counters) -> None:
+                counters: WorkerCounters) -> None:
         """Add this to what a worker tells."""
         requests.add(self.request_id)
         bad |= self.bad
@@ -57,15 +71,27 @@ class Done:
             report.merge(Report({self.request_id: self.failed}))
         counters.loaded += self.loaded
         counters.failed += len(self.failed)
+        counters.loads += 1
+        counters.load_s += self.seconds
+        counters.loads_late += self.seconds * 1000 > self.job.budget_ms
+        counters.failed_too_slow += self.too_slow
+        counters.failed_gone += self.gone
+        left = len(self.job.chunks) - self.loaded
+        counters.failed_lost += max(0, left - self.too_slow - self.gone)
 
 
-def fail(done: Done, chunks: List[LoadChunk]) -> None:
-    """Nothing of these chunks is to be believed. Only the first one is said to have failed: the
-    engine computes from its first page on, and those behind it may be fine."""
-    for chunk in chunks:
-        done.bad.update(chunk.pages)
-    if chunks:
-        done.failed.add(chunks[0].key)
+def count(counters: WorkerCounters, stored: Dict[bytes, int], status: int,
+          key: Optional[bytes]) -> None:
+    """A store has been answered."""
+    if status == Status["OK"]:
+        counters.stored += 1
+    elif status == Status["EXISTS"]:
+        counters.present += 1
+    else:
+        counters.refused += 1
+        return
+    if key is not None:
+        stored[key] = 1
 
 
 class Worker:
@@ -81,7 +107,9 @@ class Worker:
         self._store_session.client()  # now, since it may take a moment
         self._queue: "queue.SimpleQueue[Optional[LoadJob]]" = queue.SimpleQueue()
         self._done: "queue.SimpleQueue[Done]" = queue.SimpleQueue()
-        self.counters = Counters()
+        self._put_keys: Dict[int, bytes] = {}
+        self._stored: Dict[bytes, int] = {}
+        self.counters = WorkerCounters()
         self._thread = threading.Thread(target=self._run, name="kvferry-load", daemon=True)
         self._thread.start()
 
@@ -94,8 +122,9 @@ class Worker:
         if client is None:
             self.counters.skipped += len(chunks) if self._stores else 0
             return
+        began = time.monotonic()
         self._collect(client)
-        deadline = time.monotonic() + ROOM_S
+        deadline = began + ROOM_S
         for chunk in chunks:
             try:
                 self._put(client, chunk, deadline)
@@ -105,6 +134,9 @@ class Worker:
             except KvferryError as error:
                 self.counters.skipped += 1
                 self._warn(f"store: {error}")
+        spent = time.monotonic() - began
+        self.counters.store_s += spent
+        client.report("spent-us", int(spent * 1e6))
 
     def _put(self, client: Client, chunk: StoreChunk, deadline: float) -> None:
         item = Put(chunk.key, pages=self._pages, page_ids=chunk.pages,
@@ -112,13 +144,14 @@ class Worker:
                    supersedes=chunk.supersedes)
         while True:
             try:
-                client.submit_put([item], parent=chunk.parent, depth=chunk.depth)
+                request = client.submit_put([item], parent=chunk.parent, depth=chunk.depth)
+                self._put_keys[request] = chunk.key
                 return
             except (BusyError, SessionError) as error:
                 left = deadline - time.monotonic()
                 if left <= 0 or (isinstance(error, SessionError) and not error.is_attaching):
                     raise
-                self._collect(client, max(1, int(left * 1000)))
+                self._collect(client, max(1, min(ROOM_POLL_MS, int(left * 1000))))
 
     def _collect(self, client: Client, timeout_ms: int = 0) -> None:
         """Take completions of stores, which give staging back; wait for the first."""
@@ -126,13 +159,10 @@ class Worker:
             timeout_ms = 0
             for event in events:
                 if event.is_request:
-                    continue
-                if event.hit.status == Status["OK"]:
-                    self.counters.stored += 1
-                elif event.hit.status == Status["EXISTS"]:
-                    self.counters.present += 1
+                    self._put_keys.pop(event.request, None)
                 else:
-                    self.counters.refused += 1
+                    count(self.counters, self._stored, event.hit.status,
+                          self._put_keys.get(event.request))
 
     def idle(self) -> None:
         """Take completions of stores. Does not block."""
@@ -156,36 +186,37 @@ class Worker:
             try:
                 done = self._done.get_nowait()
             except queue.Empty:
+                report.stored, self._stored = self._stored, {}
                 return requests, bad, report
             done.collect(requests, bad, report, self.counters)
 
     def _run(self) -> None:
         """The thread of loads."""
         while (job := self._queue.get()) is not None:
-            done = Done(job.request_id)
+            done = Done(job)
             try:
                 self._load(job, done)
             except Exception as error:  # whatever it is, the request must end
                 self._warn(f"load of {job.request_id}: {error!r}")
-                fail(done, job.chunks)
+                done.end(0)
             self._done.put(done)
         self._load_session.close()
 
     def _load(self, job: LoadJob, done: Done) -> None:
-        client = self._load_session.client()
-        if client is None:
-            fail(done, job.chunks)
-            return
-        for first in range(0, len(job.chunks), GET_CHUNKS):
-            part = job.chunks[first:first + GET_CHUNKS]
-            good = self._load_part(client, part, job.budget_ms)
-            done.loaded += good
-            if good < len(part):
-                fail(done, job.chunks[first + good:])
-                return
+        client, good = self._load_session.client(), 0
+        while client is not None and good < len(job.chunks):
+            part = job.chunks[good:good + GET_CHUNKS]
+            came = self._load_part(client, part, done)
+            good += came
+            if came < len(part):
+                break
+        done.end(good)
+        if client is not None and good < len(job.chunks):
+            client.report("load-failed", len(job.chunks) - good)
 
-    def _load_part(self, client: Client, chunks: List[LoadChunk], budget_ms: int) -> int:
+    def _load_part(self, client: Client, chunks: List[LoadChunk], done: Done) -> int:
         """Load chunks; how many leading ones are good."""
+        budget_ms = done.job.budget_ms
         try:
             if not client.info().connected:
                 client.ping(max(budget_ms, 1))  # a daemon that has come back is attached to first
@@ -194,6 +225,7 @@ class Worker:
             return 0
         good, whole = 0, True
         for chunk, hit in zip(chunks, hits):
+            done.saw(hit.status)
             whole = self._load_one(client, chunk, hit, whole) and whole
             good += whole
         return good

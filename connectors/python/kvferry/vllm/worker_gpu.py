@@ -18,7 +18,8 @@ from kvferry.gpu import Gpu, GpuEvent, GpuGet, GpuPut
 from kvferry.session import Session
 from kvferry.vllm import worker
 from kvferry.vllm.jobs import LoadJob, Report, StoreChunk
-from kvferry.vllm.worker import GET_CHUNKS, Counters, Done, fail
+from kvferry.vllm.stats import WorkerCounters
+from kvferry.vllm.worker import GET_CHUNKS, Done, count
 
 
 class Device(Protocol):
@@ -56,7 +57,7 @@ class Load:
         self.begun = 0  # chunks that have been asked for
         self.first = 0  # of them, the first one of the part in flight
         self.good: Set[int] = set()
-        self.done = Done(job.request_id)
+        self.done = Done(job)
 
 
 class GpuWorker:
@@ -74,7 +75,9 @@ class GpuWorker:
         self._waiting: Deque[Load] = deque()
         self._loads: Dict[int, Load] = {}
         self._ended: List[Done] = []
-        self.counters = Counters()
+        self._put_keys: Dict[int, List[bytes]] = {}
+        self._stored: Dict[bytes, int] = {}
+        self.counters = WorkerCounters()
         self._handle()  # now, since it may take a moment
 
     def _handle(self) -> Optional[Gpu]:
@@ -98,8 +101,9 @@ class GpuWorker:
         if gpu is None:
             self.counters.skipped += len(chunks) if self._stores else 0
             return
+        began = time.monotonic()
         self._poll(gpu)
-        deadline = time.monotonic() + worker.ROOM_S
+        deadline = began + worker.ROOM_S
         for chain in chains(chunks):
             while chain and self._gpu is not None:
                 taken = self._put(gpu, chain)
@@ -110,14 +114,16 @@ class GpuWorker:
                 if chain:
                     self._poll(gpu, 1)
             self.counters.skipped += len(chain)
+        self.counters.store_s += time.monotonic() - began
 
     def _put(self, gpu: Gpu, chain: List[StoreChunk]) -> int:
         """How many leading chunks have been taken; -1: none, and waiting does not help."""
         try:
-            _, taken = gpu.put([GpuPut(c.key, c.pages, c.token_start, c.n_tokens, c.supersedes)
-                                for c in chain],
-                               parent=chain[0].parent, depth=chain[0].depth,
-                               stream=self._device.stream())
+            items = [GpuPut(c.key, c.pages, c.token_start, c.n_tokens, c.supersedes)
+                     for c in chain]
+            request, taken = gpu.put(items, parent=chain[0].parent, depth=chain[0].depth,
+                                     stream=self._device.stream())
+            self._put_keys[request] = [c.key for c in chain[:taken]]
             return taken
         except BusyError:
             return 0
@@ -133,8 +139,8 @@ class GpuWorker:
         """Start a load behind all that is on the engine's stream by now. Does not block."""
         gpu = self._handle()
         if gpu is None:
-            done = Done(job.request_id)
-            fail(done, job.chunks)
+            done = Done(job)
+            done.end(0)
             self._ended.append(done)
             return
         event, held = self._device.record()
@@ -171,15 +177,18 @@ class GpuWorker:
         """The load is over: what has not come is bad."""
         chunks = load.job.chunks
         good = next((i for i in range(len(chunks)) if i not in load.good), len(chunks))
-        load.done.loaded = good
-        fail(load.done, chunks[good:])
+        load.done.end(good)
         self._ended.append(load.done)
+        client = self._session.client() if good < len(chunks) else None
+        if client is not None:
+            client.report("load-failed", len(chunks) - good)
 
     def _take(self, event: GpuEvent) -> None:
         load = self._loads.get(event.request)
         if load is None:
             self._count(event)
         elif event.kind == "block":
+            load.done.saw(event.status)
             if event.status == Status["OK"]:
                 load.good.add(load.first + event.index)
         elif event.kind == "request":
@@ -192,13 +201,12 @@ class GpuWorker:
 
     def _count(self, event: GpuEvent) -> None:
         """A completion of a store."""
-        if event.kind == "block":
-            if event.status == Status["OK"]:
-                self.counters.stored += 1
-            elif event.status == Status["EXISTS"]:
-                self.counters.present += 1
-            else:
-                self.counters.refused += 1
+        if event.kind == "request":
+            self._put_keys.pop(event.request, None)
+        elif event.kind == "block":
+            keys = self._put_keys.get(event.request)
+            key = keys[event.index] if keys else None
+            count(self.counters, self._stored, event.status, key)
 
     def _poll(self, gpu: Gpu, timeout_ms: int = 0) -> None:
         """Take completions; wait for the first."""
@@ -238,6 +246,7 @@ class GpuWorker:
         for done in self._ended:
             done.collect(requests, bad, report, self.counters)
         self._ended.clear()
+        report.stored, self._stored = self._stored, {}
         return requests, bad, report
 
     def close(self) -> None:
