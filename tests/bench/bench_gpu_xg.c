@@ -9,7 +9,9 @@
  * --window: tokens of a window of a fetch; else the library's choice.
  *
  * fetch: the whole, from the call on; gpu: kernels alone, latents decoded at 3 bits in all layers,
- * though the first three have 4; bytes: of a token's record.
+ * though the first three have 4; bytes: of a token's record. hook: latents of X made and encoded
+ * layer by layer (kvf_gpu_x_put_layer), beside the products by which an engine makes K and V of the
+ * same X.
  *
  * Factors are random numbers: products do not care. Their file has 1.6 GB.
  */
@@ -64,6 +66,8 @@ struct bed {
     struct kvf_x_weights weights;
     uint64_t payloads;
     uint64_t product;
+    uint64_t x;             /* of a layer, for the hook */
+    uint64_t of_hook;       /* products of all of it */
     uint32_t window_tokens; /* 0: the library's choice */
     char factors[KVF_TEST_PATH_BYTES];
 };
@@ -370,6 +374,49 @@ SIDE(fetch_kv)
 SIDE(kernels_latents)
 SIDE(kernels_kv)
 
+/* All layers of a request by the hook, without what comes before the first and behind the last. */
+static double hook_ms(void *ctx, double seconds)
+{
+    struct bed *bed = ctx;
+    struct kvf_gpu_x_put_options options = {
+        .struct_bytes = sizeof(options), .n_tokens = TOKENS, .x = bed->rebuild};
+    uint64_t ns = 0;
+    uint64_t n = 0;
+
+    do {
+        struct kvf_gpu_x_put *put;
+        uint64_t begun_ns;
+
+        gpu_x_must(kvf_gpu_x_put_begin(bed->latents.handle, &options, &put), "a put");
+        begun_ns = kvf_now_ns();
+        for (uint32_t l = 0; l < LAYERS; l++) {
+            gpu_x_must(kvf_gpu_x_put_layer(put, l, (const void *)(uintptr_t)bed->x, bed->stream),
+                       "a layer");
+        }
+        wait_for(bed);
+        ns += kvf_now_ns() - begun_ns;
+        n++;
+        (void)kvf_gpu_x_put_cancel(put);
+    } while ((double)ns < seconds * 1e9);
+    return (double)ns / 1e6 / (double)n;
+}
+
+static void products(struct bed *bed)
+{
+    const struct kvf_gpu_product product = {
+        .m = TOKENS, .n = WIDTH, .k = D_MODEL, .c_stride = WIDTH, .dtype = KVF_DTYPE_BF16};
+
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        gpu_x_must(kvf_gpu_blas_multiply(bed->blas, &product, bed->x,
+                                         bed->model.matrices + l * W_BYTES, bed->of_hook,
+                                         bed->stream),
+                   "a product");
+    }
+    wait_for(bed);
+}
+
+SIDE(products)
+
 /* KiB a token. */
 static double token_kib(const struct side *side)
 {
@@ -399,6 +446,9 @@ int main(int argc, char **argv)
     gpu_load_encode(&bed.kv.load, bed.gpu, bed.stream);
     gpu_load_encode(&bed.latents.load, bed.gpu, bed.stream);
     model_init(&bed);
+    bed.x = gpu_memory(bed.gpu, (uint64_t)TOKENS * D_MODEL * sizeof(uint16_t));
+    gpu_x_fill(bed.gpu, bed.stream, bed.x, (uint64_t)TOKENS * D_MODEL * sizeof(uint16_t), 2.0f);
+    bed.of_hook = gpu_memory(bed.gpu, (uint64_t)TOKENS * WIDTH * sizeof(float));
     engine_open(&bed);
     put_all(&bed.kv);
     put_all(&bed.latents);
@@ -406,6 +456,7 @@ int main(int argc, char **argv)
     fetch_kv(&bed);
     bench_pairs(&run, "xgcl3_fetch_vs_saw4", fetch_latents_ms, fetch_kv_ms, &bed);
     bench_pairs(&run, "xgcl3_gpu_vs_saw4", kernels_latents_ms, kernels_kv_ms, &bed);
+    bench_pairs(&run, "xgcl3_hook_vs_products", hook_ms, products_ms, &bed);
     bench_print_pair("xgcl3_bytes_vs_saw4", token_kib(&bed.latents), token_kib(&bed.kv));
     engine_close(&bed);
     (void)kvf_gpu_blas_close(bed.blas);

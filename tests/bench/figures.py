@@ -372,6 +372,8 @@ def gpu_x_figures():
                              ("bytes", "KiB", "of a token")):
         result.append(Figure(f"xgcl3_{name}_vs_saw4", unit, "K and V at 4 bits", better="lower",
                              note=f"{what_8b}: {note}"))
+    result.append(Figure("xgcl3_hook_vs_products", "ms", "the engine's products of K and V",
+                         better="lower", note=f"{what_8b}: made and encoded at the hook"))
     for n in (256, 1024, 4096, 16384):
         bar = 0.80 if n == 4096 else None
         result.append(Figure(f"remat_gemm_{n}", "TFLOP/s", "cuBLAS, bf16, same shape", bar,
