@@ -269,8 +269,8 @@ class Driver:
                 return words
         self.process.wait(READY_S)
         logs = "\n".join(tail_of(path) for path in (self.log_path, *self.store.logs))
-        raise Failure(f"the client of {type(self.store).__name__} failed; its log, and those of the "
-                      f"store:\n{logs}")
+        raise Failure(f"the client of {type(self.store).__name__} failed; its log, and those of "
+                      f"the store:\n{logs}")
 
     def cpu_s(self):
         pids = [self.process.pid, *(process.pid for process in self.store.servers)]

@@ -16,18 +16,30 @@ from kvferry.session import Session
 # Blocks that one get asks for: they are leased together, and a client may hold a share of the arena
 GET_BLOCKS = 16
 LEASE_S = 10.0  # a run that has not been fetched by then is given up
+ATTACH_MS = 20
 LOAD_STAGING_BYTES = 1 << 20  # a handle that puts nothing needs none
 
 
-def attach(client: Client, budget_ms: int) -> None:
-    """Attach to a daemon that has come back. KvferryError: there is none."""
+def attach(client: Client) -> None:
+    """Attach to a daemon that has come back, or go on doing so. KvferryError: there is none yet,
+    and the engine computes meanwhile: no call waits longer than ATTACH_MS for that."""
     if not client.info().connected:
-        client.ping(max(budget_ms, 1))
+        client.ping(ATTACH_MS)
 
 
 def left_ms(deadline: float) -> int:
     """Milliseconds until then, rounded up; 0: it has passed."""
     return max(0, int((deadline - time.monotonic()) * 1000) + 1)
+
+
+def tick(client: Optional[Client]) -> None:
+    """For a handle that has nothing to do for a while: notice that the daemon is gone, and let go
+    of its memory. A daemon that has started again has little room until all have."""
+    try:
+        if client is not None:
+            client.poll()
+    except KvferryError:
+        pass  # nobody listens
 
 
 def fetch(client: Client, keys: Sequence[bytes], budget_ms: int,
@@ -37,7 +49,7 @@ def fetch(client: Client, keys: Sequence[bytes], budget_ms: int,
     under a lease that was lost is not."""
     deadline = time.monotonic() + budget_ms / 1000
     try:
-        attach(client, budget_ms)
+        attach(client)
         for first in range(0, len(keys), GET_BLOCKS):
             part = keys[first:first + GET_BLOCKS]
             left = left_ms(deadline)
@@ -68,7 +80,7 @@ def store(client: Client, items: Sequence[Put], parent: Optional[bytes], depth: 
     stored = [False] * len(items)
     pending: Dict[int, int] = {}
     try:
-        attach(client, budget_ms)
+        attach(client)
         for index, item in enumerate(items):
             request = _submit(client, item, parent, depth, deadline, pending, stored)
             if request is None:
@@ -146,6 +158,11 @@ class Lookups:
                 if held is not None:
                     self._release(held[0])
 
+    def tick(self) -> None:
+        """tick() for the handle of lookups."""
+        with self._lock:
+            tick(self._session.client() if self._session.is_open else None)
+
     def close(self) -> None:
         """Give everything back and close the handle."""
         with self._lock:
@@ -167,7 +184,7 @@ class Lookups:
         deadline = time.monotonic() + self._budget_ms / 1000
         pending: Dict[int, int] = {}
         try:
-            attach(client, self._budget_ms)
+            attach(client)
             for index, keys in enumerate(asked):
                 while left_ms(deadline) > 0:
                     try:
