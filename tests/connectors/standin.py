@@ -8,6 +8,7 @@ import abc
 import enum
 import hashlib
 import json
+import math
 import sys
 import time
 import types
@@ -112,6 +113,18 @@ class FullAttentionSpec(SimpleNamespace):
     """Facts of layers, by the name that the connector knows."""
 
 
+class MLAAttentionSpec(FullAttentionSpec):
+    """Of a latent."""
+
+
+class SlidingWindowSpec(FullAttentionSpec):
+    """Of the last tokens only."""
+
+
+class MambaSpec(FullAttentionSpec):
+    """Of a state."""
+
+
 class Array:
     """Pages in a bytearray: shape, strides and an address."""
 
@@ -162,6 +175,7 @@ class Engine:
     """One scheduler's connector and one worker's for each rank, and the order of calls."""
 
     BLOCK, HEADS, DIM, LAYERS, PAGES = 16, 2, 64, 2, 128
+    LATENT, ROPE = 128, 64  # of models with MLA
     DEVICE = "cpu"
 
     def __init__(self, extra, tp=1, **changes):
@@ -181,27 +195,48 @@ class Engine:
             self.arrays.append(arrays)
         self.bad, self.received, self.done, self.table = set(), {}, set(), {}
 
+    def groups(self, kind, cache_dtype):
+        """KV cache groups of a model of a kind."""
+        layers = [f"layers.{i}.attn" for i in range(self.LAYERS)]
+        facts = {"block_size": self.BLOCK, "num_kv_heads": self.HEADS, "head_size": self.DIM,
+                 "head_size_v": self.DIM, "dtype": "torch.bfloat16", "kv_quant_mode": None,
+                 "page_size_bytes": self.BLOCK * self.HEADS * self.DIM * 4,
+                 "page_size_padded": None}
+        if cache_dtype != "auto":
+            facts.update(dtype="torch.uint8", kv_quant_mode=SimpleNamespace(value=1))
+        specs = {"dense": FullAttentionSpec, "mla": MLAAttentionSpec,
+                 "window": SlidingWindowSpec, "mamba": MambaSpec}
+        if kind == "mla":
+            facts.update(num_kv_heads=1, head_size=self.LATENT + self.ROPE, head_size_v=0,
+                         page_size_bytes=self.BLOCK * (self.LATENT + self.ROPE) * 2)
+        if kind == "hybrid":
+            return [SimpleNamespace(layer_names=[name], kv_cache_spec=specs[one](**facts))
+                    for name, one in zip(layers, ("dense", "window"))]
+        return [SimpleNamespace(layer_names=layers, kv_cache_spec=specs[kind](**facts))]
+
     def config(self, extra, tp, changes):
-        spec = FullAttentionSpec(block_size=self.BLOCK, num_kv_heads=self.HEADS,
-                                 head_size=self.DIM, head_size_v=self.DIM, dtype="torch.bfloat16",
-                                 page_size_bytes=self.BLOCK * self.HEADS * self.DIM * 4,
-                                 kv_quant_mode=None, page_size_padded=None)
-        group = SimpleNamespace(layer_names=[f"layers.{i}.attn" for i in range(self.LAYERS)],
-                                kv_cache_spec=spec)
-        facts = {"pipeline_parallel_size": 1, "speculative_config": None, "groups": [group],
+        facts = {"pipeline_parallel_size": 1, "speculative_config": None,
                  "policy": "recompute", "prefix": True, "dcp": 1, "model": "nowhere",
-                 "events": False, **changes}
+                 "events": False, "kind": "dense", "cache_dtype": "auto", **changes}
+        facts.setdefault("groups", self.groups(facts["kind"], facts["cache_dtype"]))
+        self.shape, self.item = (self.HEADS, self.BLOCK, 2 * self.DIM), 2
+        if facts["kind"] == "mla":
+            self.shape = (self.BLOCK, self.LATENT + self.ROPE)
+        self.is_replicated = facts["kind"] == "mla"
+        if facts["cache_dtype"] != "auto":
+            self.item = 1
         parallel = SimpleNamespace(pipeline_parallel_size=facts["pipeline_parallel_size"],
                                    tensor_parallel_size=tp, prefill_context_parallel_size=1,
                                    decode_context_parallel_size=facts["dcp"])
-        model = SimpleNamespace(model=facts["model"], hf_text_config=SimpleNamespace(),
+        model = SimpleNamespace(model=facts["model"],
+                                hf_text_config=SimpleNamespace(kv_lora_rank=self.LATENT),
                                 get_total_num_kv_heads=lambda: self.HEADS * tp)
         return SimpleNamespace(
             parallel_config=parallel, model_config=model,
             speculative_config=facts["speculative_config"],
             kv_events_config=SimpleNamespace(enable_kv_cache_events=facts["events"]),
             cache_config=SimpleNamespace(enable_prefix_caching=facts["prefix"],
-                                         cache_dtype="auto"),
+                                         cache_dtype=facts["cache_dtype"]),
             device_config=SimpleNamespace(device_type=self.DEVICE),
             kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra,
                                                kv_load_failure_policy=facts["policy"])
@@ -211,12 +246,12 @@ class Engine:
 
     def make_array(self):
         """The pages of one layer."""
-        return Array((self.PAGES, self.HEADS, self.BLOCK, 2 * self.DIM), 2)
+        return Array((self.PAGES, *self.shape), self.item)
 
     def content(self, request, block, rank, layer):
         """The bytes of a page that the model would compute."""
-        name = request.block_hashes[block] + bytes([rank, layer])
-        size = self.BLOCK * self.HEADS * self.DIM * 4
+        name = request.block_hashes[block] + bytes([0 if self.is_replicated else rank, layer])
+        size = math.prod(self.shape) * self.item
         seed = hashlib.sha256(name).digest()
         return (seed * (size // 32 + 1))[:size]
 

@@ -788,7 +788,7 @@ class SetUp(Case):
         self.engine()
 
     def test_engines_that_are_not_served_run_on(self):
-        groups = Engine.config(Engine, {}, 1, {})[1].kv_cache_groups
+        groups = Engine.groups(Engine, "dense", "auto")
         window = SimpleNamespace(layer_names=["layers.0.attn"],
                                  kv_cache_spec=SimpleNamespace(block_size=16))
         padded = FullAttentionSpec(**{**vars(groups[0].kv_cache_spec), "page_size_padded": 1 << 20})

@@ -56,14 +56,16 @@ KINDS = {1: "pages-free", 2: "block", 3: "request"}
 class Gpu:
     """A GPU handle, with the pages that it moves."""
 
-    def __init__(self, client: Client, pages: Pages, n_pages: int):
-        """Find the GPU, load kernels, allocate, make pages known (device addresses; only they are
-        kept, not the tensors). Blocks while the driver starts. KvferryError ERR_UNSUPPORTED: no
+    def __init__(self, client: Client, pages: Pages, n_pages: int, *, burst_bytes: int = 0,
+                 load_window_bytes: int = 0):
+        """Find the GPU, load kernels, allocate (for 0, as kvf_gpu_options says), make pages known
+        (device addresses; only they are kept, not the tensors). Blocks while the driver starts. KvferryError ERR_UNSUPPORTED: no
         driver, no GPU, or no kernels in this build; the client's log says which."""
         self._lib = gpu_lib()
         self._client = client  # kept open for as long as this object is
         options = ffi.new("struct kvf_gpu_options *")
         options.struct_bytes = ffi.sizeof("struct kvf_gpu_options")
+        options.burst_bytes, options.load_window_bytes = burst_bytes, load_window_bytes
         out = ffi.new("struct kvf_gpu **")
         check(self._lib.kvf_gpu_open(client.c, options, out), "kvf_gpu_open")
         self._c: Any = out[0]
