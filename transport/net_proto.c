@@ -205,7 +205,8 @@ static int check_blocks(const struct kvf_net_head *head, const void *body, const
             return kvf_proto_bad(why_out, "change of a block");
         }
         if (block.shard >= KVF_SHARDS_MAX || block.reserved != 0 ||
-            (block.change == KVF_NET_ADDED) != (block.record_bytes > KVF_RECORD_PAGE_BYTES) ||
+            (block.change == KVF_NET_ADDED ? block.record_bytes <= KVF_RECORD_PAGE_BYTES
+                                           : block.record_bytes != 0) ||
             block.record_bytes > KVF_PROTO_RECORD_MAX) {
             return kvf_proto_bad(why_out, "block");
         }
