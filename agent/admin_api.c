@@ -751,8 +751,8 @@ static void answer_verify(struct kvf_admin_api *api, const struct kvf_admin_requ
 
         reply_json(
             reply, HTTP_OK,
-            json_pack("{s:o, s:o, s:o}", "verified", u64_json(control->verified), "bad",
-                      u64_json(control->bad), "next_cursor",
+            json_pack("{s:o, s:o, s:o, s:o}", "verified", u64_json(control->verified), "bad",
+                      u64_json(control->bad), "places", u64_json(control->places), "next_cursor",
                       control->next_cursor != 0 ? hex64_json(control->next_cursor) : json_null()));
     }
     question_free(question);

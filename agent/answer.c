@@ -6,11 +6,13 @@
 #include "agent/core.h"
 #include "agent/observe.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "agent/calibration.h"
+#include "agent/notify.h"
 #include "agent/peers.h"
 
 /* Entries that one turn looks at for one question; longer ones go on in the next turn or call. */
@@ -519,6 +521,12 @@ static void verify_finish(struct kvf_verify *verify, int status)
     struct kvf_control *control = verify->control;
 
     verify->agent->verify = NULL;
+    if (control->next_cursor != 0) {
+        kvf_notify_progress("serving; verifying: %" PRIu32 " of %" PRIu32 " places looked at",
+                            verify->cursor, verify->agent->index.fresh);
+    } else {
+        kvf_notify("STATUS=serving");
+    }
     (void)munmap(verify->scratch, SCRATCH_BYTES);
     free(verify);
     kvf_answer_finish(control, status);
@@ -637,6 +645,7 @@ static void verify_next(struct kvf_verify *verify)
         kvf_dram_unpin(agent->dram_store, verify->slot);
     }
     control->next_cursor = verify->cursor < agent->index.fresh ? verify->cursor : 0;
+    control->places = agent->index.fresh;
     verify_finish(verify, KVF_OK);
 }
 

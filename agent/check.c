@@ -132,7 +132,10 @@ void kvf_check_sum(const struct kvf_config *config, uint32_t n_gpus, struct kvf_
     memset(check_out, 0, sizeof(*check_out));
     kvf_agent_memory(config, &agent);
     kvf_nvme_config_init(&nvme);
-    add(check_out, "arena", config->dram_bytes, "dram.bytes");
+    check_out->arena_bytes = config->mode == KVF_MODE_OBSERVE ? 0 : config->dram_bytes;
+    add(check_out, "arena", check_out->arena_bytes, "%s",
+        check_out->arena_bytes != 0 ? "dram.bytes"
+                                    : "mode observe takes no dram.bytes, mode serve would");
     add(check_out, "staging and rings", config->staging_total, "staging.total");
     add(check_out, "slots of the arena", dram_metadata_bytes(config),
         "by dram.bytes, for slots of 8 KiB");
@@ -323,16 +326,17 @@ int kvf_machine_memory_read(const char *root, struct kvf_machine_memory *memory_
 }
 
 /* What of the arena is of huge pages. KVF_OK; KVF_ERR_CONFIG: there are not so many. */
-static int huge_part(const struct kvf_config *config, const struct kvf_machine_memory *memory,
-                     bool now, uint64_t *bytes_out, struct kvf_config_error *error)
+static int huge_part(const struct kvf_config *config, const struct kvf_check *check,
+                     const struct kvf_machine_memory *memory, bool now, uint64_t *bytes_out,
+                     struct kvf_config_error *error)
 {
     uint64_t have = now ? memory->huge_free_bytes : memory->huge_total_bytes;
 
     *bytes_out = 0;
     if (config->dram_hugepages == KVF_HUGEPAGES_REQUIRE) {
-        *bytes_out = config->dram_bytes;
+        *bytes_out = check->arena_bytes;
     } else if (config->dram_hugepages == KVF_HUGEPAGES_TRY) {
-        *bytes_out = config->dram_bytes < have ? config->dram_bytes : have;
+        *bytes_out = check->arena_bytes < have ? check->arena_bytes : have;
     }
     if (*bytes_out <= have) {
         return KVF_OK;
@@ -357,11 +361,11 @@ int kvf_check_memory(const struct kvf_config *config, const struct kvf_check *ch
     const char *name = "dram.bytes";
     uint64_t value;
 
-    if (huge_part(config, memory, now, &huge, error) != KVF_OK) {
+    if (huge_part(config, check, memory, now, &huge, error) != KVF_OK) {
         return KVF_ERR_CONFIG;
     }
     total = check->total_bytes - huge;
-    value = config->dram_bytes - huge;
+    value = check->arena_bytes - huge;
     rest = total - value;
     if (total <= have) {
         return KVF_OK;

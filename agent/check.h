@@ -22,6 +22,7 @@ struct kvf_check {
     struct kvf_check_part parts[KVF_CHECK_PARTS_MAX];
     unsigned n_parts;
     uint64_t total_bytes;
+    uint64_t arena_bytes; /* of it; 0 in mode observe, which takes none */
 };
 
 /* GPUs that gpu.devices names; "all": as many as the driver says there are, but one. root: as of

@@ -159,6 +159,7 @@ struct kvf_control {
     uint32_t n_rows;
     uint64_t next_cursor; /* 0: that was all */
     uint64_t verified, bad, evicted;
+    uint64_t places;                       /* verify: where next_cursor ends */
     struct kvf_calibrations *calibrations; /* NULL: none are configured; the asker holds it */
     char text[256];                        /* cause, if status < 0 */
 

@@ -54,6 +54,7 @@ struct kvf_observer {
     uint64_t hot_tokens, hot_bytes;
     uint64_t *filling, *working;
     uint32_t n_filling, n_working;
+    uint32_t n_prompts_filling; /* prompts in filling */
     bool is_working;
     struct kvf_work work;
     bool has_shadows; /* this and they are the job's while it runs */
@@ -227,8 +228,9 @@ static void start_replays(struct kvf_observer *observer)
     observer->is_working = observer->agent->setup->ops->submit(observer->agent->setup,
                                                                &observer->work) == KVF_OK;
     if (!observer->is_working) {
-        observer->agent->metrics.observe_lost_prompts++;
+        observer->agent->metrics.observe_lost_prompts += observer->n_prompts_filling;
     }
+    observer->n_prompts_filling = 0;
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -376,6 +378,7 @@ static void sample(struct kvf_session *session, uint32_t n)
         words[2] = bytes;
         words[3] = kept;
         observer->n_filling += SAMPLE_HEAD + kept;
+        observer->n_prompts_filling++;
         start_replays(observer);
     }
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "client/cli.h"
 
@@ -53,8 +54,47 @@ static void print_latency(const char *name, const json_t *metrics, const char *f
            (double)cli_number(histogram, "p99_ns") / 1e3);
 }
 
+/* What is not as usual, in words; "" if nothing is. */
+const char *cli_service_text(const json_t *stat, char *out, size_t bytes)
+{
+    uint64_t n_off = cli_number(json_object_get(stat, "metrics"), "disabled_namespaces");
+
+    out[0] = '\0';
+    if (cli_flag(stat, "disabled")) {
+        snprintf(out, bytes, ", ALL NAMESPACES DISABLED (kvferry enable)");
+    } else if (n_off > 0) {
+        snprintf(out, bytes, ", %" PRIu64 " NAMESPACE%s DISABLED (kvferry ls)", n_off,
+                 n_off > 1 ? "S" : "");
+    } else if (strcmp(cli_string(stat, "mode"), "observe") == 0) {
+        snprintf(out, bytes, ", OBSERVES: stores nothing (mode)");
+    }
+    return out;
+}
+
+/* Mode observe: what stores would have hit. */
+static void print_observed(const json_t *metrics)
+{
+    static const struct {
+        const char *name, *field;
+    } sizes[] = {
+        {"a quarter", "observe_hit_tokens_quarter"}, {"half", "observe_hit_tokens_half"},
+        {"all", "observe_hit_tokens_full"},          {"2 times", "observe_hit_tokens_double"},
+        {"4 times", "observe_hit_tokens_fourfold"},  {"8 times", "observe_hit_tokens_eightfold"},
+    };
+    uint64_t tokens = cli_number(metrics, "observe_lookup_tokens");
+
+    printf("%-14s %" PRIu64 " tokens looked up, %" PRIu64 " prompts left out\n", "observed", tokens,
+           cli_number(metrics, "observe_lost_prompts"));
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]) && tokens > 0; i++) {
+        printf("%-14s by %s of the configured size: %.1f %% of the tokens\n",
+               i == 0 ? "would be hit" : "", sizes[i].name,
+               100.0 * (double)cli_number(metrics, sizes[i].field) / (double)tokens);
+    }
+}
+
 static void print_stat(const json_t *stat)
 {
+    char service[64];
     const json_t *metrics = json_object_get(stat, "metrics");
     const json_t *gpus = json_object_get(stat, "hbm");
     const json_t *drive;
@@ -63,11 +103,12 @@ static void print_stat(const json_t *stat)
     char used[32];
     char total[32];
 
-    printf("%-14s %s, up %" PRIu64 " s, %s\n", "kvferryd", cli_string(stat, "version"),
+    printf("%-14s %s, up %" PRIu64 " s, %s%s\n", "kvferryd", cli_string(stat, "version"),
            cli_number(stat, "uptime_s"),
-           cli_flag(stat, "draining")   ? "draining"
-           : cli_flag(stat, "disabled") ? "DISABLED"
-                                        : (cli_flag(stat, "ready") ? "ready" : "not ready"));
+           cli_flag(stat, "draining") ? "draining"
+           : cli_flag(stat, "ready")  ? "ready"
+                                      : "not ready",
+           cli_service_text(stat, service, sizeof(service)));
     printf("%-14s %" PRIu64 " of %" PRIu64 "\n", "clients", cli_number(stat, "clients"),
            cli_number(stat, "clients_max"));
     printf("%-14s %" PRIu64 " of %" PRIu64 " entries\n", "index", cli_number(stat, "index_entries"),
@@ -102,6 +143,9 @@ static void print_stat(const json_t *stat)
     printf("%-14s stored %" PRIu64 ", present %" PRIu64 ", conflicts %" PRIu64 "\n", "puts",
            cli_number(metrics, "put_blocks"), cli_number(metrics, "put_exists"),
            cli_number(metrics, "put_conflict"));
+    if (strcmp(cli_string(stat, "mode"), "observe") == 0) {
+        print_observed(metrics);
+    }
     if (json_array_size(gpus) > 0) {
         printf("%-14s in place %" PRIu64 ", copied down first %" PRIu64 "\n", "gets from hbm",
                cli_number(metrics, "get_hits_hbm"), cli_number(metrics, "get_hits_hbm_copied"));
@@ -315,9 +359,22 @@ int cli_clients(const struct cli *cli)
 
 /* --- verify, evict, purge --------------------------------------------------------------------- */
 
+/* How far it is, to standard error and for people only, once a second. */
+static void show_verify(const struct cli *cli, uint64_t at, uint64_t of, uint64_t verified,
+                        uint64_t *next_ns)
+{
+    if (cli->is_json || of == 0 || kvf_now_ns() < *next_ns) {
+        return;
+    }
+    *next_ns = kvf_now_ns() + KVF_NS_PER_S;
+    fprintf(stderr, "verifying: %.0f %%, %" PRIu64 " records\n", 100.0 * (double)at / (double)of,
+            verified);
+}
+
 int cli_verify(const struct cli *cli)
 {
     char cursor[17] = "0";
+    uint64_t next_ns = kvf_now_ns() + KVF_NS_PER_S;
     uint64_t verified = 0;
     uint64_t bad = 0;
 
@@ -336,6 +393,8 @@ int cli_verify(const struct cli *cli)
         bad += cli_number(answer, "bad");
         next = json_string_value(json_object_get(answer, "next_cursor"));
         snprintf(cursor, sizeof(cursor), "%s", next != NULL ? next : "");
+        show_verify(cli, next != NULL ? strtoull(next, NULL, 16) : 0,
+                    next != NULL ? cli_number(answer, "places") : 0, verified, &next_ns);
         json_decref(answer);
     }
     if (cli->is_json) {

@@ -188,11 +188,18 @@ static void look_at_service(struct doctor *doctor)
 {
     uint64_t clients = cli_number(doctor->stat, "clients");
     uint64_t clients_max = cli_number(doctor->stat, "clients_max");
+    uint64_t n_off = cli_number(json_object_get(doctor->stat, "metrics"), "disabled_namespaces");
 
     if (is_set(doctor->stat, "draining")) {
         say(doctor, "service", STATE_WRONG, "the daemon ends; start it again");
     } else if (is_set(doctor->stat, "disabled")) {
         say(doctor, "service", STATE_WRONG, "an operator has disabled it; kvferry enable");
+    } else if (n_off > 0) {
+        say(doctor, "service", STATE_WRONG,
+            "an operator has disabled %" PRIu64
+            " namespace(s): kvferry ls shows which, kvferry enable "
+            "--namespace NAME puts one back",
+            n_off);
     } else if (!is_set(doctor->stat, "ready")) {
         say(doctor, "service", STATE_WRONG, "it is not ready; its log says what it waits for");
     } else if (clients >= clients_max) {

@@ -307,18 +307,19 @@ static void print_latency(const struct rates *rates, const char *name, const cha
 static void print_head(const struct rates *rates, const json_t *stat)
 {
     char texts[8][16];
+    char service[64];
     double hits = hits_of(rates);
     double misses = rate(rates, "get_misses");
     double asked = rate(rates, "lookup_chunks");
 
-    printf("kvferryd %s, up %" PRIu64 " s, %s, %" PRIu64 " of %" PRIu64
+    printf("kvferryd %s, up %" PRIu64 " s, %s%s, %" PRIu64 " of %" PRIu64
            " clients, reactor %.0f %% busy\n",
            cli_string(stat, "version"), cli_number(stat, "uptime_s"),
-           cli_flag(stat, "draining")   ? "draining"
-           : cli_flag(stat, "disabled") ? "DISABLED"
-           : cli_flag(stat, "ready")    ? "ready"
-                                        : "not ready",
-           cli_number(stat, "clients"), cli_number(stat, "clients_max"), 100 * busy_of(rates));
+           cli_flag(stat, "draining") ? "draining"
+           : cli_flag(stat, "ready")  ? "ready"
+                                      : "not ready",
+           cli_service_text(stat, service, sizeof(service)), cli_number(stat, "clients"),
+           cli_number(stat, "clients_max"), 100 * busy_of(rates));
     printf("lookups %6s chunks/s, %.0f %% in the run\n", short_number(asked, texts[0]),
            asked > 0 ? 100 * rate(rates, "lookup_hit_chunks") / asked : 0.0);
     printf("gets    %6s hits/s (dram %s, hbm %s, nvme %s), %s misses/s, %sB/s\n",

@@ -374,6 +374,24 @@ class DaemonLife(Case):
             self.assertTrue(said.endswith(b": 1 blocks so far"), said)
             self.assertEqual(manager.recv(300), b"READY=1\nSTATUS=serving")
 
+    def test_notify_of_verify(self):
+        name = self.path("notify")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(name)
+            manager.settimeout(START_S)
+            daemon = self.start(env={"NOTIFY_SOCKET": name})
+            for key in "ab":
+                self.assertEqual(run(KVFERRY, "put", "--key-text", key, "--socket", daemon.socket,
+                                     data=b"a")[0], 0)
+            self.assertEqual(manager.recv(300), b"READY=1\nSTATUS=serving")
+            answer = json.loads(daemon.post("/v1/verify?max=1")[1])
+            self.assertEqual((answer["bad"], answer["places"]), (0, 2))
+            self.assertIn(answer["verified"], (1, 2))  # in memory, and on the drive as well
+            self.assertEqual(manager.recv(300), b"EXTEND_TIMEOUT_USEC=30000000\nSTATUS=serving; "
+                             b"verifying: 1 of 2 places looked at")
+            daemon.post(f"/v1/verify?max=100&cursor={answer['next_cursor']}")
+            self.assertEqual(manager.recv(300), b"STATUS=serving")
+
     def test_memory_is_what_check_says(self):
         with open(KVFERRYD, "rb") as file:
             program = file.read()
@@ -703,13 +721,16 @@ class Command(Case):
                       "put: refused")
         self.assertRegex(self.ok("ls").decode(), r"(?m)DISABLED one$")
         self.assertEqual(self.ok_json("stat")["metrics"]["disabled_namespaces"], 1)
+        self.assertIn("ready, 1 NAMESPACE DISABLED (kvferry ls)\n", self.ok("stat").decode())
+        self.assertIn("ready, 1 NAMESPACE DISABLED (kvferry ls),", self.ok(
+            "top", "--count", "1").decode())
         # also for one that nobody is attached to and nothing is stored of
         self.ok("evict", "--namespace", "one")
         self.one_line(self.kvferry("put", "--key-text", "b", "--label", "one", data=b"x"), 1,
                       "put: refused")
         self.ok("disable")
         self.assertEqual((found("one"), found("two")), (False, False))
-        self.assertIn("DISABLED", self.ok("stat").decode())
+        self.assertIn("ready, ALL NAMESPACES DISABLED (kvferry enable)\n", self.ok("stat").decode())
         self.one_line(self.kvferry("enable", "--namespace", names["one"]), 1, "enable them all")
         self.ok("enable")
         self.assertEqual((found("one"), found("two")), (False, True))

@@ -75,6 +75,11 @@ class Doctor(logged.DaemonCase):
         self.assertEqual(self.kvferry("disable").returncode, 0)
         self.assertEqual(self.wrong(), ("service", "an operator has disabled it; kvferry enable"))
         self.assertEqual(self.kvferry("enable").returncode, 0)
+        self.assertEqual(self.kvferry("disable", "--namespace", 16 * "1").returncode, 0)
+        name, text = self.wrong()
+        self.assertEqual(name, "service")
+        self.assertIn("has disabled 1 namespace(s): kvferry ls shows which", text)
+        self.assertEqual(self.kvferry("enable").returncode, 0)
         self.assertEqual(self.kvferry("doctor").returncode, 0)
 
     def test_conflict(self):

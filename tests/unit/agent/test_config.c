@@ -664,6 +664,13 @@ static void test_sum(void **state)
     assert_true(part_bytes(&larger, "slots of the arena") >
                 part_bytes(&check, "slots of the arena"));
 
+    /* Mode observe takes no arena, also not one that the machine could not hold. */
+    config->mode = KVF_MODE_OBSERVE;
+    kvf_check_sum(config, 0, &check);
+    assert_int_equal(part_bytes(&check, "arena"), 0);
+    assert_int_equal(check.total_bytes, larger.total_bytes - part_bytes(&larger, "arena"));
+    config->mode = KVF_MODE_SERVE;
+
     /* Sizes that no machine has must not wrap around to something that fits. */
     config->dram_bytes = UINT64_MAX - 4096;
     kvf_check_sum(config, 0, &larger);
