@@ -4,8 +4,8 @@
 
 From `kvferryd --print-options`: the part `config` of kvferry/values.schema.json and the values of
 VALUES there, and kvferry/files/options.json, by which templates/validation.yaml refuses options
-that the chart decides and sizes and times out of range. From dashboard.py: kvferry/files/dashboard.json. From
-kvferry/values.yaml: the table of kvferry/README.md.
+that the chart decides and sizes and times out of range. From dashboard.py:
+kvferry/files/dashboard.json. From kvferry/values.yaml: the table of kvferry/README.md.
 With --check nothing is written: exit code 1 says that a committed file is stale.
 """
 import argparse
