@@ -19,7 +19,8 @@ sys.path[:0] = [HERE, PACKAGE]
 
 import standin  # noqa: E402
 
-standin.install(json.loads((Path(PACKAGE) / "kvferry/tested_versions.json").read_text())["vllm"][-1])
+VERSIONS = Path(PACKAGE) / "kvferry/tested_versions.json"
+standin.install(json.loads(VERSIONS.read_text())["vllm"][-1])
 
 from standin_gpu import BLOCK, Case, GpuEngine  # noqa: E402
 
