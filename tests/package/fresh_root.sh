@@ -10,7 +10,8 @@
 # commands, seconds and what they said at the end; a command that fails ends it.
 #
 # Differences, of which none is kvferry's: no sudo (it is root), and where nothing is process 1
-# that could start services, the unit's own ExecStart is run as its user. Systemd is tried at the end.
+# that could start services, the unit's own ExecStart is run as its user. Systemd is tried at the
+# end.
 set -euo pipefail
 
 root=${1:?usage: fresh_root.sh ROOT [RESULT]}
@@ -31,7 +32,8 @@ command -v debootstrap >/dev/null || {
 
 # inside COMMAND: in the new root, in the checkout.
 inside() {
-    chroot "$root" /bin/bash -euc "cd /root/kvferry 2>/dev/null || cd /; export HOME=/root; $1"
+    DEBIAN_FRONTEND=noninteractive chroot "$root" /bin/bash -euc \
+        "cd /srv/kvferry 2>/dev/null || cd /; export HOME=/srv; $1"
 }
 
 # step SECTION COMMAND [AS_RUN]: note how long it took and its last line.
@@ -80,11 +82,11 @@ mount --bind /proc "$root/proc"
 mount --bind /sys "$root/sys"
 mount --bind /dev "$root/dev"
 trap 'umount "$root/proc" "$root/sys" "$root/dev" 2>/dev/null || true; rm -f "$steps"' EXIT
-git -C "$tree" archive --prefix=kvferry/ HEAD | tar -x -C "$root/root"
+git -C "$tree" archive --prefix=kvferry/ HEAD | tar -x -C "$root/srv"
 
 by=package
 deb='make deb && sudo apt-get install ./build/deb/kvferry_*.deb'
-try $by "$deb" 'make deb && DEBIAN_FRONTEND=noninteractive apt-get install -y ./build/deb/kvferry_*.deb'
+try $by "$deb" "${deb/sudo apt-get install/apt-get install -y}"
 if [ -d "$root/run/systemd/system" ]; then
     try $by 'sudo systemctl enable --now kvferryd'
 else
@@ -92,8 +94,8 @@ else
     # what the unit does: folders, user, command
     step $by 'sudo systemctl enable --now kvferryd' '
         install -d -o kvferry -g kvferry /run/kvferry /var/lib/kvferry
-        command=$(sed -n "s/^ExecStart=//p" /usr/lib/systemd/system/kvferryd.service /lib/systemd/system/kvferryd.service 2>/dev/null | head -n 1)
-        setpriv --reuid=kvferry --regid=kvferry --clear-groups sh -c "exec $command" > /root/daemon.log 2>&1 &
+        command=$(sed -n "s/^ExecStart=//p" /usr/lib/systemd/system/kvferryd.service)
+        setpriv --reuid=kvferry --regid=kvferry --clear-groups $command > /srv/daemon.log 2>&1 &
         until kvferry ping --count 1; do kill -0 $!; sleep 0.2; done'
 fi
 try $by 'sudo kvferry put README.md --key-text first'
@@ -104,36 +106,37 @@ try demo 'make demo'
 
 by=chart
 step $by 'apt-get install python3-pip' \
-    'DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3-pip procps'
+    'apt-get install -y --no-install-recommends python3-pip procps'
 try $by 'tests/charts/get_tools.sh build/tools'
-try $by 'build/tools/helm-4 template kvferry charts/kvferry --namespace kvferry --set image.repository=registry.example/kvferry'
-try $by 'python3 tests/charts/test_chart_node.py --tools build/tools build/release/agent/kvferryd build/release/client/kvferry'
+for begin in 'build/tools/helm-4 template' 'python3 tests/charts/test_chart_node.py'; do
+    try $by "$(grep -m 1 "^$begin" "$tree/README.md")"
+done
 
 # Everything was as written. With systemd as process 1, where a container of it can be started: the
 # package's service, enabled, started, used and stopped.
 nspawn='skipped: no systemd-nspawn'
 if command -v systemd-nspawn >/dev/null; then
-    inside 'DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends systemd-sysv' \
-        >"$root.log" 2>&1
-    cat >"$root/root/check.sh" <<'CHECK'
+    inside 'apt-get install -y --no-install-recommends systemd-sysv' >"$root.log" 2>&1
+    cat >"$root/srv/check.sh" <<'CHECK'
 #!/bin/bash
-cd /root/kvferry
+cd /srv/kvferry
 {
     systemctl enable --now kvferryd && kvferry put README.md --key-text first &&
         kvferry get --key-text first | cmp - README.md && systemctl restart kvferryd &&
         kvferry ping --count 1 && systemctl show -p StatusText -p Type kvferryd &&
         systemctl stop kvferryd && echo "hit, restart and stop under systemd"
-} >/root/check.log 2>&1
+} >/srv/check.log 2>&1
 systemctl poweroff --force
 CHECK
-    chmod +x "$root/root/check.sh"
-    printf '[Service]\nType=oneshot\nExecStart=/root/check.sh\n' >"$root/etc/systemd/system/check.service"
-    mkdir -p "$root/etc/systemd/system/multi-user.target.wants"
-    ln -sf ../check.service "$root/etc/systemd/system/multi-user.target.wants/check.service"
+    chmod +x "$root/srv/check.sh"
+    units=$root/etc/systemd/system
+    printf '[Service]\nType=oneshot\nExecStart=/srv/check.sh\n' >"$units/check.service"
+    mkdir -p "$units/multi-user.target.wants"
+    ln -sf ../check.service "$units/multi-user.target.wants/check.service"
     umount "$root/proc" "$root/sys" "$root/dev"
     timeout 300 systemd-nspawn --quiet --register=no --keep-unit -D "$root" --boot \
         >"$root.log" 2>&1 || true
-    nspawn=$(tail -n 1 "$root/root/check.log" 2>/dev/null || tail -n 1 "$root.log")
+    nspawn=$(tail -n 1 "$root/srv/check.log" 2>/dev/null || tail -n 1 "$root.log")
 fi
 python3 - "$steps" "$nspawn" "$(git -C "$tree" rev-parse --short HEAD)" "$(date +%F)" \
     >"$result" <<'PY'
