@@ -108,21 +108,28 @@ static bool is_said_to_have(const struct kvf_peer_link *link, uint64_t sources)
            kvf_far_says(link, sources);
 }
 
-/* The least busy of those that have it and answer; NULL: none, and those that could be linked with
- * are. */
-static struct kvf_peer_link *choose(struct kvf_peers *peers, uint64_t sources)
+/* The least busy of those that have it and answer, but for those whose bits are set. */
+static struct kvf_peer_link *least_busy(struct kvf_peers *peers, uint64_t sources, uint64_t but)
 {
     struct kvf_peer_link *best = NULL;
 
     for (uint32_t i = 0; sources != 0 && i < KVF_NET_LINKS_MAX; i++) {
         struct kvf_peer_link *link = &peers->links[i];
 
-        if (link->link != 0 && is_said_to_have(link, sources) &&
+        if (link->link != 0 && (but >> i & 1) == 0 && is_said_to_have(link, sources) &&
             link->rests_until_ns <= peers->agent->now_ns &&
             (best == NULL || link->inflight < best->inflight)) {
             best = link;
         }
     }
+    return best;
+}
+
+/* The same of all; NULL: none, and those that could be linked with are. */
+static struct kvf_peer_link *choose(struct kvf_peers *peers, uint64_t sources)
+{
+    struct kvf_peer_link *best = least_busy(peers, sources, 0);
+
     if (best == NULL && sources != 0) {
         kvf_far_want(peers, sources);
     } else if (best != NULL && best->far != NULL) {
@@ -206,6 +213,52 @@ bool kvf_peers_too_slow(struct kvf_agent *agent, const uint8_t key_id[32], uint3
     return deadline_ns != UINT64_MAX && agent->peers != NULL &&
            kvf_hints_find(&agent->peers->hints, key_id, shard, &record_bytes) != 0 &&
            agent->now_ns + kvf_place_remote_estimate_ns(agent, record_bytes) > deadline_ns;
+}
+
+/* Another peer that has the record of a load, as long as that one is; NULL: none. */
+static struct kvf_peer_link *find_other(struct kvf_agent *agent, const struct kvf_flight *flight)
+{
+    struct kvf_peers *peers = agent->peers;
+    const struct kvf_peer_link *asked = kvf_peer_link_find(peers, flight->io.location);
+    uint64_t but = flight->asked_links;
+    uint32_t record_bytes = 0;
+    uint64_t sources = kvf_hints_find(&peers->hints, flight->io.name.key_id, flight->io.name.shard,
+                                      &record_bytes);
+
+    if (asked != NULL) {
+        but |= UINT64_C(1) << (asked - peers->links);
+    }
+    return (record_bytes & 0x7ffffffu) == flight->record_bytes ? least_busy(peers, sources, but)
+                                                               : NULL;
+}
+
+uint64_t kvf_peers_fetch_deadline_ns(struct kvf_agent *agent, struct kvf_flight *flight)
+{
+    if (flight->fetch_end_ns == 0) {
+        flight->fetch_end_ns = agent->now_ns + agent->config->peers_timeout * KVF_NS_PER_S;
+    }
+    return find_other(agent, flight) == NULL
+               ? flight->fetch_end_ns
+               : agent->now_ns + (flight->fetch_end_ns - agent->now_ns) / 2;
+}
+
+bool kvf_peers_other(struct kvf_agent *agent, struct kvf_flight *flight)
+{
+    struct kvf_peers *peers = agent->peers;
+    const struct kvf_peer_link *asked = kvf_peer_link_find(peers, flight->io.location);
+    struct kvf_peer_link *other = find_other(agent, flight);
+
+    if (other == NULL || agent->is_draining || agent->now_ns >= flight->fetch_end_ns) {
+        return false;
+    }
+    if (asked != NULL) {
+        flight->asked_links |= UINT64_C(1) << (asked - peers->links);
+    }
+    kvf_peers_left(agent, flight->io.location);
+    flight->io.location = other->link;
+    other->inflight++;
+    agent->metrics.peer_second_asks++;
+    return true;
 }
 
 void kvf_peers_left(struct kvf_agent *agent, kvf_net_link id)

@@ -579,6 +579,12 @@ static void load_done(struct kvf_tier_io *io)
         agent->metrics.nvme_corrupt_blocks += io->status == KVF_ERR_CORRUPT;
         agent->metrics.nvme_io_errors += io->status == KVF_ERR_IO;
     }
+    if (is_remote(drive) && io->status != KVF_OK && !flight->is_abandoned &&
+        kvf_peers_other(agent, flight)) {
+        flight->is_started = false;
+        kvf_flights_push(&drive->loads, flight);
+        return;
+    }
     if (io->status != KVF_OK || flight->is_abandoned) {
         load_fail(flight, io->status == KVF_OK ? KVF_MISS : io->status);
         return;
@@ -630,6 +636,9 @@ static enum load_outcome load_start(struct kvf_drive *drive, struct kvf_flight *
         flight->io.done = load_done;
         name_of(agent, entry, &flight->io.name);
         flight->started_ns = agent->now_ns;
+        if (is_remote(drive)) {
+            flight->io.deadline_ns = kvf_peers_fetch_deadline_ns(agent, flight);
+        }
         status = drive->tier->ops->load(drive->tier, &flight->io);
     }
     if (status == KVF_OK) {

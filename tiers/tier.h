@@ -57,6 +57,7 @@ struct kvf_tier_io {
     void *record;          /* store: source, 4 KiB-aligned; load: destination, 4 KiB-aligned */
     uint64_t record_bytes; /* page and payload, not padded; the memory extends to the next 4 KiB */
     kvf_location location; /* load: in; store: out, valid in done if status is KVF_OK */
+    uint64_t deadline_ns;  /* remote load: when it has to be over; 0: after the tier's own time */
     uint64_t stored_bytes; /* store: out, as location: what the tier has written, not padded; less
                               than record_bytes if it keeps the record in a smaller form */
     bool durable;          /* store: done only after the bytes are on stable storage */

@@ -160,7 +160,9 @@ static int remote_load(struct kvf_tier *tier, struct kvf_tier_io *io)
     transfer->fetch.shard = io->name.shard;
     transfer->fetch.record = io->record;
     transfer->fetch.record_bytes = (uint32_t)io->record_bytes;
-    transfer->fetch.deadline_ns = kvf_env_now_ns(&remote->config.env) + remote->config.timeout_ns;
+    transfer->fetch.deadline_ns = io->deadline_ns != 0 ? io->deadline_ns
+                                                       : kvf_env_now_ns(&remote->config.env) +
+                                                             remote->config.timeout_ns;
     transfer->fetch.owner = transfer;
     status = kvf_net_fetch(remote->config.net, &transfer->fetch);
     if (status != KVF_OK) {

@@ -342,7 +342,7 @@ static struct relay_submit *submit_new(const struct kvf_shm_sqe *sqe, const void
 
     if (submit != NULL) {
         submit->sqe = *sqe;
-        if (sqe->n_entries > 0) {
+        if (keys != NULL) {
             memcpy(submit->keys, keys, sqe->n_entries * sizeof(struct kvf_shm_key));
         }
     }

@@ -34,6 +34,19 @@ if(TARGET kvf_test_daemon)
             COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/test_peers_nodes.py
                     $<TARGET_FILE:kvferryd> $<TARGET_FILE:kvferry>)
     endif()
+    if(KVF_HAVE_UCX)
+        # A short one. The full one, some minutes, is by hand:
+        # peers_rounds.py KVFERRYD KVFERRY --clock libkvf_wall_clock.so --rounds 200 --json FILE
+        set(clock)
+        if(NOT KVF_SANITIZE) # sanitizers want to be loaded first
+            add_library(kvf_wall_clock MODULE ${CMAKE_CURRENT_LIST_DIR}/wall_clock.c)
+            target_link_libraries(kvf_wall_clock PRIVATE kvf_flags)
+            set(clock --clock $<TARGET_FILE:kvf_wall_clock>)
+        endif()
+        kvf_add_test_command(NAME peers_rounds LABEL fault TIMEOUT 300
+            COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/peers_rounds.py
+                    $<TARGET_FILE:kvferryd> $<TARGET_FILE:kvferry> ${clock} --rounds 4)
+    endif()
     if(TARGET kvf_malloc_count)
         kvf_add_test(NAME no_malloc LABEL fault SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_no_malloc.c
                      LIBS kvf_test_daemon)

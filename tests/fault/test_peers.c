@@ -124,6 +124,20 @@ static void get(const struct kvf_test_daemon *daemon, uint64_t first, uint64_t n
     kvf_close(client);
 }
 
+/* A hit, within a budget. */
+static void get_in(const struct kvf_test_daemon *daemon, uint64_t number, uint32_t budget_ms)
+{
+    struct kvf_client *client = kvf_test_client_open(daemon, NULL);
+    struct kvf_get_options options = {.struct_bytes = sizeof(options), .budget_ms = budget_ms};
+    struct kvf_test_key bytes;
+    struct kvf_key key = kvf_test_key(number, &bytes);
+    struct kvf_hit hit;
+
+    assert_int_equal(kvf_get(client, &key, 1, &options, &hit), KVF_OK);
+    assert_int_equal(kvf_test_hit_check(client, &hit, number, bytes_of(number)), KVF_OK);
+    kvf_close(client);
+}
+
 static void get_miss(const struct kvf_test_daemon *daemon, uint64_t number)
 {
     struct kvf_client *client = kvf_test_client_open(daemon, NULL);
@@ -338,6 +352,36 @@ static void test_standstill(void **state)
     assert_true(kvf_test_wait_until(is_hit, &retry, WAIT_MS));
 }
 
+/* Two have a block, and one of them does not answer: the other one is asked in time. */
+static void test_second_peer(void **state)
+{
+    struct kvf_test_daemon *owners[2];
+    struct kvf_test_daemon *c = node_create(2, 3, 1);
+
+    (void)state;
+    for (uint32_t i = 0; i < 2; i++) {
+        owners[i] = node_start(i, 0, 1);
+        put(owners[i], 0, 4, 0);
+    }
+    kvf_test_daemon_set(c, "peers.timeout=4s");
+    kvf_test_daemon_set(c, STEADY);
+    kvf_test_daemon_start(c);
+    wait_metric(c, "metrics.peers", 2);
+    wait_metric(c, "metrics.peer_snapshots", 2);
+    wait_metric(c, "metrics.peer_hints", 4);
+    /* whichever is asked first, it stands still once */
+    for (uint32_t i = 0; i < 2; i++) {
+        kvf_test_process_signal(&owners[i]->process, SIGSTOP);
+        get_in(c, i, 60000);
+        kvf_test_process_signal(&owners[i]->process, SIGCONT);
+    }
+    assert_true(kvf_test_daemon_number(c, "metrics.peer_second_asks") >= 1);
+    assert_int_equal(kvf_test_daemon_number(c, "metrics.peer_fetched_blocks"), 2);
+    /* and if it has ended */
+    kvf_test_daemon_kill(owners[0]);
+    get_in(c, 2, 60000);
+}
+
 /* ----------------------------------------------------------------------------------------------
  * Strangers
  */
@@ -430,6 +474,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_restart, setup, teardown),
         cmocka_unit_test_setup_teardown(test_kill, setup, teardown),
         cmocka_unit_test_setup_teardown(test_standstill, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_second_peer, setup, teardown),
         cmocka_unit_test_setup_teardown(test_strangers, setup, teardown),
         cmocka_unit_test_setup_teardown(test_signals, setup, teardown),
         cmocka_unit_test(test_refused_config),
