@@ -5,6 +5,7 @@
 #include "codec/codec_closed_loop_gpu.h"
 
 #include "codec/codec_closed_loop_shape.h"
+#include "codec/codec_saw_gpu.h"
 
 #include "kvferry.h"
 
@@ -43,18 +44,6 @@ static bool stays_in_registers(const struct kvf_gpu_work *work)
     return stays;
 }
 
-/* A smaller share of the range could give codes, before they are clamped, of more than 15 bits. */
-#define CLIP_RATIO_MIN 0.125f
-
-static bool takes_ratios(const struct kvf_gpu_tensor *tensor)
-{
-    bool takes = tensor->clip_ratio >= CLIP_RATIO_MIN;
-    for (uint32_t i = 0; i < tensor->n_clips; i++) {
-        takes = takes && tensor->clip_ratios[i] >= CLIP_RATIO_MIN;
-    }
-    return takes;
-}
-
 /* Can a warp have eight vectors? */
 static bool takes_tiles(const struct kvf_gpu_work *work)
 {
@@ -66,7 +55,8 @@ static bool takes_tiles(const struct kvf_gpu_work *work)
     for (uint32_t i = 0; i < KINDS_MAX; i++) {
         const struct kvf_gpu_tensor *tensor = &work->tensors[i];
         takes = takes && tensor->rot_order == LOOP_FAST_GROUP && tensor->dtype == KVF_DTYPE_BF16 &&
-                tensor->zero_kind > KVF_ZERO_F16_LO && takes_ratios(tensor);
+                tensor->zero_kind > KVF_ZERO_F16_LO && kvf_saw_gpu_knows_ratios(tensor) &&
+                tensor->clip_ratio == 1.0f;
     }
     return takes;
 }

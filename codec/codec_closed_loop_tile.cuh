@@ -72,8 +72,7 @@ static __device__ void loop_tile_fill(const struct kvf_gpu_work &work, uint32_t 
         const struct kvf_gpu_tensor &of = work.tensors[i / KVF_GPU_CLIPS_MAX];
         uint32_t k = i % KVF_GPU_CLIPS_MAX;
         if (k < of.n_clips) {
-            const saw_costs costs(of.clip_ratios[0], of.clip_ratios[k], of.bits);
-            shared.costs[i / KVF_GPU_CLIPS_MAX][k] = make_float2(costs.a, costs.step);
+            shared.costs[i / KVF_GPU_CLIPS_MAX][k] = ratio_costs(of, k);
         }
     }
     __syncthreads();

@@ -5,9 +5,9 @@
  * steps of codec_saw.h; who has which element is in codec_saw_device.cuh.
  *
  * A thread block has a row of a block, a warp a tile of 8 of its vectors at a time. What bounds it
- * is the search: nine operations an element and ratio, against two bytes that are read and half a
- * byte that is written. The scales of four ratios are made at a time, one by each of a vector's
- * lanes.
+ * is the search: six or seven operations an element and ratio, against two bytes that are read and
+ * half a byte that is written. The scales of four ratios are made at a time, one by each of a
+ * vector's lanes.
  */
 #ifndef KVF_CODEC_CODEC_SAW_ENCODE_ZEROS_CUH
 #define KVF_CODEC_CODEC_SAW_ENCODE_ZEROS_CUH
@@ -25,7 +25,7 @@ constexpr uint32_t zeros_rounds = (KVF_GPU_CLIPS_MAX + vector_lanes - 1) / vecto
 
 struct zeros_shared {
     __align__(16) uint32_t signs[zeros_dim / 2]; /* masks of pairs of channels */
-    float2 costs[KVF_GPU_CLIPS_MAX];             /* (S) a and s of each ratio */
+    float2 costs[KVF_GPU_CLIPS_MAX];             /* of each ratio */
     uint8_t zeros[KVF_CHUNK_TOKENS_MAX];         /* u of each token */
 };
 
@@ -39,6 +39,14 @@ struct zeros_row {
     zeros_shared *shared;
 };
 
+/* (S) a over the number of levels, and s: see lane_cost. */
+static __device__ __forceinline__ float2 ratio_costs(const struct kvf_gpu_tensor &tensor,
+                                                     uint32_t k)
+{
+    const saw_costs costs(tensor.clip_ratios[0], tensor.clip_ratios[k], tensor.bits);
+    return make_float2(__fdiv_rn(costs.a, (float)((1 << tensor.bits) - 1)), costs.step);
+}
+
 /* By all threads: what all vectors need. */
 static __device__ void fill_zeros_shared(const zeros_row &at)
 {
@@ -48,8 +56,7 @@ static __device__ void fill_zeros_shared(const zeros_row &at)
                               (is_flipped(tensor, at.row, 2 * i + 1) ? 0x80000000u : 0);
     }
     for (uint32_t i = threadIdx.x; i < tensor.n_clips; i += SAW_ZEROS_THREADS) {
-        const saw_costs costs(tensor.clip_ratios[0], tensor.clip_ratios[i], tensor.bits);
-        at.shared->costs[i] = make_float2(costs.a, costs.step);
+        at.shared->costs[i] = ratio_costs(tensor, i);
     }
     __syncthreads();
 }
@@ -96,16 +103,22 @@ static __device__ __forceinline__ void find_range(float y[4][2][4], generic_rang
     range->max = max;
 }
 
-/* (S) What a ratio costs the lane's elements, whose i are steps. */
+/* (S) What a ratio costs the lane's elements, whose i are steps. As a share of the levels q is
+ * clamped by the operation that makes it, before it is rounded: the cost is the same for the ratios
+ * of kvf_saw_gpu_knows_ratios, all i that there are and all w (tests/unit/codec/test_x.c). */
+template <bool is_int>
 static __device__ __forceinline__ uint32_t lane_cost(const float steps[zeros_dim / 4],
-                                                     const float2 &costs, float w, float levels)
+                                                     const float2 &costs, float w,
+                                                     const generic_range &range)
 {
+    float share = w * range.levels_inverse;
+    float from = round_magic + w; /* exact if w is an integer */
     uint32_t cost = 0;
 #pragma unroll
     for (uint32_t i = 0; i < zeros_dim / 4; i++) {
-        float level = __fmaf_rn(steps[i], costs.x, w) + round_magic - round_magic;
-        level = fminf(fmaxf(level, 0.0f), levels);
-        float error = __fmaf_rn(-(level - w), costs.y, steps[i]);
+        float level = __fmaf_rn(fma_saturated(steps[i], costs.x, share), range.levels, round_magic);
+        float above = is_int ? level - from : level - round_magic - w;
+        float error = __fmaf_rn(-above, costs.y, steps[i]);
         cost += __float_as_uint(__fmaf_rn(error, error, round_magic));
     }
     return cost - zeros_dim / 4 * __float_as_uint(round_magic);
@@ -127,13 +140,35 @@ static __device__ __forceinline__ generic_scale scale_at(const generic_scale tri
             __shfl_sync(all_lanes, mine.w, lane)};
 }
 
+/* (S) The best of the scales. is_int: w is an integer. */
+template <bool is_int>
+static __device__ __forceinline__ saw_scale search_steps(uint32_t n_clips, const float2 *costs,
+                                                         const generic_range &range,
+                                                         const generic_scale tried[zeros_rounds],
+                                                         const float steps[zeros_dim / 4])
+{
+    constexpr uint32_t escape_meta = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
+    saw_scale best = {escape_meta, 0.0f, 0.0f};
+    uint32_t least = 0xffffffff;
+#pragma unroll 1
+    for (uint32_t k = 0; k < n_clips; k++) {
+        const generic_scale scale = scale_at(tried, k);
+        uint32_t cost = lane_cost<is_int>(steps, costs[k], scale.w, range);
+        cost += __shfl_xor_sync(all_lanes, cost, 1);
+        cost += __shfl_xor_sync(all_lanes, cost, 2);
+        bool is_better = scale.scale.meta != escape_meta && cost < least;
+        least = is_better ? cost : least;
+        best = is_better ? scale.scale : best;
+    }
+    return best;
+}
+
 /* (S) */
 static __device__ __forceinline__ saw_scale search_zeros(const struct kvf_gpu_tensor &tensor,
                                                          const float2 *costs,
                                                          const generic_range &range,
                                                          const float y[4][2][4])
 {
-    constexpr uint32_t escape_meta = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
     generic_scale tried[zeros_rounds] = {};
     float steps[zeros_dim / 4];
 #pragma unroll
@@ -148,19 +183,9 @@ static __device__ __forceinline__ saw_scale search_zeros(const struct kvf_gpu_te
     for (uint32_t i = 0; i < zeros_dim / 4; i++) {
         steps[i] = __fmaf_rn(y[i / 8][i / 4 % 2][i % 4], factor, round_magic) - round_magic;
     }
-    saw_scale best = {escape_meta, 0.0f, 0.0f};
-    uint32_t least = 0xffffffff;
-#pragma unroll 1
-    for (uint32_t k = 0; k < tensor.n_clips; k++) {
-        const generic_scale scale = scale_at(tried, k);
-        uint32_t cost = lane_cost(steps, costs[k], scale.w, range.levels);
-        cost += __shfl_xor_sync(all_lanes, cost, 1);
-        cost += __shfl_xor_sync(all_lanes, cost, 2);
-        bool is_better = scale.scale.meta != escape_meta && cost < least;
-        least = is_better ? cost : least;
-        best = is_better ? scale.scale : best;
-    }
-    return best;
+    return saw_zero_shift(tensor) == 0.0f
+               ? search_steps<true>(tensor.n_clips, costs, range, tried, steps)
+               : search_steps<false>(tensor.n_clips, costs, range, tried, steps);
 }
 
 /* Eight vectors from a token on. */

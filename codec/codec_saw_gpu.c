@@ -105,16 +105,28 @@ static uint32_t fast_encode_bytes(const struct kvf_gpu_work *work,
                                 : saw_encode_shared_bytes(work, tensor->group);
 }
 
+bool kvf_saw_gpu_knows_ratios(const struct kvf_gpu_tensor *tensor)
+{
+    static const uint16_t lists[][KVF_GPU_CLIPS_MAX] = {KVF_SAW_WIDE_4, KVF_SAW_WIDE_2};
+    bool knows = tensor->n_clips == 0;
+    for (size_t l = 0; l < sizeof(lists) / sizeof(lists[0]) && !knows; l++) {
+        knows = tensor->n_clips == KVF_GPU_CLIPS_MAX && tensor->bits >= 2 && tensor->bits <= 4;
+        for (uint32_t i = 0; i < KVF_GPU_CLIPS_MAX; i++) {
+            float ratio = (float)lists[l][i] * (1.0f / KVF_BLOCK_CLIP_ONE);
+            knows = knows && tensor->clip_ratios[i] == ratio;
+        }
+    }
+    return knows;
+}
+
 /* With zeros; kernel NULL: not by the fast one. */
 static struct kvf_gpu_launch zeros_launch(const struct kvf_gpu_work *work, uint32_t tensors)
 {
     const struct kvf_gpu_tensor *tensor = &work->tensors[tensors == 2 ? 1 : 0];
     const struct fast_kernels *fast = fast_kernels_of(tensor);
     bool is_known = fast != NULL && tensor->zero_kind > KVF_ZERO_F16_LO &&
-                    (tensor->flags & (KVF_TENSOR_CENTER | KVF_TENSOR_CENTER_PROFILE)) == 0;
-    for (uint32_t i = 0; i < tensor->n_clips; i++) {
-        is_known = is_known && tensor->clip_ratios[i] >= CLIP_RATIO_MIN;
-    }
+                    (tensor->flags & (KVF_TENSOR_CENTER | KVF_TENSOR_CENTER_PROFILE)) == 0 &&
+                    kvf_saw_gpu_knows_ratios(tensor);
     return (struct kvf_gpu_launch){
         .kernel = is_known ? fast->encode_zeros[tensor->bits] : NULL,
         .n_blocks = work->n_parts * saw_rows_max(work, tensors),

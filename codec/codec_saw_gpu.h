@@ -23,4 +23,8 @@ uint32_t kvf_saw_gpu_encode(const struct kvf_gpu_work *work,
 uint32_t kvf_saw_gpu_decode(const struct kvf_gpu_work *work,
                             struct kvf_gpu_launch launches_out[KVF_SAW_GPU_LAUNCHES_MAX]);
 
+/* (S) of codec_saw.h: may costs with zeros be found in a shorter way? The ratios that are tried are
+ * those of the built-in profiles, or there are none. */
+bool kvf_saw_gpu_knows_ratios(const struct kvf_gpu_tensor *tensor);
+
 #endif /* KVF_CODEC_CODEC_SAW_GPU_H */

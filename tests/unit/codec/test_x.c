@@ -4,6 +4,7 @@
  * and round trips.
  */
 #include "codec/codec_fp.h"
+#include "codec/codec_saw.h"
 #include "tests/support/support.h"
 #include "tests/unit/codec/codec_fixture.h"
 
@@ -572,6 +573,65 @@ static void parts_of_differences(void **state)
     }
 }
 
+/* -------------------------------------------------------------------------------------------------
+ * Costs
+ */
+
+/* A sum or product that the compiler does not take together with others. */
+static float alone(float value)
+{
+    volatile float kept = value;
+    return kept;
+}
+
+static float to_integer(float value)
+{
+    const float magic = 12582912.0f; /* 1.5 2^23 */
+    return alone(alone(value + magic) - magic);
+}
+
+/* (S) of codec_saw.h, and as the kernels find it (lane_cost of codec_saw_encode_zeros.cuh). */
+static float cost_of(float i, float a, float step, float w, float levels)
+{
+    float q = to_integer(fmaf(i, a, w));
+    q = q < 0.0f ? 0.0f : q > levels ? levels : q;
+    float error = fmaf(-alone(q - w), step, i);
+    return alone(fmaf(error, error, 12582912.0f)) - 12582912.0f;
+}
+
+static float short_cost_of(float i, float a, float step, float w, float levels)
+{
+    float share = fmaf(i, a / levels, alone(w * (1.0f / levels)));
+    share = share < 0.0f ? 0.0f : share > 1.0f ? 1.0f : share;
+    float q = alone(alone(fmaf(share, levels, 12582912.0f)) - 12582912.0f);
+    float error = fmaf(-alone(q - w), step, i);
+    return alone(fmaf(error, error, 12582912.0f)) - 12582912.0f;
+}
+
+/* Kernels clamp q before it is rounded, and round it another time: no cost of a ratio of the
+ * built-in profiles is another one for it, of no i and no w that there are. */
+static void short_costs_are_the_costs(void **state)
+{
+    (void)state;
+    static const uint16_t lists[][9] = {KVF_SAW_WIDE_4, KVF_SAW_WIDE_2};
+    for (uint32_t n = 0; n < 2 * 9 * 3 * 2; n++) {
+        const uint16_t *list = lists[n % 2];
+        float ratio = (float)list[n / 2 % 9] / KVF_BLOCK_CLIP_ONE;
+        float first = (float)list[0] / KVF_BLOCK_CLIP_ONE;
+        int levels = (1 << (2 + n / 18 % 3)) - 1;
+        int most = 16 * levels * KVF_BLOCK_CLIP_ONE / list[0] + 16;
+        float a = first / (16.0f * ratio);
+        float step = 16.0f * ratio / first;
+        for (int zero = 0; zero <= levels; zero++) {
+            float w = (float)zero + (n / 54 != 0 ? 0.5f : 0.0f);
+            for (int i = -most; i <= most; i++) {
+                float cost = cost_of((float)i, a, step, w, (float)levels);
+                assert_true(cost == short_cost_of((float)i, a, step, w, (float)levels));
+            }
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -588,6 +648,7 @@ int main(void)
         cmocka_unit_test(escapes_between_differences),
         cmocka_unit_test(lies_about_differences_are_refused),
         cmocka_unit_test(parts_of_differences),
+        cmocka_unit_test(short_costs_are_the_costs),
     };
     kvf_random_seeded_init(&random_bits, kvf_test_seed());
     int failures = 0;
