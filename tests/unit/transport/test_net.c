@@ -42,6 +42,8 @@ struct node {
     struct kvf_net_event serves[8]; /* not answered yet */
     uint32_t n_serves;
     uint32_t fetches_done, serves_done;
+    int client_fd; /* of the last client, -1: none came */
+    char tenant[KVF_NET_NAME_BYTES];
     struct kvf_net_event message; /* the last */
     uint8_t message_body[KVF_NET_BODY_BYTES_MAX];
 };
@@ -62,6 +64,7 @@ static void node_open(struct node *node, uint64_t incarnation, uint8_t key, bool
     char why[256];
 
     memset(node, 0, sizeof(*node));
+    node->client_fd = -1;
     memset(config.cluster_key, key, sizeof(config.cluster_key));
     (void)snprintf(config.name, sizeof(config.name), "node-%u", (unsigned)incarnation);
     if (listens) {
@@ -80,6 +83,9 @@ static void node_close(struct node *node)
 {
     kvf_net_close(node->net);
     node->net = NULL;
+    if (node->client_fd >= 0) {
+        close(node->client_fd);
+    }
 }
 
 static void node_poll(struct node *node)
@@ -112,6 +118,13 @@ static void node_poll(struct node *node)
             node->message = event;
             memcpy(node->message_body, event.body, event.body_bytes);
             free(event.body);
+            break;
+        case KVF_NET_EVENT_CLIENT:
+            if (node->client_fd >= 0) {
+                close(node->client_fd);
+            }
+            node->client_fd = event.fd;
+            memcpy(node->tenant, event.name, sizeof(node->tenant));
             break;
         }
     }
@@ -663,13 +676,217 @@ static void test_breach(void **state)
     pair_close(&pair);
 }
 
+/* Ports of this process on which UCX listens for data; n_out: how many. */
+static void data_ports(uint16_t except, uint16_t ports[8], uint32_t *n_out)
+{
+    FILE *file = fopen("/proc/net/tcp", "re");
+    char line[256];
+    uint32_t n = 0;
+
+    assert_non_null(file);
+    while (n < 8 && fgets(line, sizeof(line), file) != NULL) {
+        unsigned address, port, state;
+        unsigned long inode;
+        char link[64];
+
+        if (sscanf(line, " %*d: %8x:%4x %*8x:%*4x %2x %*s %*s %*s %*d %*d %lu", &address, &port,
+                   &state, &inode) != 4 ||
+            (address != 0 && address != htonl(INADDR_LOOPBACK)) || state != 0x0a ||
+            port == except) {
+            continue;
+        }
+        (void)snprintf(link, sizeof(link), "socket:[%lu]", inode);
+        for (int fd = 0; fd < 256; fd++) {
+            char path[64];
+            char target[64] = "";
+
+            (void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+            if (readlink(path, target, sizeof(target) - 1) > 0 && strcmp(target, link) == 0) {
+                ports[n++] = (uint16_t)port;
+                break;
+            }
+        }
+    }
+    (void)fclose(file);
+    *n_out = n;
+}
+
+/* Noise, and connections that say nothing, where UCX expects its own. */
+static void test_data_port(void **state)
+{
+    struct pair pair;
+    struct kvf_random_seeded random;
+    uint8_t noise[4000];
+    uint16_t ports[8];
+    int silent[8];
+    uint32_t n;
+
+    (void)state;
+    kvf_random_seeded_init(&random, kvf_test_seed());
+    pair_open(&pair);
+    data_ports(kvf_net_port(pair.a.net), ports, &n);
+    assert_true(n > 0);
+    for (uint32_t i = 0; i < 8 * n; i++) {
+        struct sockaddr_in at = {.sin_family = AF_INET,
+                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                 .sin_port = htons(ports[i % n])};
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+        assert_int_equal(connect(fd, (const struct sockaddr *)&at, sizeof(at)), 0);
+        if (i < 8) {
+            silent[i] = dup(fd);
+        }
+        for (size_t k = 0; k < sizeof(noise); k++) {
+            noise[k] = (uint8_t)kvf_random_seeded_next(&random);
+        }
+        if (i >= n) { /* the first only connect */
+            (void)send(fd, noise, 1 + i * 100, MSG_NOSIGNAL);
+        }
+        close(fd);
+        move(&pair, 5000, i);
+    }
+    assert_int_equal(pair.a.downs + pair.b.downs, 0);
+    for (uint32_t i = 0; i < 8; i++) {
+        close(silent[i]);
+    }
+    pair_close(&pair);
+}
+
+static char logged[4096];
+
+static void keep_log(void *arg, int severity, const char *text)
+{
+    size_t length = strlen(logged);
+
+    (void)arg;
+    (void)severity;
+    (void)snprintf(logged + length, sizeof(logged) - length, "%s\n", text);
+}
+
+#define CROWD (KVF_NET_STRANGERS_MAX + 4)
+
+/* Many who connect and say nothing: the first of them go when others come. */
+static void test_silent_crowd(void **state)
+{
+    struct pair pair;
+    struct stranger strangers[CROWD];
+    struct node third;
+    uint32_t n_cut = 0;
+
+    (void)state;
+    pair_open(&pair);
+    logged[0] = '\0';
+    kvf_log_init(keep_log, NULL, KVF_LOG_DEBUG);
+    for (uint32_t i = 0; i < CROWD; i++) {
+        stranger_open(&strangers[i], &pair.a);
+    }
+    for (uint64_t end_ns = kvf_now_ns() + WAIT_MS * KVF_NS_PER_MS; n_cut < 4;) {
+        n_cut = 0;
+        for (uint32_t i = 0; i < CROWD; i++) {
+            (void)strangers[i].ucx.ucp_worker_progress(strangers[i].worker);
+            n_cut += strangers[i].is_cut;
+        }
+        assert_true(kvf_now_ns() < end_ns);
+    }
+    node_open(&third, 3, 7, false);
+    assert_int_equal(kvf_net_connect(third.net, &pair.a.at, 1), KVF_OK);
+    for (uint64_t end_ns = kvf_now_ns() + WAIT_MS * KVF_NS_PER_MS; third.link == 0;) {
+        node_poll(&third);
+        node_poll(&pair.a);
+        assert_true(kvf_now_ns() < end_ns);
+    }
+    for (uint32_t i = 0; i < CROWD; i++) {
+        stranger_close(&strangers[i]);
+    }
+    node_close(&third);
+    kvf_log_init(NULL, NULL, KVF_LOG_ERROR);
+    assert_non_null(strstr(logged, "others came while it had not said who it is"));
+    pair_close(&pair);
+}
+
+/* A client's link: with a client's key, which makes no peer. */
+static void client_open(struct stranger *stranger, struct pair *pair, uint8_t session[32])
+{
+    struct kvf_net_client client = {.tenant = "some"};
+    struct kvf_net_welcome welcome;
+    uint8_t cluster[32];
+    uint8_t key[32];
+
+    memset(cluster, 7, sizeof(cluster));
+    kvf_net_client_key(cluster, "some", key);
+    hello_of(&client.hello);
+    stranger_open(stranger, &pair->a);
+    stranger_sends(stranger, key, KVF_NET_CLIENT, 0, &client, sizeof(client));
+    assert_true(stranger_waits(stranger, pair, KVF_NET_WELCOME));
+    memcpy(&welcome, stranger->body, sizeof(welcome));
+    assert_int_equal(welcome.status, KVF_OK);
+    kvf_net_session_key(key, client.hello.nonce, welcome.nonce, 99, 1, session);
+    stranger_sends(stranger, session, KVF_NET_CONFIRM, 0, NULL, 0);
+}
+
+/* What a client may not say ends its link, and nothing else. */
+static void test_client_breach(void **state)
+{
+    static const struct kvf_net_fetch_body fetch = {.record_bytes = 8192};
+    static const struct kvf_shm_sqe sqe = {.opcode = KVF_OP_NOP, .request = 1};
+    static const uint8_t noise[64] = {1, 2, 3};
+    struct kvf_wire_note mapped = {0};
+    struct kvf_net_client client = {.tenant = "some"};
+    const struct {
+        uint8_t type;
+        uint64_t request;
+        const void *body;
+        uint32_t bytes;
+    } bad[] = {
+        {KVF_NET_FETCH, 5, &fetch, sizeof(fetch)},     /* of nodes */
+        {KVF_NET_RESYNC, 0, NULL, 0},                  /* the same */
+        {KVF_NET_CONTROL, 0, noise, sizeof(noise)},    /* no message */
+        {KVF_NET_CONTROL, 0, &mapped, sizeof(mapped)}, /* the relay's to say */
+        {KVF_NET_SUBMIT, 0, &sqe, sizeof(sqe)},        /* before READY */
+        {KVF_NET_STAGE, 0, noise, sizeof(noise)},      /* the same */
+    };
+    struct pair pair;
+    struct stranger stranger;
+    struct kvf_net_stat stat;
+    uint8_t session[32];
+    uint8_t key[32];
+
+    (void)state;
+    kvf_proto_head_init(&mapped.head, KVF_WIRE_MAPPED);
+    pair_open(&pair);
+    for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        client_open(&stranger, &pair, session);
+        stranger_sends(&stranger, session, bad[i].type, bad[i].request, bad[i].body, bad[i].bytes);
+        assert_false(stranger_waits(&stranger, &pair, KVF_NET_PIECE));
+        kvf_net_stat(pair.a.net, &stat);
+        assert_int_equal(stat.protocol_errors, i + 1);
+        assert_string_equal(pair.a.tenant, "some");
+        stranger_close(&stranger);
+    }
+    /* its key is none of another tenant's */
+    memset(key, 7, sizeof(key));
+    kvf_net_client_key(key, "other", key);
+    hello_of(&client.hello);
+    stranger_open(&stranger, &pair.a);
+    stranger_sends(&stranger, key, KVF_NET_CLIENT, 0, &client, sizeof(client));
+    assert_true(stranger_waits(&stranger, &pair, KVF_NET_WELCOME));
+    assert_int_equal(((const struct kvf_net_welcome *)(const void *)stranger.body)->status,
+                     KVF_ERR_REFUSED);
+    stranger_close(&stranger);
+    move(&pair, 5000, 10);
+    assert_int_equal(pair.a.downs + pair.b.downs, 0);
+    pair_close(&pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_records),   cmocka_unit_test(test_miss_and_deadline),
-        cmocka_unit_test(test_stream),    cmocka_unit_test(test_loss),
-        cmocka_unit_test(test_wrong_key), cmocka_unit_test(test_garbage),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_breach),
+        cmocka_unit_test(test_records),       cmocka_unit_test(test_miss_and_deadline),
+        cmocka_unit_test(test_stream),        cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_wrong_key),     cmocka_unit_test(test_garbage),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_breach),
+        cmocka_unit_test(test_data_port),     cmocka_unit_test(test_silent_crowd),
+        cmocka_unit_test(test_client_breach),
     };
 
     if (kvf_hash_init_library() != KVF_OK) {
