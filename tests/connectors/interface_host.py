@@ -53,8 +53,7 @@ TIER = {
                           "transfer_bytes"]},
         OFFLOAD + "base.py": {
             "ReqContext": ["req_id", "kv_transfer_params", "get_offload_key_position"],
-            "LookupResult": ["MISS", "HIT", "RETRY"],
-            "Medium": ["CPU"]},
+            "LookupResult": ["MISS", "HIT", "RETRY"]},
         OFFLOAD + "config.py": {
             "OffloadingGroupConfig": ["tokens_per_block", "layer_names", "group_id"],
             "OffloadingModelConfig": ["name", "dtype"],
@@ -64,7 +63,7 @@ TIER = {
             "OffloadingConfig": ["groups", "worker_kv_bytes_per_block", "model", "cache",
                                  "parallel", "replicated_layout", "canonical_layout",
                                  "kv_cache_layout"]}},
-    "NAMES": {OFFLOAD + "base.py": ["RequestOffloadingContext", "get_offload_group_idx"]}}
+    "NAMES": {OFFLOAD + "base.py": ["RequestOffloadingContext", "make_offload_key"]}}
 ENGINES = {"sglang": SGLANG, "tier": TIER}
 
 
