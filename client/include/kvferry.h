@@ -230,7 +230,8 @@ typedef void (*kvf_log_fn)(void *arg, int severity, const char *text);
 struct kvf_options {
     uint32_t struct_bytes;
     uint32_t flags;          /* enum kvf_attach_flags */
-    const char *socket_path; /* NULL: $KVFERRY_SOCKET, else /run/kvferry/kvferryd.sock */
+    const char *socket_path; /* NULL: $KVFERRY_SOCKET, else /run/kvferry/kvferryd.sock; of a daemon
+                                on another node: tcp://host:port?key=FILE (docs/operations.md) */
     const char *client_name; /* for lists and logs, at most 63 bytes; NULL: process name */
     const char *profile;     /* "bytes", "raw", "exact", "safe", "balanced", "saw4-paper", ..., or
                                 one of a file that the daemon has; NULL: "exact", or "bytes" if
@@ -265,8 +266,8 @@ KVF_API void kvf_options_init(struct kvf_options *options);
 KVF_API int kvf_open(const struct kvf_options *options, struct kvf_client **client_out);
 
 /* Close: leases are given up, requests in flight are forgotten, every pointer obtained from the
- * handle is invalid. Accepts NULL. Does not block. Returns NULL, so that `c = kvf_close(c)` leaves
- * nothing behind. */
+ * handle is invalid. Accepts NULL. Does not block but for a daemon on another node, up to 1 s.
+ * Returns NULL, so that `c = kvf_close(c)` leaves nothing behind. */
 KVF_API struct kvf_client *kvf_close(struct kvf_client *client);
 
 /* A descriptor that becomes readable when kvf_poll has something to do. Owned by the handle; only
