@@ -591,6 +591,31 @@ static void answer_peers(struct kvf_admin_api *api, const struct kvf_admin_reque
     question_free(question);
 }
 
+static void answer_events(struct kvf_admin_api *api, const struct kvf_admin_request *request,
+                          struct kvf_admin_reply *reply)
+{
+    struct question *question;
+    uint64_t cursor = 0;
+    uint64_t number = 0;
+    uint32_t max = KVF_ADMIN_BLOCKS_MAX;
+
+    if (!hex64_argument(request, "number", &number, reply) ||
+        !hex64_argument(request, "cursor", &cursor, reply) ||
+        !count_argument(request, "max", KVF_ADMIN_BLOCKS_MAX, &max, reply)) {
+        return;
+    }
+    question = question_new(KVF_CONTROL_EVENTS, max, sizeof(struct kvf_control_event));
+    if (question != NULL) {
+        question->control.number = number;
+        question->control.cursor = cursor;
+    }
+    if (ask(api, &question, KVF_ADMIN_ANSWER_MS, reply)) {
+        reply_json(reply, HTTP_OK,
+                   kvf_admin_events_json(&question->control, number == 0 && cursor == 0));
+    }
+    question_free(question);
+}
+
 static void answer_namespaces(struct kvf_admin_api *api, const struct kvf_admin_request *request,
                               struct kvf_admin_reply *reply)
 {
@@ -921,6 +946,7 @@ const struct kvf_admin_route kvf_admin_routes[] = {
     {"GET", "/v1/blocks", false, answer_blocks},
     {"GET", "/v1/namespaces", false, answer_namespaces},
     {"GET", "/v1/profiles", false, answer_profiles},
+    {"GET", "/v1/events", false, answer_events},
     {"GET", "/v1/trace", false, answer_trace},
     {"POST", "/v1/verify", false, answer_verify},
     {"POST", "/v1/evict", false, answer_evict},

@@ -63,6 +63,12 @@ struct kvf_admin_route {
 /* Ends with a NULL path. */
 extern const struct kvf_admin_route kvf_admin_routes[];
 
+struct json_t; /* of jansson */
+
+/* admin_events.c: rows of struct kvf_control_event as one batch of vLLM's KV events. is_first: they
+ * begin what is here. NULL: no memory. */
+struct json_t *kvf_admin_events_json(const struct kvf_control *control, bool is_first);
+
 /* A reply {"status": ..., "text": ...}. A reply without text means that memory ran out. */
 void kvf_admin_reply_status(struct kvf_admin_reply *reply, unsigned http_status, const char *status,
                             const char *text);

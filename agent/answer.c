@@ -741,6 +741,9 @@ static void answer(struct kvf_agent *agent, struct kvf_control *control)
     case KVF_CONTROL_RELOAD:
         kvf_reload_start(agent, control);
         return;
+    case KVF_CONTROL_EVENTS:
+        kvf_peers_events(agent, control);
+        return;
     case KVF_CONTROL_PEERS:
         control->n_rows = kvf_peers_rows(agent, control->rows, control->max_rows);
         kvf_answer_finish(control, KVF_OK);

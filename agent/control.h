@@ -36,7 +36,9 @@ enum kvf_control_op {
     KVF_CONTROL_DISABLE = 11,     /* namespace_id, 0: all: misses only; fills text */
     KVF_CONTROL_ENABLE = 12,      /* the opposite; fills text */
     KVF_CONTROL_PEERS = 13,       /* fills rows with struct kvf_control_peer */
-    KVF_CONTROL_TRACE = 14, /* fills rows with u64: prompts as agent/observe.h has them; bad: how
+    KVF_CONTROL_EVENTS = 15, /* fills rows with struct kvf_control_event: from event `number` on;
+                                number 0: of what is here, from cursor on */
+    KVF_CONTROL_TRACE = 14,  /* fills rows with u64: prompts as agent/observe.h has them; bad: how
                                many were left out */
 };
 
@@ -71,6 +73,15 @@ struct kvf_control_peer {
     uint64_t blocks;   /* it is said to have */
     uint64_t fetched_blocks, fetched_bytes, failed_blocks;
     uint64_t served_blocks, served_bytes;
+};
+
+/* A block that came or went, or is here. */
+struct kvf_control_event {
+    uint8_t key_id[32];
+    uint32_t record_bytes; /* removed: 0 */
+    uint16_t shard;
+    bool is_removed;
+    uint8_t tier; /* enum kvf_tier_kind, where it is now; 0: it is not here any more */
 };
 
 struct kvf_control_block {
@@ -150,6 +161,7 @@ struct kvf_control {
     bool has_key_id;
     uint64_t namespace_id; /* 0: all */
     uint64_t cursor;       /* 0: from the start */
+    uint64_t number;       /* of an event; in the answer: of the next one */
     uint32_t max_rows;
     void *rows; /* array of max_rows of the op's row type; owned by the asker */
     struct kvf_control_stat *stat;
@@ -158,6 +170,7 @@ struct kvf_control {
     int32_t status;
     uint32_t n_rows;
     uint64_t next_cursor; /* 0: that was all */
+    uint64_t incarnation; /* events: of this daemon, which counts from 1 */
     uint64_t verified, bad, evicted;
     uint64_t places;                       /* verify: where next_cursor ends */
     struct kvf_calibrations *calibrations; /* NULL: none are configured; the asker holds it */

@@ -5,6 +5,7 @@
 set(KVF_AGENT_OPERATOR_SOURCES
     admin.c
     admin_api.c
+    admin_events.c
     admin_listen.c
     check.c
     config.c

@@ -193,6 +193,8 @@ void kvf_peers_removed(struct kvf_agent *agent, const struct kvf_entry *entry);
 /* Take a message of the stream. */
 void kvf_peers_told(struct kvf_peers *peers, struct kvf_peer_link *link, uint8_t type,
                     const void *body);
+/* For routers: what has changed, or what is here. */
+void kvf_peers_events(struct kvf_agent *agent, struct kvf_control *control);
 /* Tell all listeners what is new. Returns how many messages went out. */
 unsigned kvf_peers_tell(struct kvf_peers *peers);
 /* Ask those that have said nothing so far for a snapshot: the first one may have been lost. */

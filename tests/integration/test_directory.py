@@ -9,6 +9,7 @@ never an error.
     test_directory.py KVFERRYD KVFERRY
 """
 import hashlib
+import http.client
 import json
 import os
 import random
@@ -258,6 +259,57 @@ class Directory(LoggedCase):
             file.write("right one\n")
         self.wait_metric("a", "directory_up", lambda n: n == 1)
         self.assertNotIn("right one", self.log_text())
+
+    def events(self, name, **query):
+        path = os.path.join(self.folder, name, "kvferryd.sock.admin")
+        words = "&".join(f"{key}={value}" for key, value in query.items())
+        connection = http.client.HTTPConnection("kvferryd", timeout=WAIT_S)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(WAIT_S)
+        connection.sock.connect(path)
+        connection.request("GET", f"/v1/events?{words}")
+        answer = connection.getresponse()
+        said = json.loads(answer.read())
+        connection.close()
+        return answer.status, said
+
+    def test_events_of_a_router(self):
+        """What a router needs, as vLLM's publisher would say it: all that is there, then changes
+        by number, and a word where numbers are missing."""
+        self.start_server()
+        self.start("a")
+        self.put("a", *range(5))
+        known, cursor, number = None, "0", None
+        while cursor is not None:
+            status, said = self.events("a", cursor=cursor, max=2)
+            self.assertEqual(status, 200)
+            number = number or said["number"]
+            cursor = said["next_cursor"]
+            _, batch, rank = said["batch"]
+            self.assertIsNone(rank)
+            for event in batch:
+                if event["type"] == "AllBlocksCleared":
+                    known = set()
+                else:
+                    self.assertEqual((event["type"], event["medium"]), ("BlockStored", "CPU"))
+                    known |= set(event["block_hashes"])
+        self.assertEqual(len(known), 5)
+        done = self.kvferry("a", "evict", "--key-text", "block number 000002")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.put("a", 7)
+        _, said = self.events("a", number=number)
+        for event in said["batch"][1]:
+            hashes = set(event["block_hashes"])
+            if event["type"] == "BlockRemoved":
+                self.assertLessEqual(hashes, known)
+                known -= hashes
+            else:
+                known |= hashes
+        self.assertEqual(len(known), 5)
+        self.assertEqual(said["number"], f"{int(number, 16) + 2:x}")
+        self.assertEqual(self.events("a", number=said["number"])[1]["batch"][1], [])
+        self.assertEqual(self.events("a", number="ffffff")[0], 404)
+        self.assertEqual(self.events("a", number="no")[0], 400)
 
     def test_refused(self):
         for sets, word in [(["directory.address=nowhere"], "host:port"),
