@@ -53,6 +53,7 @@ FIELDS = {
         "UniformTypeKVCacheSpecs": ["kv_cache_specs"]}}
 NAMES = {"vllm/v1/core/kv_cache_utils.py": ["NONE_HASH", "maybe_convert_block_hash"],
          "vllm/distributed/kv_events.py": ["MEDIUM_CPU"],
+         "vllm/v1/metrics/cache_hit_source.py": ["CacheHitSource"],
          "vllm/distributed/parallel_state.py": ["get_tensor_model_parallel_rank"],
          "vllm/v1/attention/backends/cpu_attn.py": ["_get_attn_isa"]}
 

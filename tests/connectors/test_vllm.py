@@ -311,6 +311,11 @@ class Tails(Case):
         self.assertEqual(engine.load(request), 224)
         self.assertTrue(engine.holds(request, 0, 14))
 
+    def test_tails_are_not_wanted(self):
+        engine = self.stored(230, tails=False)
+        self.assertEqual(engine.load(self.request("again", 230)), 192)
+        self.assertEqual(self.engine().load(self.request("others", 230)), 192)
+
     def test_tail_that_does_not_load(self):
         engine = self.stored(230)
         real = worker.Worker._load_one
@@ -389,6 +394,8 @@ class Failures(Case):
         request = self.request("again", 230)
         self.assertEqual(engine.load(request), 192)
         self.assertTrue(engine.holds(request, 0, 12))
+        sources = engine.scheduler.get_external_cache_hit_sources(request, 192)
+        self.assertEqual([(s.name, n) for s, n in sources.items()], [("DISK", 192)])
         self.assertEqual(engine.finish(request)["kvferry.tier"], "nvme")
 
     def test_no_budget_is_the_shorter_run(self):

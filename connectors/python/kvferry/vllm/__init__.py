@@ -343,6 +343,15 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None:
             self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
+    def get_external_cache_hit_sources(self, request: Any,
+                                       num_external_tokens: int) -> Dict[Any, int]:
+        """The tier of a hit, for vLLM's metrics of its prefix cache."""
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+        if self._scheduler is None or num_external_tokens == 0:
+            return {}
+        is_from_drive = self._scheduler.is_from_drive(request.request_id)
+        return {CacheHitSource.DISK if is_from_drive else CacheHitSource.HOST: num_external_tokens}
+
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         made = KvferryMetadata()
         if self._scheduler is not None:

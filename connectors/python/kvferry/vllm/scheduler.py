@@ -94,7 +94,7 @@ class Scheduler:
         self._warn_once = warn_once
         self._chunk = facts.geometry.chunk_tokens
         self._blocks = self._chunk // facts.block_tokens
-        self._tail_most = min(self._blocks - 1, TAIL_KEYS_MAX)  # blocks
+        self._tail_most = min(self._blocks - 1, TAIL_KEYS_MAX) if settings.tails else 0  # blocks
         self._requests: Dict[str, Request] = {}
         self._lookups: Dict[int, Request] = {}
         self._loads: List[LoadJob] = []
@@ -558,6 +558,11 @@ class Scheduler:
         tier = ("nvme" if request.waited else "dram") if request.hit_tokens else ""
         return {"kvferry.hit_tokens": request.hit_tokens, "kvferry.tier": tier,
                 "kvferry.profile": self._profile}
+
+    def is_from_drive(self, request_id: str) -> bool:
+        """Whether a part of what a request loads was on a slower tier when it was looked up."""
+        request = self._requests.get(request_id)
+        return request is not None and request.waited
 
     def connected(self, profile: str, lossless: bool) -> None:
         """The profile in force, which may be another one than was asked for."""

@@ -15,6 +15,7 @@ class Settings:
     namespace: str = ""  # separates applications
     chunk_tokens: int = 0  # a multiple of the engine's block; 0: the largest one that fits
     store: str = "prompt"  # chunks of prompts, "all" (of answers too) or "none"
+    tails: bool = True  # the ends of prompts too, that are no whole chunk
     lookup_budget_ms: int = 50  # for blocks that come from slower tiers
     load_budget_ms: int = 2000
     staging_bytes: int = 0  # of each worker; 0: the daemon's default
