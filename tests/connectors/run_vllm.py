@@ -236,13 +236,13 @@ def check_small(options, text, folder, sets, extra, result, name):
         daemon.kill()
 
 
-def measure_ttft(llm, ids, result):
+def measure_ttft(llm, ids, rounds, result):
     """Seconds to one token: prefix from the daemon, computed and stored, computed only; in
     turns."""
     rows = []
     for length in TTFT_LENGTHS:
         hit, miss, plain = [], [], []
-        for turn in range(ROUNDS):
+        for turn in range(rounds):
             fresh = [(t + turn + 1) % 8000 for t in ids[:length]]
             llm.reset_prefix_cache()
             plain.append(generate(llm, fresh, 1, {"kvferry.load": False,
@@ -259,7 +259,7 @@ def measure_ttft(llm, ids, result):
             hit.append(got[4])
         rows.append({"prompt_tokens": length, "hit_tokens": length - 1, "hit_s": spread(hit),
                      "recompute_and_store_s": spread(miss), "recompute_s": spread(plain)})
-    result["ttft"] = {"rounds": ROUNDS, "rows": rows}
+    result["ttft"] = {"rounds": rounds, "rows": rows}
 
 
 def spread(seconds):
@@ -275,6 +275,7 @@ def main():
     parser.add_argument("--out", metavar="FILE")
     parser.add_argument("--corrupt", action="store_true")
     parser.add_argument("--identical-only", action="store_true")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="of each time")
     parser.add_argument("--kv-cache-dtype", default="auto", metavar="NAME")
     options = parser.parse_args()
     watch = Watch(options.corrupt)
@@ -297,7 +298,7 @@ def main():
             same = same and watch.pages_equal > 0 and watch.pages_differ == 0
             result["vllm_exact_identical"] = int(same)
             if not options.corrupt and not options.identical_only:
-                measure_ttft(llm, ids, result)
+                measure_ttft(llm, ids, options.rounds, result)
                 right = check_failures(llm, daemon, prompts, local, cold, result)
         finally:
             daemon.kill()

@@ -26,6 +26,7 @@ GET_CHUNKS = 16
 ROOM_S = 0.02
 ROOM_POLL_MS = 5  # to be attached again is no completion, and ends no wait
 LOAD_STAGING_BYTES = 1 << 20  # a handle that only loads needs none
+TICK_S = 1.0  # between two looks of a handle that rests
 
 
 @dataclass
@@ -192,7 +193,7 @@ class Worker:
 
     def _run(self) -> None:
         """The thread of loads."""
-        while (job := self._queue.get()) is not None:
+        while (job := self._next_job()) is not None:
             done = Done(job)
             try:
                 self._load(job, done)
@@ -201,6 +202,17 @@ class Worker:
                 done.end(0)
             self._done.put(done)
         self._load_session.close()
+
+    def _next_job(self) -> Optional[LoadJob]:
+        """Wait for a load. Meanwhile the handle is called now and then: it lets go of the memory of
+        a daemon that has died, which the next one needs."""
+        while True:
+            try:
+                return self._queue.get(timeout=TICK_S)
+            except queue.Empty:
+                client = self._load_session.client() if self._load_session.is_open else None
+                if client is not None:
+                    client.poll(0)
 
     def _load(self, job: LoadJob, done: Done) -> None:
         client, good = self._load_session.client(), 0
