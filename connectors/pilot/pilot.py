@@ -26,6 +26,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -41,6 +42,7 @@ UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SOCKET_PATH_MAX = 107
 HOST_BYTES_MIN = 256 << 20
 STAGING_SHARE = 16  # of kvferry's host bytes, one in so many is staging, as others need none
+STAGING_CLIENTS = 16  # workers of up to 8 GPUs, and schedulers
 
 
 class Wrong(Exception):
@@ -197,7 +199,7 @@ def store_command(options, arm, folder, port, http_port):
     if arm.startswith("kvferry"):
         staging = max(options.host_bytes // STAGING_SHARE, 64 << 20)
         sets = [f"dram.bytes={(options.host_bytes - staging) >> 20}MiB",
-                f"staging.total={staging >> 20}MiB", f"staging.client={staging >> 20}MiB"]
+                f"staging.total={staging >> 20}MiB", f"staging.client={staging // STAGING_CLIENTS >> 20}MiB"]
         if arm != "kvferry-exact":
             sets.append("allow_uncalibrated=true")
         return [kvferryd(options), "--config", os.path.join(folder, "kvferryd.yaml"),
@@ -290,6 +292,8 @@ def main(arguments):
     except Wrong as wrong:
         print(f"run.sh: {wrong}", file=sys.stderr)
         return 2
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # servers end with us
     runs = plan(options)
     print(describe(options, runs), flush=True)
     if options.dry_run:
