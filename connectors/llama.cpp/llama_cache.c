@@ -16,9 +16,8 @@
 
 enum {
     GROUP_CHUNKS = 16, /* of one get or put: their leases are held together */
-    CONNECT_MS = 1000,
-    PUT_MS = 10000,  /* for a group; behind the answer, so that only the next request waits */
-    RETRY_MS = 1000, /* between attempts to connect, or to ask a daemon that has not answered */
+    PUT_MS = 30000,    /* for a group; behind the answer, so that only the next request waits */
+    RETRY_MS = 1000,   /* between attempts to connect, or to ask a daemon that has not answered */
     RETRY_MAX_MS = 60000,
 };
 
@@ -178,7 +177,7 @@ static void back_off(struct kvf_llama_cache *cache, int status)
     }
 }
 
-static int connect_now(struct kvf_llama_cache *cache)
+static int connect_now(struct kvf_llama_cache *cache, uint32_t budget_ms)
 {
     struct kvf_options options;
 
@@ -190,12 +189,12 @@ static int connect_now(struct kvf_llama_cache *cache)
     options.geometry = &cache->geometry;
     memcpy(options.weights_digest, cache->options.weights_digest, KVF_DIGEST_BYTES);
     options.namespace_label = cache->label;
-    options.connect_timeout_ms = CONNECT_MS;
+    options.connect_timeout_ms = budget_ms > 0 ? budget_ms : 1; /* 0 would be the default */
     options.log = on_log;
     return kvf_open(&options, &cache->client);
 }
 
-bool kvf_llama_cache_is_open(struct kvf_llama_cache *cache)
+bool kvf_llama_cache_is_open(struct kvf_llama_cache *cache, uint32_t budget_ms)
 {
     struct kvf_info info = {.struct_bytes = sizeof(info)};
     uint64_t round_trip_ns;
@@ -205,10 +204,10 @@ bool kvf_llama_cache_is_open(struct kvf_llama_cache *cache)
         return false;
     }
     if (cache->client == NULL) {
-        status = connect_now(cache);
+        status = connect_now(cache, budget_ms);
     } else if (kvf_client_info(cache->client, &info) != KVF_OK || !info.connected) {
         /* a daemon that has come back is attached to by a ping */
-        status = kvf_ping(cache->client, CONNECT_MS, &round_trip_ns);
+        status = kvf_ping(cache->client, budget_ms, &round_trip_ns);
     }
     if (status != KVF_OK) {
         back_off(cache, status);
@@ -394,7 +393,7 @@ void kvf_llama_cache_load(struct kvf_llama_cache *cache, const int32_t *tokens, 
     uint32_t n_good = 0;
 
     *loaded_out = (struct kvf_llama_loaded){0};
-    if (!kvf_llama_cache_is_open(cache)) {
+    if (!kvf_llama_cache_is_open(cache, budget_ms)) {
         return;
     }
     n_chunks = keys_make(cache, tokens, n_tokens);
@@ -487,7 +486,7 @@ void kvf_llama_cache_store(struct kvf_llama_cache *cache, const int32_t *tokens,
     uint32_t n_chunks;
     uint32_t chunk = n_first / cache->options.chunk_tokens;
 
-    if (!kvf_llama_cache_is_open(cache) || (is_tainted && cache->lossless)) {
+    if (!kvf_llama_cache_is_open(cache, PUT_MS) || (is_tainted && cache->lossless)) {
         return;
     }
     n_chunks = keys_make(cache, tokens, n_end);

@@ -56,8 +56,8 @@ int kvf_llama_cache_create(const struct kvf_llama_cache_options *options,
 /* Accepts NULL. */
 void kvf_llama_cache_destroy(struct kvf_llama_cache *cache);
 
-/* Is there a daemon? Connects where it is time to. Blocks up to a second. */
-bool kvf_llama_cache_is_open(struct kvf_llama_cache *cache);
+/* Is there a daemon? Connects where it is time to. Blocks up to budget_ms. */
+bool kvf_llama_cache_is_open(struct kvf_llama_cache *cache, uint32_t budget_ms);
 
 /* The profile in force, "" before the first connection. Borrowed. */
 const char *kvf_llama_cache_profile(const struct kvf_llama_cache *cache);

@@ -17,6 +17,10 @@
 #include "connectors/llama.cpp/llama_chain.h"
 #include "connectors/llama.cpp/llama_say.h"
 
+enum {
+    CONNECT_MS = 5000, /* where no request waits */
+};
+
 /* What one sequence of llama.cpp has. */
 struct slot {
     int32_t *tokens; /* [context_tokens] */
@@ -282,7 +286,7 @@ static void store(struct kvf_llama_engine *engine, uint32_t index, uint32_t n_pr
 
     n_stored = n_stored < slot->n_tokens ? n_stored : slot->n_tokens;
     n_stored -= n_stored % engine->chunk_tokens;
-    if (n_stored <= n_known || !kvf_llama_cache_is_open(engine->cache)) {
+    if (n_stored <= n_known || !kvf_llama_cache_is_open(engine->cache, CONNECT_MS)) {
         return;
     }
     bytes = llama_state_seq_get_size(engine->model.context, (int32_t)index);
@@ -591,7 +595,7 @@ int kvf_llama_engine_create(const struct kvf_llama_engine_options *options,
             goto fail;
         }
     }
-    kvf_llama_cache_is_open(engine->cache); /* now, since it may take a moment */
+    kvf_llama_cache_is_open(engine->cache, CONNECT_MS); /* now, since it may take a moment */
     if (pthread_create(&engine->thread, NULL, run, engine) != 0) {
         goto fail;
     }

@@ -20,7 +20,7 @@ enum {
     BODY_BYTES_MAX = 16 << 20,
     CONNECTIONS_MAX = 512,
     IDLE_S = 120,
-    END_S = 5,
+    END_S = 30,
     N_PREDICT = 16, /* where a request names no number */
     BUDGET_MS_MAX = 600000,
 };

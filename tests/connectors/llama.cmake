@@ -7,7 +7,7 @@ add_library(kvf_llama_standin STATIC llama/llama.c)
 target_include_directories(kvf_llama_standin PRIVATE llama)
 target_link_libraries(kvf_llama_standin PRIVATE kvf_flags)
 kvf_add_llama_server(kvferry-llama-standin ${CMAKE_CURRENT_SOURCE_DIR}/llama kvf_llama_standin)
-kvf_add_test_command(NAME connectors_llama LABEL integration ALSO connectors
+kvf_add_test_command(NAME connectors_llama LABEL integration ALSO connectors TIMEOUT 600
     COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/test_llama.py
             $<TARGET_FILE:kvferryd> $<TARGET_FILE:kvferry-llama-standin>)
 

@@ -24,7 +24,7 @@ SMALL = ("dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
          "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
          "nvme.0.segment_bytes=8MiB", "clients.max=32")
 BUDGET_MS = 60_000  # no verdict depends on how fast the machine is
-TRIES = 600
+WAIT_S = 150
 
 
 def ids(n, seed=0):
@@ -53,6 +53,21 @@ class LlamaCase(DaemonCase):
             file.write(text)
         return path
 
+    def until(self, attempt, server):
+        """Attempt again and again until it is true: a daemon that has not been able to run for some
+        seconds is a miss."""
+        end = time.monotonic() + WAIT_S
+        while not (good := attempt()):
+            self.assertLess(time.monotonic(), end, server.said() + self.log_text())
+            time.sleep(0.02)
+        return good
+
+    def serve_attached(self, *arguments, model=None):
+        """A server that knows that the daemon is there."""
+        server = self.serve(*arguments, model=model)
+        self.until(lambda: server.complete([1], 0)["profile"] != "", server)
+        return server
+
     def serve(self, *arguments, model=None):
         server = Server(PROGRAM, self.server_log, "--model", model or self.model(), "--socket",
                         self.socket, "--chunk-tokens", str(CHUNK), "--ctx-tokens", "256",
@@ -76,20 +91,21 @@ class LlamaCase(DaemonCase):
     def hit(self, server, prompt, wanted, n=8):
         """Ask until so many tokens are hit; the answer is right each time."""
         right = self.alone(server, prompt, n)
-        for _ in range(TRIES):
+
+        def ask():
             server.forget()
             answer = server.complete(prompt, n, store=False)
             self.assertEqual(answer["tokens"], right["tokens"])
             self.assertEqual(answer["logprobs"], right["logprobs"])
-            if answer["hit_tokens"] == wanted:
-                return answer
-        self.fail(f"{answer}\n{server.said()}\n{self.log_text()}")
+            return answer if answer["hit_tokens"] == wanted else None
+
+        return self.until(ask, server)
 
 
 class TestHits(LlamaCase):
     def test_prefixes(self):
         self.start()
-        server = self.serve()
+        server = self.serve_attached()
         prompt = ids(100)
         first = server.complete(prompt, 8)
         self.assertEqual((first["hit_tokens"], first["local_tokens"], first["tier"]), (0, 0, ""))
@@ -108,47 +124,57 @@ class TestHits(LlamaCase):
 
     def test_slot_goes_before(self):
         self.start()
-        server = self.serve()
+        server = self.serve_attached()
         prompt = ids(90)
-        right = self.alone(server, prompt)
+        right = self.alone(server, prompt)["tokens"]
         server.forget()
         server.complete(prompt, 8)
-        again = server.complete(prompt, 8)
-        self.assertEqual((again["hit_tokens"], again["local_tokens"]), (0, 89))
-        self.assertEqual(again["tokens"], right["tokens"])
+        self.hit(server, prompt, 80)
+
+        def ask(kept, asked):
+            """(from the daemon, from the slot) of a prompt when the slot has another one."""
+            server.forget()
+            server.complete(kept, 0, load=False, store=False)
+            answer = server.complete(asked, 8, store=False)
+            if asked == prompt:
+                self.assertEqual(answer["tokens"], right)
+            return answer["hit_tokens"], answer["local_tokens"]
+
+        self.until(lambda: ask(prompt, prompt) == (0, 89), server)
         # the slot has less than the daemon
-        server.complete(prompt[:20] + [3], 0)
-        more = server.complete(prompt, 8)
-        self.assertEqual((more["hit_tokens"], more["local_tokens"]), (80, 0))
-        self.assertEqual(more["tokens"], right["tokens"])
+        self.until(lambda: ask(prompt[:20] + [3], prompt) == (80, 0), server)
         # and more
-        longer = server.complete(prompt + ids(4, 3), 0)
-        self.assertEqual((longer["hit_tokens"], longer["local_tokens"]), (0, 90))
+        self.until(lambda: ask(prompt, prompt + ids(4, 3)) == (0, 90), server)
 
     def test_slots(self):
         """Prompts in turns, each in a slot of its own."""
         self.start()
-        server = self.serve("--slots", "3")
+        server = self.serve_attached("--slots", "3")
         prompts = [ids(70, seed) for seed in range(3)]
         for prompt in prompts:
             self.assertEqual(server.complete(prompt, 4)["local_tokens"], 0)
         for prompt in prompts:
             self.assertEqual(server.complete(prompt, 4)["local_tokens"], 69)
-        # a fourth takes the place of the first, which the daemon has
-        server.complete(ids(70, 9), 4)
-        answer = server.complete(prompts[0], 4)
-        self.assertEqual((answer["hit_tokens"], answer["local_tokens"]), (64, 0))
-        right = self.alone(self.serve(), prompts[0], 4)
-        self.assertEqual(answer["tokens"], right["tokens"])
+        right = self.alone(self.serve(), prompts[0], 4)["tokens"]
+
+        def ask():
+            """Others take all slots; then the first one, which the daemon has."""
+            for seed in (7, 8, 9):
+                server.complete(ids(70, seed), 4)
+            answer = server.complete(prompts[0], 4)
+            self.assertEqual(answer["tokens"], right)
+            return (answer["hit_tokens"], answer["local_tokens"]) == (64, 0)
+
+        self.until(ask, server)
 
     def test_what_is_stored(self):
         self.start()
         prompt = ids(40)
-        none = self.serve("--store", "none")
+        none = self.serve_attached("--store", "none")
         none.complete(prompt, 30)
         none.forget()
         self.assertEqual(none.request("/health")[1]["stored_chunks"], 0)
-        every = self.serve("--store", "all")
+        every = self.serve_attached("--store", "all")
         answer = every.complete(prompt, 30)
         self.hit(every, prompt + answer["tokens"], 64)
         every.forget()
@@ -160,17 +186,17 @@ class TestHits(LlamaCase):
         """Other weights in a file of the same name, other labels, chunks or types: no hit."""
         self.start()
         prompt = ids(70)
-        self.serve().complete(prompt, 1)
-        self.hit(self.serve(), prompt, 64)
-        self.hit(self.serve(model=self.model("salt 2\n")), prompt, 0)
-        self.hit(self.serve("--namespace", "another"), prompt, 0)
-        self.hit(self.serve("--chunk-tokens", "8"), prompt, 0)
-        self.hit(self.serve("--kv-type", "bf16"), prompt, 0)
-        self.hit(self.serve(), prompt, 64)
+        self.serve_attached().complete(prompt, 1)
+        self.hit(self.serve_attached(), prompt, 64)
+        self.hit(self.serve_attached(model=self.model("salt 2\n")), prompt, 0)
+        self.hit(self.serve_attached("--namespace", "another"), prompt, 0)
+        self.hit(self.serve_attached("--chunk-tokens", "8"), prompt, 0)
+        self.hit(self.serve_attached("--kv-type", "bf16"), prompt, 0)
+        self.hit(self.serve_attached(), prompt, 64)
 
     def test_many_at_once(self):
         self.start()
-        server = self.serve("--slots", "2")
+        server = self.serve_attached("--slots", "2")
         rights = [self.alone(server, ids(60, seed), 4)["tokens"] for seed in range(4)]
         answers = []
 
@@ -201,50 +227,52 @@ class TestDaemon(LlamaCase):
 
         self.assertEqual(ask()["hit_tokens"], 0)
         self.start()
-        for _ in range(TRIES):
-            ask()
-            if server.request("/health")[1]["stored_chunks"] == 4:
-                break
-        else:
-            self.fail(server.said())
+        self.until(lambda: ask() and server.request("/health")[1]["stored_chunks"] == 4, server)
         self.hit(server, prompt, 64)
         for _ in range(2):
             self.kill()
             self.assertEqual(ask()["hit_tokens"], 0)
             self.start()
-            for _ in range(TRIES):
-                if ask()["hit_tokens"] == 64:
-                    break
-            else:
-                self.fail(server.said())
+            self.until(lambda: ask()["hit_tokens"] == 64, server)
 
     def test_taint(self):
         """What is computed behind a lossy prefix is no block of a profile without loss."""
         self.start("allow_uncalibrated=true")
-        server = self.serve("--profile", "saw8", "--allow-uncalibrated",
-                            model=self.model("dim 64\n"))
+        server = self.serve_attached("--profile", "saw8", "--allow-uncalibrated",
+                                     model=self.model("dim 64\n"))
         prompt = ids(70)
         server.complete(prompt, 1)
-        server.forget()
-        answer = server.complete(prompt, 1, store=False)
-        self.assertEqual((answer["hit_tokens"], answer["profile"]), (64, "saw8"))
+
+        def load():
+            server.forget()
+            answer = server.complete(prompt, 1, store=False)
+            return (answer["hit_tokens"], answer["profile"]) == (64, "saw8")
+
+        self.until(load, server)
         # the daemon comes back without that profile; the slot still has the prefix
         self.kill()
         self.start()
-        for turn in range(TRIES):
-            answer = server.complete(prompt + [turn % 200] * 17, 1)
+
+        def extend():
+            answer = server.complete(prompt + ids(40, 3), 1)
             self.assertGreaterEqual(answer["local_tokens"], 70)
-            if answer["profile"] == "exact":
-                break
-        self.assertEqual(answer["profile"], "exact")
+            return answer["profile"] == "exact"
+
+        self.until(extend, server)
         before = server.request("/health")[1]["stored_chunks"]
         server.complete(prompt + ids(40, 3), 1)
+        server.complete(prompt + ids(40, 4), 1)
         server.forget()
         self.assertEqual(server.request("/health")[1]["stored_chunks"], before)
-        # computed from its first token on it is one
-        server.complete(prompt + ids(40, 3), 1)
-        server.forget()
-        self.assertEqual(server.request("/health")[1]["stored_chunks"], before + 6)
+
+        def anew():
+            """Computed from its first token on it is one."""
+            server.forget()
+            server.complete(prompt + ids(40, 3), 1, load=False)
+            server.forget()
+            return server.request("/health")[1]["stored_chunks"] == before + 6
+
+        self.until(anew, server)
 
 
 class TestRefusals(LlamaCase):
