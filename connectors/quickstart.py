@@ -5,8 +5,8 @@
 
 A kvferryd of its own is started in a temporary folder. An engine computes a prompt, and ends; a
 new engine, whose own prefix cache is empty, is asked for the same prompt: what it does not compute
-came from the daemon. On a GPU or on a CPU, as the vllm that is installed has it. Exit 0: all as expected;
-1: not; 2: it could not be tried, and why.
+came from the daemon. On a GPU or on a CPU, as the vllm that is installed has it. Exit 0: all as
+expected; 1: not; 2: it could not be tried, and why.
 """
 import argparse
 import json
@@ -60,7 +60,7 @@ def engine(options):
 def start_daemon(program, folder, profile):
     if shutil.which(program) is None:
         raise Wrong(f"no {program}: build kvferry (make build) and name the folder by --build")
-    command = [program, "--dir", folder, "--set", "dram.bytes=1GiB"]
+    command = [program, "--dir", folder, "--set", "dram.bytes=512MiB"]
     if profile != "exact":
         command += ["--set", "allow_uncalibrated=true"]
     with open(os.path.join(folder, "log"), "wb") as log:

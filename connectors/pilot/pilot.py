@@ -199,7 +199,8 @@ def store_command(options, arm, folder, port, http_port):
     if arm.startswith("kvferry"):
         staging = max(options.host_bytes // STAGING_SHARE, 64 << 20)
         sets = [f"dram.bytes={(options.host_bytes - staging) >> 20}MiB",
-                f"staging.total={staging >> 20}MiB", f"staging.client={staging // STAGING_CLIENTS >> 20}MiB"]
+                f"staging.total={staging >> 20}MiB",
+                f"staging.client={staging // STAGING_CLIENTS >> 20}MiB"]
         if arm != "kvferry-exact":
             sets.append("allow_uncalibrated=true")
         return [kvferryd(options), "--config", os.path.join(folder, "kvferryd.yaml"),
