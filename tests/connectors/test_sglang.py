@@ -29,10 +29,12 @@ from standin_sglang import MambaPoolHost, MHATokenToKVPoolHost, MLATokenToKVPool
 
 import kvferry  # noqa: E402
 from kvferry import hostio, session  # noqa: E402
+from kvferry import sglang as backends  # noqa: E402
 from kvferry.sglang import KvferryStorage  # noqa: E402
 
 session.CONNECT_TIMEOUT_MS = 60_000  # time for a busy machine
 session.RETRY_S = 0.05
+backends.TICK_S = 0.05
 DIGEST = "11" * 32
 
 
@@ -279,6 +281,24 @@ class Daemons(Case):
         self.until(3, backend.batch_exists, keys(3, seed=1))
         self.until([True], backend.batch_get_v1, keys(1, seed=1), pool.slots(7))
         self.assertEqual(pool.page(7), pool.page(0))
+
+    def test_handles_that_rest_notice_that_the_daemon_has_gone(self):
+        self.start()
+        backend, pool = self.stored()
+        backend.batch_exists(keys(1))
+        backend.batch_get_v1(keys(1), pool.slots(7))
+        self.daemon.kill()
+        self.daemon.wait()
+        kv = backend._pools["kv"]
+        end = time.monotonic() + 120
+        for lock, rests in ((kv._load_lock, kv._loads), (kv._store_lock, kv._stores),
+                            (kv.lookups._lock, kv.lookups._session)):
+            there = True
+            while there:
+                self.assertLess(time.monotonic(), end)
+                with lock:
+                    there = rests.client().info().connected
+                time.sleep(0.01)
 
     def until(self, wanted, call, *how):
         """Call until a handle has attached again, and the answer is the wanted one."""

@@ -65,11 +65,12 @@ def install():
 
 install()
 
-from kvferry import session  # noqa: E402
+from kvferry import session, vllm_tier  # noqa: E402
 from kvferry.vllm_tier import KvferryTier, LookupResult  # noqa: E402
 
 session.CONNECT_TIMEOUT_MS = 60_000  # time for a busy machine
 session.RETRY_S = 0.05
+vllm_tier.TICK_S = 0.05
 DIGEST = "11" * 32
 ROWS, ROW_BYTES, CHUNK_TOKENS = 16, 8192, 64
 WAIT_S = 120
@@ -322,6 +323,18 @@ class Daemons(Case):
         self.until(lambda: engine.look(Context(str(time.monotonic())), [key(0, 1)]) == [HIT])
         self.until(lambda: engine.load(again, [key(0, 1)], [2]).success)
         self.assertEqual(engine.row(2), row)
+
+    def test_handles_that_rest_notice_that_the_daemon_has_gone(self):
+        self.start()
+        engine, context = self.engine(), Context("first")
+        self.assertTrue(engine.store(context, [key(0)], [0]).success)
+        self.assertTrue(engine.load(context, [key(0)], [1]).success)
+        self.assertEqual(engine.look(context, [key(0)]), [HIT])
+        self.daemon.kill()
+        self.daemon.wait()
+        tier = engine.tier
+        for rests in (tier._store_session, tier._load_session, tier._lookups._session):
+            self.until(lambda: not rests.client().info().connected)
 
     def until(self, call):
         """Call until a handle has attached again."""

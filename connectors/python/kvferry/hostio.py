@@ -17,6 +17,7 @@ from kvferry.session import Session
 GET_BLOCKS = 16
 LEASE_S = 10.0  # a run that has not been fetched by then is given up
 ATTACH_MS = 20
+TICK_S = 1.0  # how often a handle that rests is to tick
 LOAD_STAGING_BYTES = 1 << 20  # a handle that puts nothing needs none
 
 
@@ -38,6 +39,16 @@ def tick(client: Optional[Client]) -> None:
     try:
         if client is not None:
             client.poll()
+    except KvferryError:
+        pass  # nobody listens
+
+
+def report(client: Client, loaded_tokens: int, failed: int) -> None:
+    """Count for the daemon's metrics what a load has come to: tokens, and blocks that had been
+    promised and did not come."""
+    try:
+        client.report("tokens-loaded", loaded_tokens)
+        client.report("load-failed", failed)
     except KvferryError:
         pass  # nobody listens
 
@@ -159,9 +170,14 @@ class Lookups:
                     self._release(held[0])
 
     def tick(self) -> None:
-        """tick() for the handle of lookups."""
+        """tick() for the handle of lookups; answers that are late give their leases back."""
         with self._lock:
-            tick(self._session.client() if self._session.is_open else None)
+            client = self._session.client() if self._session.is_open else None
+            try:
+                if client is not None:
+                    self._take(client.poll(), {}, [])
+            except KvferryError:
+                pass  # nobody listens
 
     def close(self) -> None:
         """Give everything back and close the handle."""

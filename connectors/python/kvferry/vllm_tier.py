@@ -29,7 +29,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from kvferry import identity, settings
 from kvferry.buffers import address
 from kvferry.client import Hit, Put
-from kvferry.hostio import LOAD_STAGING_BYTES, Lookups, fetch, store
+from kvferry.hostio import LOAD_STAGING_BYTES, TICK_S, Lookups, fetch, report, store, tick
 from kvferry.session import Session
 
 logger = logging.getLogger("vllm.kvferry")
@@ -85,10 +85,11 @@ class Request:
 
 
 class Lane:
-    """A thread that does jobs one after the other."""
+    """A thread that does jobs one after the other, and rests in between."""
 
-    def __init__(self, name: str, run: Callable[[Any], None]):
+    def __init__(self, name: str, run: Callable[[Any], None], rest: Callable[[], None]):
         self._run = run
+        self._rest = rest
         self._queue: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
         self._left = 0
         self._idle = threading.Condition()
@@ -111,7 +112,14 @@ class Lane:
         self._thread.join()
 
     def _loop(self) -> None:
-        while (job := self._queue.get()) is not None:
+        while True:
+            try:
+                job = self._queue.get(timeout=TICK_S)
+            except queue.Empty:
+                self._rest()
+                continue
+            if job is None:
+                return
             self._run(job)
             with self._idle:
                 self._left -= 1
@@ -201,10 +209,17 @@ class KvferryTier(SecondaryTierManager):
         self._lookups = Lookups(session(LOAD_STAGING_BYTES), own.lookup_budget_ms)
         self._load_session, self._store_session = session(LOAD_STAGING_BYTES), session(
             own.staging_bytes)
-        self._looking = Lane("lookup", self._look)
-        self._loading = Lane("load", lambda job: self._work(job, self._load))
-        self._storing = Lane("store", lambda job: self._work(job[0], self._store, job[1]))
+        self._looking = Lane("lookup", self._look, self._lookups.tick)
+        self._loading = Lane("load", lambda job: self._work(job, self._load),
+                             lambda: self._rest(self._load_session))
+        self._storing = Lane("store", lambda job: self._work(job[0], self._store, job[1]),
+                             lambda: self._rest(self._store_session))
         self._lanes = [self._looking, self._loading, self._storing]
+
+    @staticmethod
+    def _rest(session: Session) -> None:
+        """A handle has had nothing to do: has the daemon gone?"""
+        tick(session.client() if session.is_open else None)
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -347,6 +362,8 @@ class KvferryTier(SecondaryTierManager):
         good = 0
         if client is not None:
             good = fetch(client, keys, self._settings.load_budget_ms, take)
+            report(client, sum(self._tokens.get(self._group(key), 0) for key in keys[:good]),
+                   len(keys) - good)
         self._lookups.fetched(keys)
         self.counters.loaded += good
         self.counters.failed += len(keys) - good

@@ -11,6 +11,7 @@ tokens, salt, extra key and adapter's id in them, and nothing of the model: that
 part.
 """
 import logging
+import threading
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Set
 
@@ -22,6 +23,7 @@ from sglang.srt.mem_cache.hicache_storage import (HiCacheStorage, PoolHitPolicy,
 from sglang.srt.runtime_context import get_server_args
 
 from kvferry import Client, KvferryError, Status, identity
+from kvferry.hostio import TICK_S
 from kvferry.session import Session
 from kvferry.sglang import facts as engine_facts
 from kvferry.sglang.pool import Pool
@@ -74,6 +76,8 @@ class KvferryStorage(HiCacheStorage):
         self._digest = b""
         self._disabled = False
         self.counters = Counters()
+        self._closing = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="kvferry-tick", daemon=True)
         warning = identity.check_version("sglang", sglang.__version__,
                                          self._settings.allow_untested, WHERE)
         if warning is not None:
@@ -83,6 +87,7 @@ class KvferryStorage(HiCacheStorage):
             self._digest = engine_facts.weights_digest(self._settings.digest(), self._args)
         except engine_facts.Unsupported as why:
             self._disable(why)
+        self._ticker.start()
 
     # --- set-up -----------------------------------------------------------------------------------
 
@@ -242,8 +247,16 @@ class KvferryStorage(HiCacheStorage):
         self._warn_once("the daemon's blocks are kept: `kvferry purge` forgets a namespace")
         return False
 
+    def _tick(self) -> None:
+        """The thread that looks after handles that rest."""
+        while not self._closing.wait(TICK_S):
+            for pool in list(self._pools.values()):
+                pool.tick()
+
     def close(self) -> None:
         """The engine lets go of the backend."""
+        self._closing.set()
+        self._ticker.join()
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()

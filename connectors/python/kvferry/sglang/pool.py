@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from kvferry.client import Client, Hit, Put
 from kvferry.errors import KvferryError
-from kvferry.hostio import LOAD_STAGING_BYTES, Lookups, fetch, store
+from kvferry.hostio import LOAD_STAGING_BYTES, Lookups, fetch, report, store, tick
 from kvferry.session import Session
 from kvferry.sglang.facts import PoolFacts
 from kvferry.sglang.settings import Settings
@@ -52,8 +52,11 @@ class Pool:
                 client = self._loads.client()
                 if client is None:
                     return 0
-                return fetch(client, keys, self._settings.load_budget_ms,
+                good = fetch(client, keys, self._settings.load_budget_ms,
                              lambda index, hit: self._take(client, hit, slots[index]))
+                tokens = good * self._facts.page_tokens if self._facts.pages is not None else 0
+                report(client, tokens, len(keys) - good)
+                return good
         finally:
             self.lookups.fetched(keys)
 
@@ -101,6 +104,16 @@ class Pool:
                     for number, (key, slot) in enumerate(zip(keys, slots))], []
         held = [self._host_pool.get_data_page(slot, flat=True).contiguous() for slot in slots]
         return [Put(key, data=page) for key, page in zip(keys, held)], held
+
+    def tick(self) -> None:
+        """For handles that rest: notice that a daemon has gone. Those that work do so anyway."""
+        self.lookups.tick()
+        for lock, session in ((self._load_lock, self._loads), (self._store_lock, self._stores)):
+            if lock.acquire(blocking=False):
+                try:
+                    tick(session.client() if session.is_open else None)
+                finally:
+                    lock.release()
 
     def close(self) -> None:
         """Close the handles, when the calls that run are over."""
