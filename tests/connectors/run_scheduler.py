@@ -483,7 +483,8 @@ def told(bench, is_async=False):
     rig.ask("hit", prompt)
     rig.step()
     registry = CollectorRegistry()
-    page = {kind: functools.partial(kind, registry=registry) for kind in (Counter, Gauge, Histogram)}
+    kinds = (Counter, Gauge, Histogram)
+    page = {kind: functools.partial(kind, registry=registry) for kind in kinds}
     shown = type(rig.connector).build_prom_metrics(rig.scheduler.vllm_config, page, ["engine"],
                                                    {0: ["0"]})
     whole = type(rig.connector).build_kv_connector_stats()
