@@ -248,14 +248,14 @@ static void on_control(struct kvf_tunnel *tunnel, const void *body, uint32_t byt
 {
     union kvf_proto_message message;
     const char *why = "control message";
-    /* what comes with descriptors there comes without them here */
-    uint16_t type = bytes >= sizeof(struct kvf_wire_head)
-                        ? ((const struct kvf_wire_head *)body)->type
-                        : 0;
-    uint32_t n_fds = type == KVF_WIRE_PROFILE ? 1 : 0;
+    struct kvf_wire_head head;
+    uint32_t n_fds;
     int32_t status;
 
-    if (type == KVF_WIRE_WELCOME && bytes == sizeof(struct kvf_wire_welcome)) {
+    memcpy(&head, body, sizeof(head)); /* net_proto.c has seen to its being there */
+    /* what comes with descriptors there comes without them here */
+    n_fds = head.type == KVF_WIRE_PROFILE ? 1 : 0;
+    if (head.type == KVF_WIRE_WELCOME && bytes == sizeof(struct kvf_wire_welcome)) {
         memcpy(&status, (const uint8_t *)body + offsetof(struct kvf_wire_welcome, status),
                sizeof(status));
         n_fds = status == KVF_OK ? 3 : 0;
