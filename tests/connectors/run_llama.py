@@ -14,6 +14,8 @@ result is committed. Parts, all if none is named:
               beside those that had been saved. Beside a cold run too: where tokens differ there,
               it is listed with the gap of the logprobs.
   ttft        Time to the first token with a hit and computed, in turns.
+  profiles    Profiles with loss over the same chunks: bytes a token in the daemon's memory, how
+              many tokens are those without loss, and the gap of the first logprob.
   failures    kill -9 of the daemon, a restart on its store, a flipped byte in each block of the
               store, a daemon that stands still, a slow drive, a full store, and kill -9 while
               requests are under way: every request ends, with the tokens that it should have.
@@ -41,6 +43,7 @@ CONTEXT = 4608
 TOKENS = 24
 LENGTHS = (588, 1100, 1868)  # of prompts; their prefixes of whole chunks: 512, 1024, 1792
 TTFT_LENGTHS = (513, 1025, 2049, 4097)
+PROFILES = ("exact", "saw8", "balanced", "tq4")
 READY_S = 120
 TRIES = 40
 WRITTEN_S = 3  # what is stored is on the drive by then
@@ -95,6 +98,7 @@ class Bench:
         build = Path(options.build)
         self.kvferryd = str(build / "agent" / "kvferryd")
         self.program = str(build / "connectors" / "llama.cpp" / "kvferry-llama")
+        self.command = str(build / "client" / "kvferry")
         self.watch = str(build / "tests" / "connectors" / "libkvf_llama_watch.so")
         self.log = str(self.folder / "server.log")
         self.seen = self.folder / "seen"
@@ -247,6 +251,47 @@ def ttft(bench, result):
     return True
 
 
+def stored_bytes(bench, daemon, profile):
+    """(chunks, bytes in memory) of the namespace with a profile, as the command says."""
+    done = subprocess.run([bench.command, "ls", "--output", "json", "--socket", daemon.socket],
+                          capture_output=True, text=True, check=True)
+    space, = (space for space in json.loads(done.stdout)["namespaces"]
+              if space["profile"] == profile)
+    return space["blocks"], space["dram_bytes"]
+
+
+def profiles(bench, result):
+    """The same prompt by several profiles."""
+    daemon = bench.daemon("profiles", "dram.bytes=1GiB", "allow_uncalibrated=true")
+    daemon.start()
+    rows, right, good = [], None, True
+    try:
+        for profile in PROFILES:
+            server = bench.server(daemon.socket, "--profile", profile, "--allow-uncalibrated")
+            try:
+                prompt = server.tokens(text()[:20_000])[:LENGTHS[0]]
+                first = server.complete(prompt, TOKENS, load=False)
+                right = right or first
+                server.forget()
+                answer = server.complete(prompt, TOKENS, store=False)
+            finally:
+                server.kill()
+            chunks, size = stored_bytes(bench, daemon, profile)
+            same = [a == b for a, b in zip(answer["tokens"], right["tokens"])] + [False]
+            rows.append({"profile": answer["profile"], "hit_tokens": answer["hit_tokens"],
+                         "bytes_a_token": round(size / (chunks * CHUNK)),
+                         "leading_tokens_the_same": same.index(False), "tokens": TOKENS,
+                         "first_logprob_gap": round(abs(answer["logprobs"][0]
+                                                        - right["logprobs"][0]), 6)})
+            good = good and answer["profile"] == profile and answer["hit_tokens"] == 512
+        good = good and rows[0]["first_logprob_gap"] == 0 and all(
+            row["bytes_a_token"] < rows[0]["bytes_a_token"] for row in rows[1:])
+    finally:
+        daemon.kill()
+    result["profiles"] = rows
+    return good
+
+
 def ask_failing(server, prompt, right, tries=1, **more):
     """Ask until something is hit, at most so often."""
     good = True
@@ -364,7 +409,7 @@ def full_store(bench, prompts, rights):
             "refused_chunks": counts["refused_chunks"], "right": good}
 
 
-PARTS = {"identical": identical, "ttft": ttft, "failures": failures}
+PARTS = {"identical": identical, "ttft": ttft, "profiles": profiles, "failures": failures}
 
 
 def main():
