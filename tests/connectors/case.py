@@ -13,6 +13,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "support"))
 from logged import LoggedCase  # noqa: E402
 from standin import Engine, Request  # noqa: E402
 
+import kvferry.vllm as connector  # noqa: E402
 from kvferry import session  # noqa: E402
 from kvferry.vllm import worker  # noqa: E402
 
@@ -20,6 +21,7 @@ from kvferry.vllm import worker  # noqa: E402
 session.CONNECT_TIMEOUT_MS = 60_000
 session.RETRY_S = 0.05
 worker.ROOM_S = 60.0
+connector.HASH_BUDGET_MS = 60_000
 
 SMALL = ["dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
          "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",

@@ -36,6 +36,7 @@ from kvferry.vllm.worker_gpu import GpuWorker, TorchDevice
 logger = logging.getLogger("vllm.kvferry")
 NONE_HASH_KEY = b"vllm first parent hash, of 1"
 HASH_NAMESPACE_LABEL = "vllm-hash"
+HASH_BUDGET_MS = 200  # of each call, once in an engine's life
 
 
 class KvferryMetadata(Step, KVConnectorMetadata):
@@ -391,10 +392,11 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         mine = bytes(kv_cache_utils.NONE_HASH)
         try:
             with Client(self._settings.socket, namespace_label=HASH_NAMESPACE_LABEL,
-                        weights_digest=self._digest, connect_timeout_ms=200) as client:
-                hit, = client.get([NONE_HASH_KEY], 200)
+                        weights_digest=self._digest,
+                        connect_timeout_ms=HASH_BUDGET_MS) as client:
+                hit, = client.get([NONE_HASH_KEY], HASH_BUDGET_MS)
                 if hit.status != 0:
-                    client.put([Put(NONE_HASH_KEY, data=mine)], budget_ms=200)
+                    client.put([Put(NONE_HASH_KEY, data=mine)], budget_ms=HASH_BUDGET_MS)
                     return
                 theirs = bytes(hit.payload)
                 if client.release(hit.lease) and theirs != mine:

@@ -521,7 +521,7 @@ class Scheduler:
         begun = request.tail_blocks if request.tail_chunk == number else 0
         if blocks < self._blocks:
             request.tail_chunk, request.tail_blocks = number, blocks
-        if self._taint.forbids(request.pages[:first], pages, self._lossless):
+        if self._taint.forbids(request.pages, first, first + blocks, self._lossless):
             self.counters.stores_tainted += 1
             self._report("taint-refused", self._facts.shard_count)
             return

@@ -40,13 +40,14 @@ class Taint:
         if not self._behind.isdisjoint(pages[:first]) or not self._loaded.isdisjoint(pages[:first]):
             self._behind.update(written)
 
-    def forbids(self, before: List[int], pages: List[int], is_lossless: bool) -> bool:
-        """Whether a chunk of these pages, behind pages `before`, is not to be stored under a
-        profile of this kind."""
+    def forbids(self, pages: List[int], first: int, end: int, is_lossless: bool) -> bool:
+        """Whether pages first..end - 1 of a request that has these pages are not to be stored under
+        a profile of this kind."""
         if not self._loaded and not self._behind:
             return False
-        if not self._loaded.isdisjoint(pages):
+        chunk = pages[first:end]
+        if not self._loaded.isdisjoint(chunk):
             return True
         if not is_lossless:
             return False
-        return not (self._behind.isdisjoint(pages) and self._loaded.isdisjoint(before))
+        return not (self._behind.isdisjoint(chunk) and self._loaded.isdisjoint(pages[:first]))
