@@ -3,7 +3,7 @@
 """A real llama.cpp with kvferry-llama and a real daemon: is what comes back what went out?
 
 usage: run_llama.py --build DIR --model FILE.gguf [--source TEXT] [--part PART ...] [--out FILE]
-                    [--threads N] [--rounds N] [--corrupt]
+                    [--threads N] [--length TOKENS ...] [--rounds N] [--corrupt]
 
 DIR is a build of this tree with KVF_LLAMA. Too large for continuous integration: by hand, and its
 result is committed. Parts, all if none is named:
@@ -180,7 +180,7 @@ def identical(bench, result):
 
     try:
         ids = server.tokens(text()[:80_000])
-        for place, length in enumerate(LENGTHS):
+        for place, length in enumerate(bench.options.length or LENGTHS):
             prompt = ids[700 * place:700 * place + length]  # none begins as another one does
             prefix = length - length % CHUNK
             alone = {"load": False, "store": False}
@@ -420,6 +420,8 @@ def main():
     parser.add_argument("--part", action="append", choices=list(PARTS))
     parser.add_argument("--out", metavar="FILE")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--length", action="append", type=int, metavar="TOKENS",
+                        help="of a prompt of the first part; several times for several")
     parser.add_argument("--rounds", type=int, default=3, help="of ttft")
     parser.add_argument("--corrupt", action="store_true")
     options = parser.parse_args()
