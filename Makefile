@@ -68,6 +68,8 @@ asan tsan: deps
 install: build
 	cmake --install build/release --prefix $(PREFIX)
 
+# What makes the package looks at programs and finds the packages of their libraries.
+deb: NEEDS += file:program=file dpkg-dev:program=dpkg-shlibdeps
 deb: deps
 	cmake --preset release -B build/deb -DCMAKE_INSTALL_PREFIX=/usr -DCMAKE_INSTALL_SYSCONFDIR=/etc \
 	    -DKVF_BUILD_TESTS=OFF $(CMAKE_ARGS)
