@@ -330,13 +330,14 @@ void kvf_peers_told(struct kvf_peers *peers, struct kvf_peer_link *link, uint8_t
                     const void *body)
 {
     struct kvf_net_blocks head;
-    const uint8_t *blocks = (const uint8_t *)body + sizeof(head);
+    const uint8_t *blocks;
 
     if (type == KVF_NET_RESYNC) {
-        link->tell = KVF_TELL_FIRST;
+        link->tell = KVF_TELL_FIRST; /* it has no body */
         return;
     }
     memcpy(&head, body, sizeof(head));
+    blocks = (const uint8_t *)body + sizeof(head);
     if (type == KVF_NET_SNAPSHOT) {
         told_part(peers, link, &head, blocks);
     } else if (link->learn != KVF_LEARN_LIVE ||
