@@ -493,8 +493,9 @@ struct put_call {
     uint32_t n;
     uint32_t n_submitted;
     uint32_t n_good;
-    uint32_t failed_index; /* lowest failed item */
-    int32_t failed_status; /* KVF_OK: none so far */
+    uint32_t failed_index;               /* lowest failed item */
+    int32_t failed_status;               /* KVF_OK: none so far */
+    const struct kvf_put_item *conflict; /* the last view of which something else is stored */
     struct kvf_client_sink sinks[PUT_BATCHES];
     uint64_t requests[PUT_BATCHES];
 };
@@ -503,6 +504,9 @@ static void put_note(struct put_call *call, uint32_t index, int32_t status)
 {
     if (call->statuses != NULL) {
         call->statuses[index] = status;
+    }
+    if (status == KVF_ERR_CONFLICT && call->items[index].source == KVF_SOURCE_VIEW) {
+        call->conflict = &call->items[index];
     }
     if (status == KVF_OK || status == KVF_EXISTS) {
         call->n_good++;
@@ -624,6 +628,7 @@ int kvf_put(struct kvf_client *client, const struct kvf_put_item *items, uint32_
 {
     struct put_call call = {.items = items, .options = options, .statuses = statuses_out, .n = n};
     uint64_t budget_ms = KVF_CLIENT_PUT_MS;
+    int status;
 
     if (client == NULL || items == NULL || n == 0 || n > KVF_REQUEST_KEYS_MAX) {
         return KVF_ERR_INVALID;
@@ -637,12 +642,17 @@ int kvf_put(struct kvf_client *client, const struct kvf_put_item *items, uint32_
     call_begin(client);
     put_run(client, &call, kvf_now_ns() + (budget_ms + KVF_CLIENT_GRACE_MS) * KVF_NS_PER_MS);
     if (call.n_good == n) {
-        return call_end(client, KVF_OK);
+        status = KVF_OK;
+    } else if (call.n_good > 0) {
+        status = KVF_PARTIAL;
+    } else {
+        status = call.failed_status != KVF_OK ? call.failed_status : KVF_ERR_TIMEOUT;
     }
-    if (call.n_good > 0) {
-        return call_end(client, KVF_PARTIAL);
+    status = call_end(client, status);
+    if (call.conflict != NULL) {
+        kvf_drift_look(client, call.conflict);
     }
-    return call_end(client, call.failed_status != KVF_OK ? call.failed_status : KVF_ERR_TIMEOUT);
+    return status;
 }
 
 /* --- lookup, get, prefetch, evict ------------------------------------------------------------- */

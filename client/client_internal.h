@@ -60,6 +60,7 @@ enum kvf_client_bounds {
     KVF_CLIENT_VAIN_MAX = 4,       /* ... so many times; then one long look in ... */
     KVF_CLIENT_VAIN_TRY = 16,      /* ... so many */
     KVF_CLIENT_LOOK_MS = 500,      /* longest sleep without a look at the heartbeat */
+    KVF_CLIENT_DRIFT_ONE_IN = 16,  /* conflicts that are looked at */
     KVF_CLIENT_MESSAGES_MAX = 256, /* control messages taken in one go */
 };
 
@@ -237,6 +238,7 @@ struct kvf_client {
 
     uint64_t x_refused;                        /* kvf_stat */
     uint64_t reports[KVF_REPORT_KIND_MAX + 1]; /* by kind, not sent yet */
+    uint64_t n_conflicts;                      /* of puts of views: kvf_drift_look */
 
     /* requests in flight */
     struct kvf_client_request *requests;
@@ -350,6 +352,9 @@ void kvf_lease_send(struct kvf_session *session, uint8_t opcode, uint64_t arg);
 
 /* The same, of what may be said later: false, and nothing is queued. */
 bool kvf_lease_send_if_room(struct kvf_session *session, uint8_t opcode, uint64_t arg);
+
+/* This put of a view was refused because something else is stored: measure one in so many. */
+void kvf_drift_look(struct kvf_client *client, const struct kvf_put_item *item);
 
 /* Send what has been reported and not sent yet, as far as there is room. */
 void kvf_reports_send(struct kvf_client *client);

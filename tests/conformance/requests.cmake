@@ -23,7 +23,7 @@ if(TARGET kvf_test_daemon)
     kvf_add_test(NAME report LABEL conformance ALSO metrics TIMEOUT 300
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_report.c
                 ${PROJECT_SOURCE_DIR}/tests/fault/raw_client.c
-        LIBS kvf_test_daemon)
+        LIBS kvf_test_daemon m)
     kvf_add_test(NAME x LABEL conformance TIMEOUT 300
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_x.c
                 ${PROJECT_SOURCE_DIR}/tests/fault/raw_client.c

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -224,6 +225,52 @@ static void test_clients_and_their_records(void **state)
     kvf_close(other);
 }
 
+/* A chunk that has been computed again, a little and wholly different from what is stored. */
+static void test_drift(void **state)
+{
+    struct kvf_geometry geometry;
+    struct kvf_client *client = open_rank(0, &geometry);
+    void *layers[2][LAYERS];
+    struct kvf_kv_view view;
+    struct kvf_test_key bytes;
+    struct kvf_put_item item = {
+        .struct_bytes = sizeof(item), .key = kvf_test_key(7, &bytes), .kv = &view};
+    uint16_t *values = &the_pages[0][0][0][0][0];
+    size_t n = sizeof(the_pages) / sizeof(uint16_t);
+    double error;
+
+    (void)state;
+    for (size_t i = 0; i < n; i++) {
+        values[i] = 0x3f80; /* 1.0 */
+    }
+    view_of(&view, layers);
+    assert_int_equal(kvf_drift(client, &item, &error), KVF_MISS);
+    assert_int_equal(kvf_put(client, &item, 1, NULL, NULL), KVF_OK);
+    assert_int_equal(kvf_drift(client, &item, &error), KVF_OK);
+    assert_true(error == 0);
+    wait_counted(client, "engine_drift_chunks", 1);
+    wait_counted(client, "engine_drift_error_ppm", 0);
+
+    values[n / 2] = 0x4000; /* one of them is 2.0 */
+    assert_int_equal(kvf_drift(client, &item, &error), KVF_OK);
+    assert_true(error > 0.99 / sqrt((double)n + 3) && error < 1.01 / sqrt((double)n + 3));
+
+    /* a put finds out by itself, the first time and then once in 16 */
+    for (int i = 0; i < 17; i++) {
+        assert_int_equal(kvf_put(client, &item, 1, NULL, NULL), KVF_ERR_CONFLICT);
+    }
+    wait_counted(client, "engine_drift_chunks", 4);
+    wait_counted(client, "engine_drift_error_ppm", 3 * (uint64_t)(error * 1e6));
+    for (size_t i = 0; i < n; i++) {
+        values[i] = 0;
+    }
+    assert_int_equal(kvf_drift(client, &item, &error), KVF_OK);
+    assert_true(error == 1); /* beside nothing, all of it */
+    item.source = KVF_SOURCE_BYTES;
+    assert_int_equal(kvf_drift(client, &item, &error), KVF_ERR_INVALID);
+    kvf_close(client);
+}
+
 static int setup(void **state)
 {
     static const char *const sets[] = {"staging.total=64MiB", "clients.offence_delay=0", NULL};
@@ -250,6 +297,7 @@ int main(void)
         TEST(test_reports_wait_for_the_daemon),
         TEST(test_older_versions_have_no_reports),
         TEST(test_clients_and_their_records),
+        TEST(test_drift),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
