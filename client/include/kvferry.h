@@ -470,9 +470,9 @@ enum kvf_report_kind {
  * is away. A daemon of an older release hears nothing of it. KVF_OK; KVF_ERR_INVALID. */
 KVF_API int kvf_report(struct kvf_client *client, int kind, uint64_t amount);
 
-/* Compare a view with what is stored under its key, both as the profile gives them back, and report
- * it: *error_out is relative, 0 the same. kvf_put does so for one in 16 of its conflicts. Blocks, up
- * to 100 ms for the block. KVF_OK; KVF_MISS; KVF_ERR_INVALID, _NO_MEMORY; as kvf_get, kvf_decode. */
+/* Compare a view with what is stored under its key, both as the profile gives them back, and
+ * report it: *error_out is relative, 0 the same. kvf_put does so for one in 16 of its conflicts.
+ * Blocks, up to 100 ms. KVF_OK; KVF_MISS; KVF_ERR_INVALID, _NO_MEMORY; as kvf_get, kvf_decode. */
 KVF_API int kvf_drift(struct kvf_client *client, const struct kvf_put_item *item,
                       double *error_out);
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# usage: fresh_root.sh ROOT [RESULT]
+# usage: fresh_root.sh ROOT [RESULT [PART...]]
 #
 # As a new user: Debian 12 made anew in the folder ROOT (debootstrap, chroot; needs root), git, make
 # and a C compiler, a checkout of HEAD, and then every command of README.md as it is written there,
@@ -9,19 +9,25 @@
 # fetched. Takes minutes, so no test runs it. RESULT (tests/package/results/fresh_root.json) gets
 # commands, seconds and what they said at the end; a command that fails ends it.
 #
+# Parts are package, chart (which uses what the package has installed), demo and systemd; all of
+# them without a name. A ROOT of this script is gone on with as it is, and what RESULT has of other
+# parts stays.
+#
 # Differences, of which none is kvferry's: no sudo (it is root), and where nothing is process 1
 # that could start services, the unit's own ExecStart is run as its user. Systemd is tried at the
 # end.
 set -euo pipefail
 
-root=${1:?usage: fresh_root.sh ROOT [RESULT]}
+root=${1:?usage: fresh_root.sh ROOT [RESULT [PART...]]}
 here=$(cd "$(dirname "$0")" && pwd)
 tree=$(cd "$here/../.." && pwd)
 result=${2:-$here/results/fresh_root.json}
+parts=${*:3}
+parts=${parts:-package chart demo systemd}
 steps=$(mktemp)
 trap 'rm -f "$steps"' EXIT
 
-if [ -e "$root" ]; then
+if [ -e "$root" ] && [ ! -f "$root/srv/commit" ]; then
     echo "fresh_root.sh: $root is there already: remove it, or name another" >&2
     exit 2
 fi
@@ -72,51 +78,59 @@ try() {
     step "$1" "$2" "${3:-${2//sudo /}}"
 }
 
-debootstrap --variant=minbase --include=git,make,gcc,libc6-dev,ca-certificates bookworm "$root" \
-    >"$root.log" 2>&1
-# the way to the network is the machine's, not the user's
-cp -r /etc/apt/apt.conf.d "$root/etc/apt/" 2>/dev/null || true
-cp -rL /etc/ssl/certs "$root/etc/ssl/" 2>/dev/null || true
-cp -L /etc/resolv.conf "$root/etc/resolv.conf" 2>/dev/null || true
+if [ ! -e "$root" ]; then
+    debootstrap --variant=minbase --include=git,make,gcc,libc6-dev,ca-certificates bookworm \
+        "$root" >"$root.log" 2>&1
+    # the way to the network is the machine's, not the user's
+    cp -r /etc/apt/apt.conf.d "$root/etc/apt/" 2>/dev/null || true
+    cp -rL /etc/ssl/certs "$root/etc/ssl/" 2>/dev/null || true
+    cp -L /etc/resolv.conf "$root/etc/resolv.conf" 2>/dev/null || true
+    git -C "$tree" archive --prefix=kvferry/ HEAD | tar -x -C "$root/srv"
+    git -C "$tree" rev-parse --short HEAD >"$root/srv/commit"
+fi
 mount --bind /proc "$root/proc"
 mount --bind /sys "$root/sys"
 mount --bind /dev "$root/dev"
 trap 'umount "$root/proc" "$root/sys" "$root/dev" 2>/dev/null || true; rm -f "$steps"' EXIT
-git -C "$tree" archive --prefix=kvferry/ HEAD | tar -x -C "$root/srv"
 
-by=package
-deb='make deb && sudo apt-get install ./build/deb/kvferry_*.deb'
-try $by "$deb" "${deb/sudo apt-get install/apt-get install -y}"
-if [ -d "$root/run/systemd/system" ]; then
-    try $by 'sudo systemctl enable --now kvferryd'
-else
-    written 'sudo systemctl enable --now kvferryd'
-    # what the unit does: folders, user, command
-    step $by 'sudo systemctl enable --now kvferryd' '
+# Its service: by systemd where that is process 1, else folders, user and command of the unit.
+by_package() {
+    local deb='make deb && sudo apt-get install ./build/deb/kvferry_*.deb'
+
+    try package "$deb" "${deb/sudo apt-get install/apt-get install -y}"
+    try package 'sudo systemctl enable --now kvferryd' '
         install -d -o kvferry -g kvferry /run/kvferry /var/lib/kvferry
         command=$(sed -n "s/^ExecStart=//p" /usr/lib/systemd/system/kvferryd.service)
         setpriv --reuid=kvferry --regid=kvferry --clear-groups $command > /srv/daemon.log 2>&1 &
         until kvferry ping --count 1; do kill -0 $!; sleep 0.2; done'
-fi
-try $by 'sudo kvferry put README.md --key-text first'
-try $by 'sudo kvferry get --key-text first | cmp - README.md && echo a hit'
-inside 'kvferry drain' >/dev/null || true
+    try package 'sudo kvferry put README.md --key-text first'
+    try package 'sudo kvferry get --key-text first | cmp - README.md && echo a hit'
+    inside 'kvferry drain' >/dev/null
+}
 
-by=chart
-step $by 'apt-get install python3-pip' \
-    'apt-get install -y --no-install-recommends python3-pip procps'
-try $by 'tests/charts/get_tools.sh build/tools'
-for begin in 'build/tools/helm-4 template' 'python3 tests/charts/test_chart_node.py'; do
-    try $by "$(grep -m 1 "^$begin" "$tree/README.md")"
-done
+by_chart() {
+    step chart 'apt-get install python3-pip' \
+        'apt-get install -y --no-install-recommends python3-pip procps'
+    try chart 'tests/charts/get_tools.sh build/tools'
+    for begin in 'build/tools/helm-4 template' 'python3 tests/charts/test_chart_node.py'; do
+        try chart "$(grep -m 1 "^$begin" "$tree/README.md")"
+    done
+}
 
-try demo 'make demo'
+by_demo() {
+    try demo 'make demo'
+}
 
-# Everything was as written. With systemd as process 1, where a container of it can be started: the
-# package's service, enabled, started, used and stopped.
-nspawn='skipped: no systemd-nspawn'
-if command -v systemd-nspawn >/dev/null; then
-    inside 'apt-get install -y --no-install-recommends systemd-sysv' >"$root.log" 2>&1
+# The package's service, enabled, started, used, restarted and stopped by systemd as process 1.
+by_systemd() {
+    local units=$root/etc/systemd/system
+
+    if ! command -v systemd-nspawn >/dev/null; then
+        step systemd 'systemd-nspawn --boot' 'echo "skipped: no systemd-nspawn on this machine"'
+        return
+    fi
+    step systemd 'apt-get install systemd-sysv' \
+        'apt-get install -y --no-install-recommends systemd-sysv'
     cat >"$root/srv/check.sh" <<'CHECK'
 #!/bin/bash
 cd /srv/kvferry
@@ -129,23 +143,31 @@ cd /srv/kvferry
 systemctl poweroff --force
 CHECK
     chmod +x "$root/srv/check.sh"
-    units=$root/etc/systemd/system
     printf '[Service]\nType=oneshot\nExecStart=/srv/check.sh\n' >"$units/check.service"
     mkdir -p "$units/multi-user.target.wants"
     ln -sf ../check.service "$units/multi-user.target.wants/check.service"
     umount "$root/proc" "$root/sys" "$root/dev"
     timeout 300 systemd-nspawn --quiet --register=no --keep-unit -D "$root" --boot \
         >"$root.log" 2>&1 || true
-    nspawn=$(tail -n 1 "$root/srv/check.log" 2>/dev/null || tail -n 1 "$root.log")
-fi
-python3 - "$steps" "$nspawn" "$(git -C "$tree" rev-parse --short HEAD)" "$(date +%F)" \
-    >"$result" <<'PY'
+    step systemd 'systemd-nspawn --boot' 'cat /srv/check.log; grep -q "hit, restart" /srv/check.log'
+}
+
+for part in $parts; do
+    "by_$part"
+done
+touch "$result"
+python3 - "$steps" "$result" "$(cat "$root/srv/commit")" "$(date +%F)" >"$steps.json" <<'PY'
 import json
 import sys
-with open(sys.argv[1], encoding="utf-8") as file:
-    rows = [json.loads(line) for line in file]
-print(json.dumps({"root": "Debian 12, debootstrap --variant=minbase, chroot", "commit": sys.argv[3],
-                  "date": sys.argv[4], "systemd_as_process_1": sys.argv[2], "steps": rows},
-                 indent=2))
+steps, result, commit, date = sys.argv[1:]
+with open(steps, encoding="utf-8") as file:
+    rows = [{**json.loads(line), "commit": commit, "date": date} for line in file]
+with open(result, encoding="utf-8") as file:
+    text = file.read()
+anew = {row["by"] for row in rows}
+before = [row for row in (json.loads(text)["steps"] if text else []) if row["by"] not in anew]
+print(json.dumps({"root": "Debian 12, debootstrap --variant=minbase, chroot",
+                  "steps": before + rows}, indent=2))
 PY
+mv "$steps.json" "$result"
 echo "all as written; result in $result"
