@@ -7,7 +7,7 @@ from kvferry import settings
 
 WHERE = "--hicache-storage-backend-extra-config"
 # What SGLang itself reads there, and leaves in place.
-OF_SGLANG = ("backend_name", "module_path", "class_name", "interface_v1")
+OF_SGLANG = ("backend_name", "module_path", "class_name", "interface_v1", "file_storage_path")
 
 
 @dataclass(frozen=True)
