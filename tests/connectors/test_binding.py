@@ -5,9 +5,12 @@
 usage: test_binding.py KVFERRYD PACKAGE_FOLDER [unittest arguments]
 """
 import asyncio
+import ctypes.util
+import hashlib
 import os
 import select
 import shutil
+import socket
 import sys
 import tempfile
 import unittest
@@ -63,11 +66,11 @@ class Case(LoggedCase):
         self.socket = os.path.join(self.folder, "kvferryd.sock")
         self.start()
 
-    def start(self):
+    def start(self, *sets, **how):
         command = [KVFERRYD, "--dir", self.folder]
-        for value in SMALL:
+        for value in [*SMALL, *sets]:
             command += ["--set", value]
-        self.daemon = self.start_logged(command)
+        self.daemon = self.start_logged(command, **how)
 
     def client(self, **options):
         client = kvferry.Client(self.socket, **options)
@@ -247,6 +250,46 @@ class Asyncio(Case):
                 self.assertTrue(client._client.release(hit.lease))
             client.close()
         asyncio.run(work())
+
+
+def client_key(cluster_key, tenant):
+    """What `kvferry client-key` prints, by docs/protocol.md."""
+    hasher = hashlib.blake2b(digest_size=32, key=cluster_key)
+    for field in (b"kvferry derive 1", b"remote client", tenant.encode()):
+        hasher.update(len(field).to_bytes(8, "little") + field)
+    return f"{tenant} {hasher.hexdigest()}\n"
+
+
+@unittest.skipUnless(ctypes.util.find_library("ucp"), "no UCX here")
+class OtherNode(Case):
+    """A daemon on another node: the library opens UCX and libsodium by itself."""
+
+    def start(self, *sets, **how):
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        cluster = os.path.join(self.folder, "cluster.key")
+        own = os.path.join(self.folder, "client.key")
+        with open(cluster, "wb") as file:
+            file.write(bytes(range(32)))
+        with open(own, "w", encoding="ascii") as file:
+            file.write(client_key(bytes(range(32)), "default"))
+        os.environ["UCX_TLS"] = "tcp"
+        self.address = f"tcp://127.0.0.1:{port}?key={own}"
+        super().start(f"cluster_key={cluster}", f"peers.listen=127.0.0.1:{port}", *sets, **how)
+
+    def test_put_and_get(self):
+        self.socket = self.address
+        client = self.client(namespace_label="far")
+        items = [kvferry.Put(key(i), data=block(i)) for i in range(5)]
+        self.assertEqual(client.put(items), [Status.OK] * 5)
+        for number, hit in enumerate(client.get([key(i) for i in range(6)])):
+            if number == 5:
+                self.assertEqual(hit.status, Status.MISS)
+                continue
+            self.assertEqual(hit.status, Status.OK)
+            self.assertEqual(bytes(hit.payload), block(number))
+            self.assertTrue(client.release(hit.lease))
 
 
 if __name__ == "__main__":

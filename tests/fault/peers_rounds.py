@@ -266,8 +266,8 @@ class Rounds:
         limit_s = TIMEOUT_S + HEARTBEAT_S + SLACK_S
         for fault, times in self.net_times.items():
             if max(times) > limit_s:
-                bad.append(f"{fault}: a get took {max(times):.2f} s more than a ping, and {limit_s} "
-                           "s is the limit")
+                bad.append(f"{fault}: a get took {max(times):.2f} s more than a ping, the limit is "
+                           f"{limit_s} s")
         warm = [s for s in self.samples if s["round"] >= WARM]
         if len(warm) > 1:
             first, last = warm[0], warm[-1]
