@@ -10,7 +10,6 @@
  */
 #include "agent/peers.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "base/mutant.h"
@@ -70,8 +69,7 @@ static struct kvf_net_block *block_at(struct kvf_peers *peers, uint32_t i)
                                             i * sizeof(struct kvf_net_block));
 }
 
-/* Is it here, and not only on its way? */
-static bool is_here(const struct kvf_agent *agent, const struct kvf_entry *entry)
+bool kvf_peers_is_here(const struct kvf_agent *agent, const struct kvf_entry *entry)
 {
     return !entry->is_set && (entry->state == KVF_ENTRY_READY ||
                               (entry->state == KVF_ENTRY_LOADING &&
@@ -94,7 +92,7 @@ static bool tell_part(struct kvf_peers *peers, struct kvf_peer_link *link)
          steps++, cursor++) {
         const struct kvf_entry *entry = &index->entries[cursor];
 
-        if (is_here(peers->agent, entry)) {
+        if (kvf_peers_is_here(peers->agent, entry)) {
             struct kvf_net_block *block = block_at(peers, head.count++);
 
             memset(block, 0, sizeof(*block));
@@ -170,82 +168,6 @@ unsigned kvf_peers_tell(struct kvf_peers *peers)
         n += tell_link(peers, &peers->links[i]);
     }
     return n + tell_link(peers, &peers->written);
-}
-
-/* ----------------------------------------------------------------------------------------------
- * For routers
- */
-static uint8_t tier_of(const struct kvf_agent *agent, const struct kvf_entry *entry)
-{
-    return entry == NULL                    ? 0
-           : kvf_entry_in_hbm(agent, entry) ? KVF_TIER_HBM
-           : kvf_entry_in_dram(entry)       ? KVF_TIER_DRAM
-                                            : KVF_TIER_NVME;
-}
-
-static void list_changes(struct kvf_agent *agent, struct kvf_control *control)
-{
-    const struct kvf_peers *peers = agent->peers;
-    struct kvf_control_event *rows = control->rows;
-
-    for (; control->n_rows < control->max_rows && control->number < peers->log_next;
-         control->number++) {
-        const struct kvf_net_block *block = &peers->log[control->number % KVF_PEER_LOG_EVENTS];
-        struct kvf_control_event *row = &rows[control->n_rows++];
-
-        memcpy(row->key_id, block->key_id, sizeof(row->key_id));
-        row->record_bytes = block->record_bytes;
-        row->shard = block->shard;
-        row->is_removed = block->change == KVF_NET_REMOVED;
-        row->tier = tier_of(agent, kvf_index_find(&agent->index, block->key_id, block->shard));
-    }
-}
-
-static void list_all(struct kvf_agent *agent, struct kvf_control *control)
-{
-    struct kvf_control_event *rows = control->rows;
-    uint64_t end = control->cursor + WALK_A_MESSAGE;
-    uint64_t at = control->cursor;
-
-    control->number = agent->peers->log_next;
-    for (; at < agent->index.fresh && at < end && control->n_rows < control->max_rows; at++) {
-        const struct kvf_entry *entry = &agent->index.entries[at];
-
-        if (is_here(agent, entry)) {
-            struct kvf_control_event *row = &rows[control->n_rows++];
-
-            memcpy(row->key_id, entry->key_id, sizeof(row->key_id));
-            row->record_bytes = entry->record_bytes;
-            row->shard = (uint16_t)entry->shard;
-            row->tier = tier_of(agent, entry);
-        }
-    }
-    control->next_cursor = at < agent->index.fresh ? at : 0;
-}
-
-void kvf_peers_events(struct kvf_agent *agent, struct kvf_control *control)
-{
-    const struct kvf_peers *peers = agent->peers;
-    int status = KVF_OK;
-
-    control->incarnation = agent->incarnation;
-    if (peers == NULL) {
-        status = KVF_ERR_REFUSED;
-        (void)snprintf(control->text, sizeof(control->text),
-                       "changes are numbered where peers.listen, peers.nodes or directory.address "
-                       "is set");
-    } else if (control->number == 0) {
-        list_all(agent, control);
-    } else if (control->number > peers->log_next ||
-               peers->log_next - control->number > KVF_PEER_LOG_EVENTS) {
-        status = KVF_MISS;
-        (void)snprintf(control->text, sizeof(control->text),
-                       "event %llu is not kept: begin anew, without a number",
-                       (unsigned long long)control->number);
-    } else {
-        list_changes(agent, control);
-    }
-    kvf_answer_finish(control, status);
 }
 
 /* ----------------------------------------------------------------------------------------------

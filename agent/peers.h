@@ -5,6 +5,7 @@
  *   peers.c         links, events of the network, where to fetch from, addresses
  *   peer_stream.c   the numbered stream of blocks: what we tell, what we are told
  *   peer_serve.c    records for others, and clients of other nodes
+ *   peer_events.c   what has changed here, for routers
  *   peer_hints.c    who is said to have what
  *   peer_far.c      nodes that a directory tells of
  *
@@ -193,14 +194,18 @@ void kvf_peers_removed(struct kvf_agent *agent, const struct kvf_entry *entry);
 /* Take a message of the stream. */
 void kvf_peers_told(struct kvf_peers *peers, struct kvf_peer_link *link, uint8_t type,
                     const void *body);
-/* For routers: what has changed, or what is here. */
-void kvf_peers_events(struct kvf_agent *agent, struct kvf_control *control);
+/* Is it here, and not only on its way? */
+bool kvf_peers_is_here(const struct kvf_agent *agent, const struct kvf_entry *entry);
 /* Tell all listeners what is new. Returns how many messages went out. */
 unsigned kvf_peers_tell(struct kvf_peers *peers);
 /* Ask those that have said nothing so far for a snapshot: the first one may have been lost. */
 void kvf_peers_ask_again(struct kvf_peers *peers);
 /* Forget all that a link has said. */
 void kvf_peers_unlearn(struct kvf_peers *peers, struct kvf_peer_link *link);
+
+/* peer_events.c */
+/* For routers: what has changed, or what is here. */
+void kvf_peers_events(struct kvf_agent *agent, struct kvf_control *control);
 
 /* peer_serve.c */
 /* Somebody wants a record. */
