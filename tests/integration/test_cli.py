@@ -824,6 +824,44 @@ class Command(Case):
             self.assertIn(last, out.decode())
 
 
+class OtherNode(Case):
+    """Commands for a daemon on another node, by its address and a tenant's key."""
+
+    def test_address(self):
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        cluster, key = self.path("cluster.key"), self.path("client.key")
+        with open(cluster, "wb") as file:
+            file.write(os.urandom(32))
+        daemon = Daemon(self.folder, f"cluster_key={cluster}", f"peers.listen=127.0.0.1:{port}",
+                        env={"UCX_TLS": "tcp"})
+        self.addCleanup(daemon.end)
+        wait_for(lambda: daemon.process.poll() is not None or os.path.exists(daemon.admin), "start")
+        if "UCX cannot be loaded" in daemon.log_text() or "has no UCX" in daemon.log_text():
+            self.skipTest("no UCX here")
+        daemon.wait_ready()
+        code, line, _ = run(KVFERRY, "client-key", cluster)
+        self.assertEqual(code, 0)
+        self.assertRegex(line.decode(), "^default [0-9a-f]{64}\n$")
+        with open(key, "wb") as file:
+            file.write(line)
+        self.one_line(run(KVFERRY, "client-key"), 2, "name the cluster's key")
+        self.one_line(run(KVFERRY, "client-key", key), 1, "exactly 32 bytes")
+
+        def far(*arguments, data=b""):
+            return run(KVFERRY, *arguments, data=data, env={
+                "UCX_TLS": "tcp", "KVFERRY_SOCKET": f"tcp://127.0.0.1:{port}", "KVFERRY_KEY": key})
+
+        data = os.urandom(100_000)
+        self.assertEqual(far("put", "--key-text", "far", data=data)[0], 0)
+        self.assertEqual(far("get", "--key-text", "far")[:2], (0, data))
+        self.assertEqual(far("ping", "--count", "3")[0], 0)
+        self.assertEqual(far("evict", "--key-text", "far")[0], 0)
+        self.assertEqual(far("get", "--key-text", "far")[0], 1)
+        self.one_line(far("clients"), 2, "which is on its own node: run it there")
+
+
 class ManPages(unittest.TestCase):
     def test_they_format_without_a_warning(self):
         groff = shutil.which("groff")
