@@ -118,6 +118,15 @@ class Pages(Case):
                     self.assertEqual(other.page(slot), pool.page(page))
                 self.assertNotEqual(other.page(2), pool.page(2))
 
+    def test_of_a_page_computed_twice_the_first_stands(self):
+        self.share()
+        backend, pool = self.stored()
+        first = pool.page(1)
+        pool.fill(1, "other bits")
+        self.assertEqual(backend.batch_set_v1(keys(2), pool.slots(0, 1)), [True, True])
+        self.assertEqual(backend.batch_get_v1(keys(2), pool.slots(7, 8)), [True, True])
+        self.assertEqual(pool.page(8), first)
+
     def test_slots_that_are_no_pages_are_refused(self):
         self.share()
         backend, pool = self.stored()

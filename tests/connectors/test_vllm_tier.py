@@ -229,6 +229,14 @@ class Chunks(Case):
         self.assertEqual(engine.look(context, keys), [HIT, HIT, MISS, HIT, HIT, HIT])
         self.assertEqual(engine.look(Context("third"), keys), [HIT] * 6)
 
+    def test_of_a_chunk_computed_twice_the_first_stands(self):
+        self.share()
+        engine, context = self.stored(), Context("second")
+        engine.fill(1, "other bits")
+        self.assertTrue(engine.store(context, [key(0), key(1)], [0, 1]).success)
+        self.assertTrue(engine.load(context, [key(1)], [9]).success)
+        self.assertEqual(engine.row(9), self.rows[1])
+
     def test_chunks_behind_a_gap_are_found(self):
         """Windows are looked up from their end, and groups one after the other."""
         self.share()

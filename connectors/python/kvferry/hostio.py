@@ -17,6 +17,8 @@ from kvferry.session import Session
 GET_BLOCKS = 16
 LEASE_S = 10.0  # a run that has not been fetched by then is given up
 ATTACH_MS = 20
+# A page computed again, in another batch, has other last bits: the first one stands, and is there.
+STORED = (Status["OK"], Status["EXISTS"], Status["ERR_CONFLICT"])
 TICK_S = 1.0  # how often a handle that rests is to tick
 LOAD_STAGING_BYTES = 1 << 20  # a handle that puts nothing needs none
 
@@ -126,8 +128,7 @@ def _settle(events: List[Event], pending: Dict[int, int], stored: List[bool]) ->
         if event.is_request:
             del pending[event.request]
         else:
-            good = event.hit.status in (Status["OK"], Status["EXISTS"])
-            stored[pending[event.request]] = good
+            stored[pending[event.request]] = event.hit.status in STORED
 
 
 class Lookups:
