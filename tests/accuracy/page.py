@@ -63,13 +63,18 @@ def betters(one: dict, other: dict) -> bool:
 
 
 def others_of(reports: list[dict], model: str, shown: list[dict]) -> list[tuple[dict, list[dict]]]:
-    """Reports with settings of a model that are not shown, the newest first, and their rows."""
+    """Reports with settings of a model that are not shown, those on the most windows first, of such
+    the newest, and their rows."""
     seen = {row["profile"] for row in shown}
     found = []
-    for report in reversed(by_date(reports)):
-        rows = [result for result in report["results"]
-                if is_row(result) and "skipped" not in result and result["model"] == model and
-                result["profile"] not in seen]
+
+    def rows_of(report: dict) -> list[dict]:
+        return [result for result in report["results"]
+                if is_row(result) and "skipped" not in result and result["model"] == model]
+
+    for report in sorted(reversed(by_date(reports)), reverse=True,
+                         key=lambda one: max((row["pairs"] for row in rows_of(one)), default=0)):
+        rows = [row for row in rows_of(report) if row["profile"] not in seen]
         seen |= {row["profile"] for row in rows}
         if rows:
             found.append((report, rows))
