@@ -273,6 +273,8 @@ static void test_newer_store(void **state)
         poke(offset, &super, sizeof(super));
     }
     assert_store_is_refused();
+    assert_true(kvf_test_daemon_log_has(&the_daemon, "was written by a newer kvferryd: upgrade, or "
+                                                     "give it up with kvferryd --format"));
 }
 
 /* --- settings -----------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ struct golden {
         struct kvf_wire_welcome welcome;
         struct kvf_wire_profile profile;
         struct kvf_wire_piece piece;
+        struct kvf_wire_device device;
         struct kvf_wire_gpu gpu;
         struct kvf_wire_gpu_channel gpu_channel;
         struct kvf_wire_note note;
@@ -38,7 +39,7 @@ struct golden {
 };
 
 enum {
-    GOLDENS = 17
+    GOLDENS = 22
 };
 
 static void goldens_fill(struct golden goldens[GOLDENS])
@@ -63,6 +64,22 @@ static void goldens_fill(struct golden goldens[GOLDENS])
     g++;
     *g = (struct golden){"bye", sizeof(g->u.note), {.note = sample_note(KVF_WIRE_BYE)}};
     g++;
+    *g = (struct golden){"device",
+                         sizeof(g->u.device),
+                         {.device = {.uuid = "GPU-01234567-89ab-cdef-0123-456789abcdef"}}};
+    kvf_proto_head_init(&g->u.device.head, KVF_WIRE_DEVICE);
+    g++;
+    *g = (struct golden){
+        "device_piece", sizeof(g->u.piece), {.piece = sample_piece(KVF_WIRE_DEVICE_PIECE)}};
+    g->u.piece.bytes = 1 << 30;
+    g++;
+    *g = (struct golden){"device_piece_drop",
+                         sizeof(g->u.piece),
+                         {.piece = sample_piece(KVF_WIRE_DEVICE_PIECE_DROP)}};
+    g++;
+    *g = (struct golden){
+        "device_mapped", sizeof(g->u.piece), {.piece = sample_piece(KVF_WIRE_DEVICE_MAPPED)}};
+    g++;
     *g = (struct golden){"gpu", sizeof(g->u.gpu), {.gpu = sample_gpu()}};
     g++;
     *g = (struct golden){
@@ -73,6 +90,12 @@ static void goldens_fill(struct golden goldens[GOLDENS])
     *g = (struct golden){"sqe_lookup", sizeof(g->u.sqe), {.sqe = sample_keyed(KVF_OP_LOOKUP)}};
     g++;
     *g = (struct golden){"sqe_get", sizeof(g->u.sqe), {.sqe = sample_keyed(KVF_OP_GET)}};
+    g++;
+    *g = (struct golden){
+        "sqe_report",
+        sizeof(g->u.sqe),
+        {.sqe = {.opcode = KVF_OP_REPORT,
+                 .arg = UINT64_C(1234567) << KVF_REPORT_KIND_BITS | KVF_REPORT_TOKENS_LOADED}}};
     g++;
     g->name = "keys";
     g->bytes = sizeof(g->u.keys);
