@@ -23,7 +23,7 @@ CHUNK = 128
 CHUNKS = 4
 ANSWER_TOKENS = 8
 TOKENS = CHUNKS * CHUNK + 1  # one behind the last whole chunk, which is always computed
-READY_S = 60
+READY_S = 120
 ENGINE_S = 1800
 MARK = "kvferry-quickstart: "
 
