@@ -579,6 +579,9 @@ void kvf_net_close(struct kvf_net *net)
     if (net->context != NULL) {
         net->ucx.ucp_cleanup(net->context);
     }
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        kvf_relay_free(&net->links[i]); /* of links that UCX had not closed in time */
+    }
     drop_queues(net);
     kvf_fd_close(&net->epoll_fd);
     kvf_fd_close(&net->waker_fd);
