@@ -16,6 +16,8 @@ is asked for, host slots are allocated for its hit, its acknowledgments are take
   names     Another salt, extra key, model, application or dtype finds nothing.
   hybrid    HybridCacheController, interface v2: a window and a recurrent state beside the KV; the
             state is there at some lengths only, and the hit ends at one of these.
+  ranks     Two processes with SGLang's collectives between them, of which one has stored less:
+            both have as much as both have.
   failures  The daemon is killed while it is wanted, restarted on its store, and stopped: every
             prefetch ends; none brings a wrong byte.
 
@@ -48,6 +50,7 @@ from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import (  # noqa:
     HybridCacheController)
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool  # noqa: E402
 from sglang.srt.mem_cache.pool_host import HostPoolGroup, PoolEntry  # noqa: E402
+from sglang.srt.mem_cache.pool_host import base as host_pool_base  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost  # noqa: E402
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost  # noqa: E402
@@ -56,6 +59,7 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
 
 PAGE, PAGES = 64, 24
 SLOTS = 16384
+RANKS = 2
 READY_S, WAIT_S = 120, 120
 DIGEST = "11" * 32
 
@@ -154,8 +158,10 @@ class Engine:
         self.controller = self.make(allocator)
         self.attach(config(socket, **settings))
 
+    GROUP = None  # of the ranks
+
     def make(self, allocator):
-        return HiCacheController(allocator, self.host, PAGE, None, None, io_backend="direct")
+        return HiCacheController(allocator, self.host, PAGE, self.GROUP, None, io_backend="direct")
 
     def attach(self, settings):
         self.controller.attach_storage_backend("dynamic", PAGE, "model", settings)
@@ -232,6 +238,38 @@ def text(n, seed=0, **names):
     return RadixKey(array("q", (seed * 100_000 + i for i in range(n * PAGE))), **names)
 
 
+def publish(rank=0, ranks=1):
+    """SGLang's arguments and this process's place, as its launcher makes them known."""
+    runtime_context.get_context().override_server_args(model_path="none", device="cpu",
+                                                       tp_size=ranks).install()
+    runtime_context.get_parallel().override_permanently(tp_rank=rank, pp_rank=0, attn_dcp_rank=0)
+    host_pool_base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0  # these pools are small
+
+
+def rank_main(rank, folder, socket, said):
+    """One rank of an engine."""
+    publish(rank, RANKS)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank,
+                                         world_size=RANKS)
+    Engine.GROUP = torch.distributed.group.WORLD
+    engine = Engine(socket, namespace="ranks")
+    key = text(PAGES, 50)
+    indices = engine.host.alloc(PAGES * PAGE)
+    fill(engine.host, indices, 50 + rank)
+    n = PAGES - 8 * rank
+    engine.controller.write_storage(indices[:n * PAGE], key,
+                                    get_storage_hash_str(key, None, PAGE)[:n], [])
+    engine.controller.ack_backup_queue.get(timeout=WAIT_S)
+    torch.distributed.barrier()
+    operation = engine.ask(key)
+    theirs, tokens = engine.load(operation)
+    said.put((rank, {"hit": operation.storage_hit_count // PAGE, "restored": tokens // PAGE,
+                     "differing": differing(engine.host, indices, engine.host, theirs,
+                                            tokens // PAGE)}))
+    torch.distributed.barrier()
+    engine.close()
+
+
 class Run:
     def __init__(self, daemon, corrupt):
         self.daemon, self.corrupt = daemon, corrupt
@@ -254,7 +292,9 @@ class Run:
         theirs, tokens = engine.load(operation)
         if self.corrupt:
             flip(engine.host, int(theirs[0]))
-        return tokens // PAGE, differing(source.host, indices, engine.host, theirs, tokens // PAGE)
+        bad = differing(source.host, indices, engine.host, theirs, tokens // PAGE)
+        engine.host.free(theirs)
+        return tokens // PAGE, bad
 
     # --- interface v1 -----------------------------------------------------------------------------
 
@@ -350,6 +390,24 @@ class Run:
         engine.close()
         other.close()
 
+    # --- ranks ------------------------------------------------------------------------------------
+
+    def ranks(self):
+        """Two processes with SGLang's collectives between them: one stores less than the other."""
+        with tempfile.TemporaryDirectory(prefix="kvferry-ranks-") as folder:
+            context = torch.multiprocessing.get_context("spawn")
+            said = context.Queue()
+            processes = [context.Process(target=rank_main, args=(
+                rank, folder, self.daemon.socket, said)) for rank in range(RANKS)]
+            for process in processes:
+                process.start()
+            told = dict(said.get(timeout=4 * WAIT_S) for _ in processes)
+            for process in processes:
+                process.join(timeout=WAIT_S)
+        wanted = {"hit": PAGES - 8, "restored": PAGES - 8, "differing": 0}
+        self.say("two ranks", all(facts == wanted for facts in told.values()),
+                 stored=[PAGES, PAGES - 8], **{f"rank {r}": told[r] for r in sorted(told)})
+
     # --- failures ---------------------------------------------------------------------------------
 
     def failures(self):
@@ -364,10 +422,10 @@ class Run:
         gone = engine.ask(key).storage_hit_count
         _, stored = engine.store(text(PAGES, 41), 41)
         self.daemon.start()
-        end, back = time.monotonic() + WAIT_S, 0
-        while back == 0 and time.monotonic() < end:
-            back = engine.ask(key).storage_hit_count
-        pages, differ = self.restored(engine, indices, engine, key)
+        end, pages, differ = time.monotonic() + WAIT_S, 0, 0
+        while pages < PAGES and not differ and time.monotonic() < end:
+            time.sleep(0.1)  # until all handles have attached again
+            pages, differ = self.restored(engine, indices, engine, key)
         self.say("killed and restarted", bad == 0 and gone == 0 and stored == 0
                  and pages == PAGES and differ == 0, restored_while_killed=tokens // PAGE,
                  hit_while_gone=gone, stored_while_gone=stored, restored_after=pages,
@@ -391,8 +449,7 @@ def main():
     parser.add_argument("--out")
     parser.add_argument("--corrupt", action="store_true")
     args = parser.parse_args()
-    runtime_context.get_context().override_server_args(model_path="none", device="cpu").install()
-    runtime_context.get_parallel().override_permanently(tp_rank=0, pp_rank=0, attn_dcp_rank=0)
+    publish()
     with tempfile.TemporaryDirectory(prefix="kvferry-hicache-") as folder:
         daemon = Daemon(args.daemon, folder)
         daemon.start()
@@ -401,6 +458,7 @@ def main():
             run.layouts()
             run.names()
             run.hybrid()
+            run.ranks()
             run.failures()
         finally:
             daemon.kill()
