@@ -16,8 +16,9 @@
 
 enum {
     GROUP_CHUNKS = 16, /* of one get or put: their leases are held together */
-    PUT_MS = 30000,    /* for a group; behind the answer, so that only the next request waits */
-    RETRY_MS = 1000,   /* between attempts to connect, or to ask a daemon that has not answered */
+    ATTACH_MS = 200,
+    PUT_MS = 30000,  /* for a group; behind the answer, so that only the next request waits */
+    RETRY_MS = 1000, /* between attempts to connect, or to ask a daemon that has not answered */
     RETRY_MAX_MS = 60000,
 };
 
@@ -206,8 +207,11 @@ bool kvf_llama_cache_is_open(struct kvf_llama_cache *cache, uint32_t budget_ms)
     if (cache->client == NULL) {
         status = connect_now(cache, budget_ms);
     } else if (kvf_client_info(cache->client, &info) != KVF_OK || !info.connected) {
-        /* a daemon that has come back is attached to by a ping */
-        status = kvf_ping(cache->client, budget_ms, &round_trip_ns);
+        /* A ping attaches to a daemon that has come back, and goes on where the last one was; it
+         * waits as well where nobody listens. */
+        status = kvf_ping(cache->client, budget_ms < ATTACH_MS ? budget_ms : ATTACH_MS,
+                          &round_trip_ns);
+        status = status == KVF_ERR_TIMEOUT ? KVF_ERR_NO_DAEMON : status;
     }
     if (status != KVF_OK) {
         back_off(cache, status);
@@ -230,6 +234,32 @@ void kvf_llama_cache_counts(const struct kvf_llama_cache *cache,
                             struct kvf_llama_cache_counts *counts_out)
 {
     *counts_out = cache->counts;
+}
+
+static void report(struct kvf_llama_cache *cache, int kind, uint64_t amount)
+{
+    if (cache->client != NULL && amount > 0) {
+        kvf_report(cache->client, kind, amount);
+    }
+}
+
+void kvf_llama_cache_report(struct kvf_llama_cache *cache, uint32_t n_computed, uint32_t n_local,
+                            uint32_t n_hit)
+{
+    report(cache, KVF_REPORT_TOKENS_COMPUTED, n_computed);
+    report(cache, KVF_REPORT_TOKENS_ENGINE, n_local);
+    report(cache, KVF_REPORT_TOKENS_LOADED, n_hit);
+}
+
+void kvf_llama_cache_tick(struct kvf_llama_cache *cache)
+{
+    struct kvf_event event;
+    uint32_t n;
+
+    /* nothing is in flight between calls: an event would be of none of ours */
+    if (cache->client != NULL) {
+        kvf_poll(cache->client, &event, 1, 0, &n);
+    }
 }
 
 /* --- chunks ----------------------------------------------------------------------------------- */
@@ -416,6 +446,7 @@ void kvf_llama_cache_load(struct kvf_llama_cache *cache, const int32_t *tokens, 
             break;
         }
     }
+    report(cache, KVF_REPORT_LOAD_FAILED, run - n_good);
     if (n_good * chunk_tokens <= n_have) {
         return;
     }
@@ -486,10 +517,14 @@ void kvf_llama_cache_store(struct kvf_llama_cache *cache, const int32_t *tokens,
     uint32_t n_chunks;
     uint32_t chunk = n_first / cache->options.chunk_tokens;
 
-    if (!kvf_llama_cache_is_open(cache, PUT_MS) || (is_tainted && cache->lossless)) {
+    if (!kvf_llama_cache_is_open(cache, PUT_MS)) {
         return;
     }
     n_chunks = keys_make(cache, tokens, n_end);
+    if (is_tainted && cache->lossless) {
+        report(cache, KVF_REPORT_TAINT_REFUSED, n_chunks > chunk ? n_chunks - chunk : 0);
+        return;
+    }
     while (chunk < n_chunks) {
         uint32_t n = n_chunks - chunk < GROUP_CHUNKS ? n_chunks - chunk : GROUP_CHUNKS;
 

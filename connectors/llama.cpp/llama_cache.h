@@ -74,6 +74,14 @@ void kvf_llama_cache_load(struct kvf_llama_cache *cache, const int32_t *tokens, 
 void kvf_llama_cache_store(struct kvf_llama_cache *cache, const int32_t *tokens, uint32_t n_tokens,
                            uint32_t n_end, uint32_t n_first, bool is_tainted, uint8_t *state);
 
+/* Tell the daemon where the tokens of a prompt came from. Does not block. */
+void kvf_llama_cache_report(struct kvf_llama_cache *cache, uint32_t n_computed, uint32_t n_local,
+                            uint32_t n_hit);
+
+/* Once a second where nothing else is asked: memory of a daemon that is gone is let go. Does not
+ * block. */
+void kvf_llama_cache_tick(struct kvf_llama_cache *cache);
+
 void kvf_llama_cache_counts(const struct kvf_llama_cache *cache,
                             struct kvf_llama_cache_counts *counts_out);
 

@@ -362,6 +362,16 @@ static void job_end(struct kvf_llama_engine *engine, struct job *job, int status
     pthread_mutex_unlock(&engine->lock);
 }
 
+/* Wait for a job, or the end, for a second. Locked. */
+static void job_wait(struct kvf_llama_engine *engine)
+{
+    struct timespec end;
+
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec++;
+    pthread_cond_timedwait(&engine->wake, &engine->lock, &end);
+}
+
 /* The next job, or NULL: the end. */
 static struct job *job_take(struct kvf_llama_engine *engine)
 {
@@ -369,7 +379,12 @@ static struct job *job_take(struct kvf_llama_engine *engine)
 
     pthread_mutex_lock(&engine->lock);
     while (engine->first == NULL && !engine->is_stopping) {
-        pthread_cond_wait(&engine->wake, &engine->lock);
+        job_wait(engine);
+        if (engine->first == NULL) {
+            pthread_mutex_unlock(&engine->lock);
+            kvf_llama_cache_tick(engine->cache);
+            pthread_mutex_lock(&engine->lock);
+        }
     }
     if (engine->first != NULL) {
         job = engine->first;
@@ -393,7 +408,12 @@ static void *run(void *arg)
         uint32_t index;
         uint32_t n_known;
         int status = job_run(engine, job, &index, &n_known);
+        uint32_t n_had = job->answer->local_tokens + job->answer->hit_tokens;
 
+        if (status == KVF_OK) {
+            kvf_llama_cache_report(engine->cache, n_prompt - n_had, job->answer->local_tokens,
+                                   job->answer->hit_tokens);
+        }
         job_end(engine, job, status);
         if (status == KVF_OK && is_stored && !is_stopping(engine)) {
             store(engine, index, n_prompt, n_known);

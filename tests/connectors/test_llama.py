@@ -7,6 +7,8 @@ what is not served is refused in words.
     test_llama.py KVFERRYD KVFERRY_LLAMA
 """
 import os
+import re
+import socket
 import subprocess
 import sys
 import threading
@@ -234,6 +236,32 @@ class TestDaemon(LlamaCase):
             self.assertEqual(ask()["hit_tokens"], 0)
             self.start()
             self.until(lambda: ask()["hit_tokens"] == 64, server)
+
+    def engine_tokens(self):
+        """What the daemon has been told of tokens of prompts, by source."""
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(self.socket + ".admin")
+            link.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            text = b"".join(iter(lambda: link.recv(1 << 16), b"")).decode()
+        return {source: int(re.search(
+            rf"^kvferry_engine_prompt_tokens_{source}_total (\d+)$", text, re.MULTILINE)[1])
+            for source in ("computed", "cached", "loaded")}
+
+    def test_the_daemon_is_told(self):
+        self.start()
+        server = self.serve_attached()
+        prompt = ids(70)
+        server.complete(prompt, 1)
+        self.hit(server, prompt, 64)
+        server.complete(prompt, 1)
+
+        def told():
+            server.forget()
+            tokens = self.engine_tokens()
+            return tokens["computed"] >= 76 and tokens["cached"] >= 69 and (
+                tokens["loaded"] >= 64 and tokens["loaded"] % 64 == 0)
+
+        self.until(told, server)
 
     def test_taint(self):
         """What is computed behind a lossy prefix is no block of a profile without loss."""
