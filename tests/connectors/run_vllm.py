@@ -310,7 +310,7 @@ def main():
             daemon.kill()
     if not options.corrupt and not options.identical_only:
         small = ("dram.bytes=64MiB", "dram.area_bytes=16MiB", "dram.piece_bytes=64MiB",
-                 "staging.total=96MiB", "nvme.0.bytes=256MiB", "nvme.0.segment_bytes=16MiB")
+                 "staging.total=256MiB", "nvme.0.bytes=256MiB", "nvme.0.segment_bytes=16MiB")
         for name, sets, extra in (("a full store", small, {"staging_bytes": 32 << 20}),
                                   ("a slow drive", (*small, "test.delay_nvme=" + SLOW),
                                    {"staging_bytes": 32 << 20, "load_budget_ms": 200})):
