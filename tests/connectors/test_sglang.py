@@ -158,7 +158,11 @@ class Pages(Case):
         self.share()
         backend, pool = self.stored()
         lookups = backend._pools["kv"].lookups
-        leased = lambda: lookups._session.client().stat()["leased_bytes"]  # noqa: E731
+
+        def leased():
+            with lookups._lock:
+                return lookups._session.client().stat()["leased_bytes"]
+
         self.assertEqual(backend.batch_exists(keys(6)), 6)
         self.assertGreater(leased(), 0)
         backend.batch_get_v1(keys(6), pool.slots(6, 7, 8, 9, 10, 11))

@@ -334,15 +334,30 @@ class Daemons(Case):
 
     def test_handles_that_rest_notice_that_the_daemon_has_gone(self):
         self.start()
+        there, tick = {}, vllm_tier.tick
+
+        def watch(client):
+            """On the thread that the handle belongs to."""
+            tick(client)
+            there[id(client)] = client is not None and client.info().connected
+
+        self.addCleanup(setattr, vllm_tier, "tick", tick)
+        vllm_tier.tick = watch
         engine, context = self.engine(), Context("first")
         self.assertTrue(engine.store(context, [key(0)], [0]).success)
         self.assertTrue(engine.load(context, [key(0)], [1]).success)
         self.assertEqual(engine.look(context, [key(0)]), [HIT])
+        self.until(lambda: sum(there.values()) == 2)
         self.daemon.kill()
         self.daemon.wait()
-        tier = engine.tier
-        for rests in (tier._store_session, tier._load_session, tier._lookups._session):
-            self.until(lambda: not rests.client().info().connected)
+        self.until(lambda: not any(there.values()))
+        lookups = engine.tier._lookups
+
+        def looks():
+            with lookups._lock:
+                return lookups._session.client().info().connected
+
+        self.until(lambda: not looks())
 
     def until(self, call):
         """Call until a handle has attached again."""

@@ -115,9 +115,11 @@ def _submit(client: Client, item: Put, parent: Optional[bytes], depth: int, dead
             return client.submit_put([item], parent=parent, depth=depth)
         except (BusyError, SessionError) as error:
             left = left_ms(deadline)
-            if left == 0 or (isinstance(error, SessionError) and not error.is_attaching):
+            attaching = isinstance(error, SessionError)
+            if left == 0 or (attaching and not error.is_attaching):
                 return None
-            _settle(client.poll(left), pending, stored)
+            # Room comes with a completion, and an attached handle with none.
+            _settle(client.poll(min(left, 1) if attaching else left), pending, stored)
 
 
 def _settle(events: List[Event], pending: Dict[int, int], stored: List[bool]) -> None:
