@@ -116,7 +116,7 @@ void cli_print_json(json_t *json);
 /* "12.3 MiB", for people. Returns out. */
 const char *cli_bytes_text(uint64_t bytes, char *out, size_t out_bytes);
 
-/* Of GET /v1/stat, to be put after "ready": what is disabled, or that the daemon observes; or "". */
+/* Of GET /v1/stat, to be put after "ready": what is disabled, that the daemon observes, or "". */
 const char *cli_service_text(const json_t *stat, char *out, size_t bytes);
 
 /* --- subcommands: all return an exit code ----------------------------------------------------- */

@@ -34,11 +34,11 @@
 #include "transport/net_wire.h"
 
 enum kvf_net_limits {
-    KVF_NET_PEERS_MAX = 32,    /* addresses to connect to */
-    KVF_NET_LINKS_MAX = 64,    /* in both directions */
-    KVF_NET_CLIENTS_MAX = 32,  /* of them clients' of other nodes */
-    KVF_NET_STRANGERS_MAX = 8, /* of them that have not said under a key who they are */
-    KVF_NET_FETCHES_MAX = 512, /* on their way */
+    KVF_NET_PEERS_MAX = 32,     /* addresses to connect to */
+    KVF_NET_LINKS_MAX = 64,     /* in both directions */
+    KVF_NET_CLIENTS_MAX = 32,   /* of them clients' of other nodes */
+    KVF_NET_STRANGERS_MAX = 16, /* of them that have said nothing under a session's key */
+    KVF_NET_FETCHES_MAX = 512,  /* on their way */
     KVF_NET_SERVES_MAX = 512,
     KVF_NET_UPCALLS_MAX = 1024, /* SERVE and MESSAGE that nobody has taken */
 };

@@ -588,8 +588,10 @@ static void make_way(struct kvf_net *net)
 
     for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
         struct kvf_link *link = &net->links[i];
-        bool is_stranger = !link->is_broken && (link->state == KVF_LINK_ACCEPTED ||
-                                                (link->is_refused && !link->is_initiator));
+        /* also one whose HELLO is right: it may be another's, said again */
+        bool is_stranger = !link->is_broken && !link->is_initiator &&
+                           (link->state == KVF_LINK_ACCEPTED || link->state == KVF_LINK_WELCOMED ||
+                            link->is_refused);
 
         n += is_stranger;
         if (is_stranger && (oldest == NULL || link->begun_ns < oldest->begun_ns)) {
