@@ -267,11 +267,11 @@ class Rig:
 
     def preempt_all(self):
         """Begin all running requests anew, without vLLM's own cache. False: vLLM does not do that
-        while a load or a step in flight has pages."""
+        while a load, a step in flight or a request that waits has pages."""
         while self.in_flight:
             self._update(*self.in_flight.popleft())
         fine = (RequestStatus.RUNNING, RequestStatus.WAITING, RequestStatus.PREEMPTED)
-        if self.scheduler.deferred_frees or any(
+        if self.scheduler.deferred_frees or len(self.scheduler.kv_holding_waiting) or any(
                 request.status not in fine for request in self.scheduler.requests.values()):
             return False
         return self.scheduler.reset_prefix_cache(reset_running_requests=True)
