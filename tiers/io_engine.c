@@ -50,6 +50,11 @@ void kvf_io_cut_piece(struct kvf_io *io, uint64_t bytes_max, struct kvf_io_piece
     io->private_word[KVF_IO_WORD_PIECES]++;
 }
 
+char *kvf_io_piece_buffer(const struct kvf_io_piece *piece)
+{
+    return piece->io->buffer != NULL ? (char *)piece->io->buffer + piece->offset : NULL;
+}
+
 int kvf_io_piece_fault(const struct kvf_io_piece *piece)
 {
     int status = KVF_OK;

@@ -47,6 +47,9 @@ bool kvf_io_has_piece(const struct kvf_io *io);
 /* Cut the next piece off. */
 void kvf_io_cut_piece(struct kvf_io *io, uint64_t bytes_max, struct kvf_io_piece *piece_out);
 
+/* Where the piece's bytes begin in memory; NULL for a sync, which has none. */
+char *kvf_io_piece_buffer(const struct kvf_io_piece *piece);
+
 /* 0, or the errno that an armed failpoint wants this piece to end with instead of being issued. */
 int kvf_io_piece_fault(const struct kvf_io_piece *piece);
 

@@ -55,7 +55,7 @@ struct io_threads {
 static int64_t run_piece(const struct io_threads *self, const struct kvf_io_piece *piece)
 {
     const struct kvf_io *io = piece->io;
-    struct iovec vector = {.iov_base = (char *)io->buffer + piece->offset, .iov_len = piece->bytes};
+    struct iovec vector = {.iov_base = kvf_io_piece_buffer(piece), .iov_len = piece->bytes};
     off_t offset = (off_t)(io->offset + piece->offset);
     int fault = kvf_io_piece_fault(piece);
     ssize_t result;

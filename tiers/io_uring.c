@@ -260,7 +260,7 @@ static void prepare_sqe(struct io_uring_queue *self, struct io_uring_sqe *sqe,
                         const struct kvf_io_piece *piece)
 {
     struct kvf_io *io = piece->io;
-    char *buffer = (char *)io->buffer + piece->offset;
+    char *buffer = kvf_io_piece_buffer(piece);
     uint64_t offset = io->offset + piece->offset;
     unsigned bytes = (unsigned)piece->bytes;
     int slot = self->fixed && io->op != KVF_IO_SYNC ? find_slot(self, buffer, bytes) : -1;

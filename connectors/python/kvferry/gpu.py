@@ -59,8 +59,9 @@ class Gpu:
     def __init__(self, client: Client, pages: Pages, n_pages: int, *, burst_bytes: int = 0,
                  load_window_bytes: int = 0):
         """Find the GPU, load kernels, allocate (for 0, as kvf_gpu_options says), make pages known
-        (device addresses; only they are kept, not the tensors). Blocks while the driver starts. KvferryError ERR_UNSUPPORTED: no
-        driver, no GPU, or no kernels in this build; the client's log says which."""
+        (device addresses; only they are kept, not the tensors). Blocks while the driver starts.
+        KvferryError ERR_UNSUPPORTED: no driver, no GPU, or no kernels in this build; the client's
+        log says which."""
         self._lib = gpu_lib()
         self._client = client  # kept open for as long as this object is
         options = ffi.new("struct kvf_gpu_options *")

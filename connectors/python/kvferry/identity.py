@@ -25,7 +25,8 @@ def check_version(engine: str, version: str, allow_untested: bool,
         return None
     said = f"kvferry has been tested with {engine} {', '.join(tested)}, and this is {version}"
     if not allow_untested:
-        raise RuntimeError(f'{said}; install a tested one, or set "allow_untested": true in {where}')
+        raise RuntimeError(f"{said}; install a tested one, or set \"allow_untested\": true in "
+                           f"{where}")
     return said
 
 
