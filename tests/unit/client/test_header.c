@@ -42,7 +42,7 @@ static void sizes_are_pinned(void **state)
     assert_int_equal(sizeof(struct kvf_x_put_options), 32);
     assert_int_equal(sizeof(struct kvf_gpu_x_options), 88);
     assert_int_equal(sizeof(struct kvf_gpu_x_item), 40);
-    assert_int_equal(sizeof(struct kvf_gpu_x_put_options), 24);
+    assert_int_equal(sizeof(struct kvf_gpu_x_put_options), 32);
     assert_int_equal(sizeof(struct kvf_x_factors), 84);
     assert_int_equal(sizeof(struct kvf_x_gate_options), 80);
     assert_int_equal(sizeof(struct kvf_x_choice), 264);
