@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """case.py: a test case with a daemon in a folder of its own, and what connectors have warned of."""
-import logging
 import os
-import shutil
 import socket
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "support"))
 
-from logged import LoggedCase  # noqa: E402
+import logged  # noqa: E402
 from standin import Engine, Request  # noqa: E402
 
 import kvferry.vllm as connector  # noqa: E402
@@ -23,9 +20,6 @@ session.RETRY_S = 0.05
 worker.ROOM_S = 60.0
 connector.HASH_BUDGET_MS = 60_000
 
-SMALL = ["dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
-         "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
-         "nvme.0.segment_bytes=8MiB", "clients.max=32"]
 DIGEST = "11" * 32
 
 
@@ -41,27 +35,20 @@ def metrics(socket_path):
     return {line[0]: float(line[1]) for line in lines if "{" not in line[0]}
 
 
-class DaemonCase(LoggedCase):
+class DaemonCase(logged.DaemonCase):
     """self.start() starts the program that is the first argument; self.warnings has lines."""
 
+    FOLDER = "kvferry-connectors-"
+    SMALL = ("dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
+             "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
+             "nvme.0.segment_bytes=8MiB", "clients.max=32")
+
     def setUp(self):
-        self.folder = tempfile.mkdtemp(prefix="kvferry-connectors-")
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        self.log = os.path.join(self.folder, "log")
-        self.socket = os.path.join(self.folder, "kvferryd.sock")
-        self.warnings = []
-        handler = logging.Handler()
-        handler.emit = lambda record: self.warnings.append(record.getMessage())
-        logger = logging.getLogger("vllm.kvferry")
-        logger.addHandler(handler)
-        logger.propagate = False
-        self.addCleanup(logger.removeHandler, handler)
+        super().setUp()
+        self.hear("vllm.kvferry")
 
     def start(self, *more):
-        command = [sys.argv[1], "--dir", self.folder]
-        for value in SMALL + list(more):
-            command += ["--set", value]
-        self.daemon = self.start_logged(command)
+        self.daemon = self.start_daemon(sys.argv[1], *more)
 
     def kill(self):
         self.daemon.kill()

@@ -137,18 +137,19 @@ def difference(old, new):
             yield f"{path}: {old.get(path, 'not there')} -> {new.get(path, 'not there')}"
 
 
-def main():
+def command(usage, look, snapshot):
+    """FOLDER [--write]: compare what look(FOLDER) finds with the snapshot, or write it anew."""
     if len(sys.argv) < 2:
-        print(__doc__)
+        print(usage)
         return 2
-    made = read(sys.argv[1])
+    made = look(sys.argv[1])
     if "--write" in sys.argv:
-        SNAPSHOT.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        snapshot.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         return 0
-    lines = list(difference(json.loads(SNAPSHOT.read_text(encoding="utf-8")), made))
+    lines = list(difference(json.loads(snapshot.read_text(encoding="utf-8")), made))
     print("\n".join(lines) or "no difference")
     return 1 if lines else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, read, SNAPSHOT))

@@ -88,7 +88,7 @@ def main():
         return 2
     choose(sys.argv.pop(1))
     interface.members = members
-    return interface.main()
+    return interface.command(__doc__, interface.read, interface.SNAPSHOT)
 
 
 if __name__ == "__main__":

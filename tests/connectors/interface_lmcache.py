@@ -11,11 +11,10 @@ lmcache_interface.json is of the version that tested_versions.json names; test_l
 connector against it where there is no LMCache.
 """
 import ast
-import json
 import sys
 from pathlib import Path
 
-from interface import difference
+from interface import command
 
 HERE = Path(__file__).resolve().parent
 SNAPSHOT = HERE / "lmcache_interface.json"
@@ -95,18 +94,5 @@ def read(folder):
             "settings": settings(plugin), "key": key(caller)}
 
 
-def main():
-    if len(sys.argv) < 2:
-        print(__doc__)
-        return 2
-    made = read(sys.argv[1])
-    if "--write" in sys.argv:
-        SNAPSHOT.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        return 0
-    lines = list(difference(json.loads(SNAPSHOT.read_text(encoding="utf-8")), made))
-    print("\n".join(lines) or "no difference")
-    return 1 if lines else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, read, SNAPSHOT))

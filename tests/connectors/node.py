@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """node.py: a kvferryd in a folder of its own, for scripts that are run by hand."""
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -12,18 +13,20 @@ class Daemon:
 
     def __init__(self, program, folder, *sets):
         self.program, self.folder, self.sets = program, Path(folder), sets
+        self.folder.mkdir(exist_ok=True)
         self.socket = str(self.folder / "kvferryd.sock")
         self.process = None
 
-    def start(self, *more):
+    def start(self, *more, failpoints=""):
         log = self.folder / "log"
         command = [self.program, "--dir", str(self.folder)]
         for value in (*self.sets, *more):
             command += ["--set", value]
         with open(log, "ab") as file:
             begin = file.tell()
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file,
-                                            stderr=file)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                env={**os.environ, "KVFERRY_FAILPOINTS": failpoints})
         end = time.monotonic() + READY_S
         while b"admin socket " not in log.read_bytes()[begin:]:
             if self.process.poll() is not None or time.monotonic() > end:

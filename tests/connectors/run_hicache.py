@@ -28,7 +28,6 @@ import json
 import os
 import platform
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -57,39 +56,13 @@ from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost  # noqa: E40
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
 
+from node import Daemon  # noqa: E402
+
 PAGE, PAGES = 64, 24
 SLOTS = 16384
 RANKS = 2
-READY_S, WAIT_S = 120, 120
+WAIT_S = 120
 DIGEST = "11" * 32
-
-
-class Daemon:
-    """A kvferryd in a folder of its own."""
-
-    def __init__(self, program, folder):
-        self.program, self.folder = program, Path(folder)
-        self.socket = str(self.folder / "kvferryd.sock")
-        self.process = None
-
-    def start(self):
-        log = self.folder / "log"
-        with open(log, "ab") as file:
-            begin = file.tell()
-            self.process = subprocess.Popen(
-                [self.program, "--dir", str(self.folder), "--set", "dram.bytes=512MiB",
-                 "--set", "nvme.0.bytes=1GiB"], stdin=subprocess.DEVNULL, stdout=file,
-                stderr=file)
-        end = time.monotonic() + READY_S
-        while b"admin socket " not in log.read_bytes()[begin:]:
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(log.read_text(errors="replace"))
-            time.sleep(0.05)
-
-    def kill(self):
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
 
 
 def config(socket, **more):
@@ -451,7 +424,7 @@ def main():
     args = parser.parse_args()
     publish()
     with tempfile.TemporaryDirectory(prefix="kvferry-hicache-") as folder:
-        daemon = Daemon(args.daemon, folder)
+        daemon = Daemon(args.daemon, folder, "dram.bytes=512MiB", "nvme.0.bytes=1GiB")
         daemon.start()
         try:
             run = Run(daemon, args.corrupt)

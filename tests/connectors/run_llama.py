@@ -36,6 +36,7 @@ import time
 from pathlib import Path
 
 from llama_server import Server, State
+from node import Daemon
 
 ROOT = Path(__file__).resolve().parents[2]
 CHUNK = 256
@@ -44,50 +45,8 @@ TOKENS = 24
 LENGTHS = (588, 1100, 1868)  # of prompts; their prefixes of whole chunks: 512, 1024, 1792
 TTFT_LENGTHS = (513, 1025, 2049, 4097)
 PROFILES = ("exact", "saw8", "balanced", "tq4")
-READY_S = 120
 TRIES = 40
 WRITTEN_S = 3  # what is stored is on the drive by then
-
-
-class Daemon:
-    """A kvferryd in a folder of its own."""
-
-    def __init__(self, program, folder, *sets):
-        self.program, self.folder, self.sets = program, Path(folder), sets
-        self.folder.mkdir()
-        self.socket = str(self.folder / "kvferryd.sock")
-        self.process = None
-
-    def start(self, failpoints=""):
-        log = self.folder / "log"
-        command = [self.program, "--dir", str(self.folder)]
-        for value in self.sets:
-            command += ["--set", value]
-        with open(log, "ab") as file:
-            begin = file.tell()
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-                env={**os.environ, "KVFERRY_FAILPOINTS": failpoints})
-        end = time.monotonic() + READY_S
-        while b"admin socket " not in log.read_bytes()[begin:]:
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(log.read_text(errors="replace"))
-            time.sleep(0.05)
-
-    def kill(self):
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-
-    def flip_bytes(self):
-        """Flip a byte in every 64 KiB of the store, but for its first megabyte."""
-        store = self.folder / "nvme.store"
-        with open(store, "r+b") as file:
-            for offset in range((1 << 20) + 40_000, store.stat().st_size, 1 << 16):
-                file.seek(offset)
-                byte = file.read(1)
-                file.seek(offset)
-                file.write(bytes([byte[0] ^ 0x10]))
 
 
 class Bench:
@@ -356,7 +315,7 @@ def failures(bench, result):
         time.sleep(WRITTEN_S)
         daemon.kill()
         ends["daemon killed"] = ask()
-        daemon.start("nvme.record_read=delay:2s")
+        daemon.start(failpoints="nvme.record_read=delay:2s")
         ends["daemon back on a drive that takes 2 s a read, budget 300 ms"] = ask(budget_ms=300)
         daemon.kill()
         daemon.start()

@@ -23,7 +23,6 @@ import json
 import os
 import platform
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,38 +38,13 @@ from vllm.v1.kv_offload.config import (OffloadingCacheConfig, OffloadingConfig,
                                        OffloadingParallelConfig)
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from node import Daemon
+
 BLOCK, BLOCKS, RANKS = 16, 4, 2  # tokens of a block, blocks of a chunk
 BLOCK_BYTES = 24_000  # of a rank
 CHUNKS, ROOM = 20, 8  # of a prompt, and of the CPU tier
-READY_S, WAIT_S = 120, 120
+WAIT_S = 120
 DIGEST = "11" * 32
-
-
-class Daemon:
-    """A kvferryd in a folder of its own."""
-
-    def __init__(self, program, folder):
-        self.program, self.folder = program, Path(folder)
-        self.socket = str(self.folder / "kvferryd.sock")
-        self.process = None
-
-    def start(self):
-        log = self.folder / "log"
-        with open(log, "ab") as file:
-            begin = file.tell()
-            self.process = subprocess.Popen(
-                [self.program, "--dir", str(self.folder), "--set", "dram.bytes=256MiB",
-                 "--set", "nvme.0.bytes=1GiB"], stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-        end = time.monotonic() + READY_S
-        while b"admin socket " not in log.read_bytes()[begin:]:
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(log.read_text(errors="replace"))
-            time.sleep(0.05)
-
-    def kill(self):
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
 
 
 class Engine:
@@ -243,7 +217,7 @@ def main():
     parser.add_argument("--corrupt", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvferry-tier-") as folder:
-        daemon = Daemon(args.daemon, folder)
+        daemon = Daemon(args.daemon, folder, "dram.bytes=256MiB", "nvme.0.bytes=1GiB")
         daemon.start()
         try:
             run = Run(daemon, args.corrupt)

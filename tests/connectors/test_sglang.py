@@ -7,7 +7,6 @@ usage: test_sglang.py KVFERRYD PACKAGE_FOLDER [unittest arguments]
 import hashlib
 import inspect
 import json
-import logging
 import os
 import signal
 import sys
@@ -48,31 +47,17 @@ class Case(DaemonCase):
              "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
              "nvme.0.segment_bytes=8MiB", "clients.max=64")
 
-    shared = None  # a daemon for tests that do it no harm, each with a namespace of its own
-
     def setUp(self):
         super().setUp()
         self.namespace = hashlib.sha256(self.id().encode()).hexdigest()[:8]
-        self.warnings = []
-        handler = logging.Handler()
-        handler.emit = lambda record: self.warnings.append(record.getMessage())
-        logger = logging.getLogger("sglang.kvferry")
-        logger.addHandler(handler)
-        logger.propagate = False
-        self.addCleanup(logger.removeHandler, handler)
+        self.hear("sglang.kvferry")
         sg.install.args = sg.server_args()
 
     def start(self):
         self.daemon = self.start_daemon(sys.argv[1])
 
     def share(self):
-        """Use a daemon together with other tests: starting one takes longer than most of them."""
-        if Case.shared is None:
-            Case.shared = Case("share")
-            DaemonCase.setUp(Case.shared)
-            unittest.addModuleCleanup(Case.shared.doCleanups)
-            Case.shared.start()
-        self.socket = Case.shared.socket
+        self.share_daemon(sys.argv[1])
 
     def extra(self, **changes):
         """--hicache-storage-backend-extra-config, with time for a busy machine."""

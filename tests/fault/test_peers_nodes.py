@@ -18,6 +18,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "tests", "support"))
 from logged import LoggedCase  # noqa: E402
+from wire import ip  # noqa: E402
 
 KVFERRYD, KVFERRY = sys.argv[1:3]
 NAMES = [f"kvf{os.getpid()}{side}" for side in "ab"]
@@ -26,15 +27,6 @@ PORT = 7171
 WAIT_S = 60
 SMALL = ["dram.bytes=64MiB", "dram.area_bytes=1MiB", "nvme.0.bytes=64MiB",
          "nvme.0.segment_bytes=4MiB"]
-
-
-def ip(*arguments):
-    """Run ip. False: it cannot."""
-    try:
-        done = subprocess.run(["ip", *arguments], capture_output=True, check=False)
-    except OSError:
-        return False
-    return done.returncode == 0
 
 
 def make_nodes():

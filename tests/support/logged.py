@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """logged.py: a test case that starts a daemon, has what it says in one file, and ends it."""
 
+import logging
 import os
 import subprocess
 import tempfile
@@ -46,6 +47,7 @@ class DaemonCase(LoggedCase):
 
     FOLDER = "kvferry-"
     SMALL = ()
+    shared = None
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix=self.FOLDER)
@@ -59,3 +61,23 @@ class DaemonCase(LoggedCase):
         for value in [*self.SMALL, *sets]:
             command += ["--set", value]
         return self.start_logged(command)
+
+    def share_daemon(self, kvferryd):
+        """Use a daemon together with other tests of the program, which do it no harm: starting one
+        takes longer than most of them."""
+        if DaemonCase.shared is None:
+            DaemonCase.shared = type(self)("share_daemon")
+            DaemonCase.setUp(DaemonCase.shared)
+            unittest.addModuleCleanup(DaemonCase.shared.doCleanups)
+            DaemonCase.shared.start_daemon(kvferryd)
+        self.socket = DaemonCase.shared.socket
+
+    def hear(self, logger):
+        """From now on self.warnings has the lines of this logger, which are not printed."""
+        self.warnings = []
+        handler = logging.Handler()
+        handler.emit = lambda record: self.warnings.append(record.getMessage())
+        logger = logging.getLogger(logger)
+        logger.addHandler(handler)
+        logger.propagate = False
+        self.addCleanup(logger.removeHandler, handler)
