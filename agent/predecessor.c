@@ -3,8 +3,8 @@
  * predecessor.c: memory of the daemon before, which its clients map until they notice that it has
  * gone. While they do, this one's arena does not grow beyond its first area: node memory would hold
  * two arenas. A client notices with its next call, and unmaps when it has given its leases back, or
- * after ten seconds. For as long as a living daemon lets a lease be held (lease.max_age) it is
- * waited for, and then no longer: memory that is free counts alone.
+ * after ten seconds. It is waited for for dram.restart_wait, and then no longer: memory that is
+ * free counts alone.
  */
 #include "agent/core.h"
 
@@ -46,10 +46,11 @@ bool kvf_predecessor_allows(void *ctx, uint64_t bytes)
             kvf_log(KVF_LOG_INFO, "clients have left the daemon before after %llu ms",
                     (unsigned long long)(waited_ns / KVF_NS_PER_MS));
         }
-    } else if (!predecessor->is_over && waited_ns >= agent->config->lease_max_age * KVF_NS_PER_S) {
+    } else if (!predecessor->is_over &&
+               waited_ns >= agent->config->dram_restart_wait * KVF_NS_PER_S) {
         predecessor->is_over = true;
         kvf_log(KVF_LOG_WARNING, "clients still map memory of the daemon before, after "
-                                 "lease.max_age: the arena grows beside it as far as memory is "
+                                 "dram.restart_wait: the arena grows beside it as far as memory is "
                                  "free; engines that make no call keep it");
     } else if (!predecessor->is_over && predecessor->has_first) {
         if (!predecessor->is_said) {

@@ -243,7 +243,7 @@ static void test_upgrade(void **state)
     int wait_status;
 
     (void)state;
-    begin("lease.max_age=1h");
+    begin("dram.restart_wait=1h");
     before = incarnation_now();
     kvf_test_process_signal(&the_daemon.process, SIGTERM);
     while (!kvf_test_daemon_has_ended(&the_daemon, 1, &wait_status)) {
@@ -263,7 +263,7 @@ static void test_restarts(void **state)
     uint32_t rounds = kvf_test_scaled(5);
 
     (void)state;
-    begin("lease.max_age=1h");
+    begin("dram.restart_wait=1h");
     for (uint32_t round = 0; round < rounds; round++) {
         uint64_t before = incarnation_now();
 
@@ -285,7 +285,7 @@ static void test_a_client_stands_still(void **state)
     uint64_t before;
 
     (void)state;
-    begin("lease.max_age=1h");
+    begin("dram.restart_wait=1h");
     before = incarnation_now();
     kill(the_clients[N_CLIENTS - 1], SIGSTOP);
     kvf_test_daemon_kill(&the_daemon);
@@ -305,13 +305,13 @@ static void test_a_client_stands_still(void **state)
 static void test_a_client_never_comes_back(void **state)
 {
     (void)state;
-    begin("lease.max_age=1s");
+    begin("dram.restart_wait=1s");
     kill(the_clients[0], SIGSTOP);
     kvf_test_daemon_kill(&the_daemon);
     kvf_test_daemon_spawn(&the_daemon);
     assert_true(kvf_test_daemon_wait_ready(&the_daemon, NULL));
     wait_populated();
-    assert_true(kvf_test_daemon_log_has(&the_daemon, "after lease.max_age"));
+    assert_true(kvf_test_daemon_log_has(&the_daemon, "after dram.restart_wait"));
 }
 
 /* --- versions -----------------------------------------------------------------------------------

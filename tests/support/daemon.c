@@ -51,6 +51,7 @@ void kvf_test_daemon_create(struct kvf_test_daemon *daemon, const char *const *s
     kvf_test_daemon_set(daemon, "nvme.0.bytes=64MiB");
     kvf_test_daemon_set(daemon, "nvme.0.segment_bytes=4MiB");
     kvf_test_daemon_set(daemon, "drain.timeout=60s");
+    kvf_test_daemon_set(daemon, "dram.restart_wait=0"); /* handles of tests rest */
     for (size_t i = 0; sets != NULL && sets[i] != NULL; i++) {
         kvf_test_daemon_set(daemon, sets[i]);
     }
