@@ -17,6 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/crc32c.h"
 #include "base/fd.h"
 #include "base/hash.h"
 #include "base/limits.h"
@@ -403,6 +404,28 @@ static unsigned send_queued(struct kvf_tunnel *tunnel)
     return n;
 }
 
+/* Sum what pages do not know yet. A daemon that is to sum what came to it would take for right
+ * whatever the way has made of it: bytes of records carry no MAC. A page that is wrong stays so, for
+ * the daemon to find. */
+static void sum_records(struct kvf_tunnel *tunnel, struct kvf_shm_sqe *sqe)
+{
+    for (uint32_t i = 0; i < sqe->n_keys; i++) {
+        const struct kvf_shm_key *key = &tunnel->keys[i];
+        uint8_t *record = tunnel->staging + key->stage_offset;
+        struct kvf_record_page page;
+
+        memcpy(&page, record, sizeof(page));
+        if (kvf_block_check(&page, key->record_bytes) == KVF_OK &&
+            page.header.total_bytes == key->record_bytes) {
+            page.header.payload_crc32c = kvf_crc32c(0, record + sizeof(page),
+                                                    key->record_bytes - sizeof(page));
+            kvf_block_seal_header(&page);
+            memcpy(record, &page, sizeof(page));
+        }
+    }
+    sqe->flags &= (uint8_t)~KVF_SQE_UNSUMMED;
+}
+
 static unsigned take_submissions(struct kvf_tunnel *tunnel)
 {
     struct kvf_shm_limits limits = {.staging_bytes = tunnel->welcome.staging_bytes,
@@ -420,6 +443,9 @@ static unsigned take_submissions(struct kvf_tunnel *tunnel)
             break;
         }
         n++;
+        if (status == KVF_OK && (sqe.flags & KVF_SQE_UNSUMMED) != 0) {
+            sum_records(tunnel, &sqe);
+        }
         if (status == KVF_OK &&
             (sqe.opcode != KVF_OP_RELEASE || kvf_tunnel_release(tunnel, &sqe.arg))) {
             status = queue(tunnel, &sqe);

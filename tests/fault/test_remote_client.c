@@ -21,6 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client/client_internal.h"
 #include "tests/support/blocks.h"
 #include "tests/support/daemon.h"
 #include "transport/net_proto.h"
@@ -205,6 +206,61 @@ static void test_landing(void **state)
 }
 
 /* ----------------------------------------------------------------------------------------------
+ * Sums
+ */
+static void on_block(struct kvf_client_sink *sink, const struct kvf_event *event, uint64_t value)
+{
+    (void)value;
+    *(int32_t *)sink->arg = event->hit.status;
+}
+
+/* Put a record whose page is said not to know the payload's sum, as kernels leave it. */
+static int32_t put_unsummed(struct kvf_client *client, uint8_t fill)
+{
+    int32_t block_status = KVF_ERR_TIMEOUT;
+    struct kvf_client_sink sink = {.on_block = on_block, .arg = &block_status, .is_unsummed = true};
+    struct kvf_put_item item = {
+        .struct_bytes = sizeof(item), .source = KVF_SOURCE_STAGED, .key = {"unsummed-block-1", 16}};
+    struct kvf_record_page *page;
+    struct kvf_stage stage;
+    uint64_t request;
+
+    assert_int_equal(kvf_stage_acquire(client, BLOCK_BYTES, &stage), KVF_OK);
+    memset(stage.payload, fill, BLOCK_BYTES);
+    assert_int_equal(kvf_stage_seal(client, &stage, BLOCK_BYTES), KVF_OK);
+    page = stage.record;
+    page->header.payload_crc32c = 0;
+    kvf_block_seal_header(page);
+    item.stage = stage.stage;
+    kvf_client_enter(client);
+    assert_int_equal(kvf_request_put(client, &item, 1, NULL, &sink, 0, NULL, &request), KVF_OK);
+    while (!sink.is_done) {
+        kvf_session_sleep(client, kvf_now_ns() + KVF_NS_PER_S);
+        kvf_requests_drain(client, true);
+    }
+    kvf_client_leave(client);
+    return block_status;
+}
+
+/* They are made before the wire: the daemon tells another payload from the first by its sum, which
+ * it cannot where it is to sum by itself. */
+static void test_sums(void **state)
+{
+    struct kvf_client *client = open_remote("");
+    struct kvf_key key = {"unsummed-block-1", 16};
+    struct kvf_hit hit;
+
+    (void)state;
+    assert_int_equal(put_unsummed(client, 1), KVF_OK);
+    assert_int_equal(put_unsummed(client, 1), KVF_EXISTS);
+    assert_int_equal(put_unsummed(client, 2), KVF_ERR_CONFLICT);
+    assert_int_equal(kvf_get(client, &key, 1, NULL, &hit), KVF_OK);
+    assert_int_equal(((const uint8_t *)hit.payload)[BLOCK_BYTES - 1], 1);
+    assert_int_equal(kvf_lease_release(client, hit.lease), KVF_OK);
+    kvf_close(client);
+}
+
+/* ----------------------------------------------------------------------------------------------
  * Daemons that fail
  */
 struct reader {
@@ -347,6 +403,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_landing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_sums, setup, teardown),
         cmocka_unit_test_setup_teardown(test_kill, setup, teardown),
         cmocka_unit_test_setup_teardown(test_standstill, setup, teardown),
         cmocka_unit_test_setup_teardown(test_come_and_go, setup, teardown),
