@@ -72,6 +72,7 @@ struct kvf_relay {
     struct kvf_ring_client ring;
     struct relay_piece **pieces;
     uint32_t n_pieces, pieces_size;
+    uint32_t n_hits; /* being sent, or waiting for credit */
     struct relay_submit *submits, **submits_end;
     uint32_t n_submits;
 };
@@ -450,6 +451,12 @@ static bool hit_begin(struct kvf_relay *relay, const struct kvf_shm_cqe *cqe)
     struct relay_piece *piece = piece_find(relay, cqe->piece);
     struct relay_hit *hit;
 
+    /* each holds its lease until it has landed: with more of them the client has released some
+     * without having taken their records */
+    if (relay->n_hits >= relay->ring.lease_entries) {
+        kvf_link_offend(relay->link, "it asks for hits and takes none");
+        return false;
+    }
     if (piece == NULL) {
         (void)receive(relay); /* its announcement may still wait in the socket */
         piece = piece_find(relay, cqe->piece);
@@ -470,6 +477,7 @@ static bool hit_begin(struct kvf_relay *relay, const struct kvf_shm_cqe *cqe)
     hit->serve.record = (const uint8_t *)piece->base + cqe->offset;
     hit->serve.record_bytes = (uint32_t)cqe->record_bytes;
     piece->n_hits++;
+    relay->n_hits++;
     kvf_flow_serve_begin(relay->link, &hit->serve);
     return true;
 }
@@ -501,6 +509,7 @@ void kvf_relay_served(struct kvf_net_serve *serve)
         send_landed(relay, hit->lease, is_live ? KVF_OK : KVF_ERR_LOST);
     }
     free(hit);
+    relay->n_hits -= piece != NULL;
     if (piece != NULL && --piece->n_hits == 0 && piece->is_dropped) {
         for (uint32_t i = 0; i < relay->n_pieces; i++) {
             if (relay->pieces[i] == piece) {
