@@ -215,7 +215,7 @@ struct kvf_flight {
     uint64_t created_ns;
     uint64_t started_ns;   /* handed to its tier or worker */
     uint64_t ahead_bytes;  /* LOAD: that were being read when it started */
-    uint64_t fetch_end_ns; /* LOAD from peers: the last of them is given up then; 0: none asked */
+    uint64_t fetch_end_ns; /* LOAD from peers: the last of them is given up then; 0: none failed */
     uint64_t asked_links;  /* LOAD from peers: bits of those that have failed */
     struct kvf_session *payer; /* whose share it counts against, or NULL */
     uint64_t payer_id;         /* connection_id of the payer */

@@ -232,14 +232,23 @@ static struct kvf_peer_link *find_other(struct kvf_agent *agent, const struct kv
                                                                : NULL;
 }
 
-uint64_t kvf_peers_fetch_deadline_ns(struct kvf_agent *agent, struct kvf_flight *flight)
+static uint64_t timeout_ns(const struct kvf_agent *agent)
 {
-    if (flight->fetch_end_ns == 0) {
-        flight->fetch_end_ns = agent->now_ns + agent->config->peers_timeout * KVF_NS_PER_S;
+    return agent->config->peers_timeout * KVF_NS_PER_S;
+}
+
+int kvf_peers_fetch_begin(struct kvf_agent *agent, struct kvf_flight *flight)
+{
+    uint64_t end_ns = flight->fetch_end_ns != 0 ? flight->fetch_end_ns
+                                                : agent->now_ns + timeout_ns(agent);
+
+    if (agent->now_ns >= end_ns) {
+        return KVF_MISS; /* memory or the network were busy until then: no fault of a peer */
     }
-    return find_other(agent, flight) == NULL
-               ? flight->fetch_end_ns
-               : agent->now_ns + (flight->fetch_end_ns - agent->now_ns) / 2;
+    flight->io.deadline_ns = find_other(agent, flight) == NULL
+                                 ? end_ns
+                                 : agent->now_ns + (end_ns - agent->now_ns) / 2;
+    return KVF_OK;
 }
 
 bool kvf_peers_other(struct kvf_agent *agent, struct kvf_flight *flight)
@@ -248,6 +257,9 @@ bool kvf_peers_other(struct kvf_agent *agent, struct kvf_flight *flight)
     const struct kvf_peer_link *asked = kvf_peer_link_find(peers, flight->io.location);
     struct kvf_peer_link *other = find_other(agent, flight);
 
+    if (flight->fetch_end_ns == 0) {
+        flight->fetch_end_ns = flight->started_ns + timeout_ns(agent);
+    }
     if (other == NULL || agent->is_draining || agent->now_ns >= flight->fetch_end_ns) {
         return false;
     }

@@ -159,9 +159,10 @@ int kvf_peers_load(struct kvf_session *session, const uint8_t key_id[32], uint32
 /* Would that take longer than until deadline_ns? */
 bool kvf_peers_too_slow(struct kvf_agent *agent, const uint8_t key_id[32], uint32_t shard,
                         uint64_t deadline_ns);
-/* Until when the peer that was chosen may take: all of peers.timeout, or half of what is left of it
- * while another one has the block, too. */
-uint64_t kvf_peers_fetch_deadline_ns(struct kvf_agent *agent, struct kvf_flight *flight);
+/* Say in flight->io until when the peer that was chosen may take: all of peers.timeout, from when
+ * the first fetch has started, or half of what is left of it while another one has the block, too.
+ * KVF_OK; KVF_MISS: no time is left, nobody is asked. */
+int kvf_peers_fetch_begin(struct kvf_agent *agent, struct kvf_flight *flight);
 /* Its fetch has failed: choose another peer that is said to have it. False: there is none, or no
  * time left. */
 bool kvf_peers_other(struct kvf_agent *agent, struct kvf_flight *flight);

@@ -637,9 +637,9 @@ static enum load_outcome load_start(struct kvf_drive *drive, struct kvf_flight *
         name_of(agent, entry, &flight->io.name);
         flight->started_ns = agent->now_ns;
         if (is_remote(drive)) {
-            flight->io.deadline_ns = kvf_peers_fetch_deadline_ns(agent, flight);
+            status = kvf_peers_fetch_begin(agent, flight);
         }
-        status = drive->tier->ops->load(drive->tier, &flight->io);
+        status = status != KVF_OK ? status : drive->tier->ops->load(drive->tier, &flight->io);
     }
     if (status == KVF_OK) {
         flight->is_started = true;

@@ -10,6 +10,8 @@ foreach(name lease admit key_name namespace)
 endforeach()
 kvf_add_test(NAME peer_hints LABEL unit SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_peer_hints.c
              LIBS kvf_agent kvf_test_support)
+kvf_add_test(NAME peer_fetch LABEL unit SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_peer_fetch.c
+             LIBS kvf_agent kvf_test_support)
 kvf_add_test(NAME peer_stream LABEL unit SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_peer_stream.c
              LIBS kvf_agent kvf_test_support)
 kvf_add_test(NAME replay LABEL unit SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_replay.c
