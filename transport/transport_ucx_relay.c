@@ -35,6 +35,9 @@
 #define LINGER_NS     (300 * KVF_NS_PER_MS) /* for the last message to arrive */
 #define PIECES_A_STEP 16
 
+/* Of submissions that wait: as much as a client can have on the way of the longest. */
+#define SUBMITS_BYTES_MAX (KVF_NET_LINK_SENDS_MAX * KVF_NET_SUBMIT_BYTES_MAX)
+
 struct relay_piece {
     void *base;
     uint64_t bytes;
@@ -75,6 +78,7 @@ struct kvf_relay {
     uint32_t n_hits; /* being sent, or waiting for credit */
     struct relay_submit *submits, **submits_end;
     uint32_t n_submits;
+    uint64_t submits_bytes;
 };
 
 static struct relay_hit *hit_of(struct kvf_net_serve *serve)
@@ -336,10 +340,14 @@ static bool push(struct kvf_relay *relay, struct kvf_shm_sqe *sqe, const struct 
     return true;
 }
 
+static size_t submit_bytes(const struct kvf_shm_sqe *sqe)
+{
+    return sizeof(struct relay_submit) + sqe->n_entries * sizeof(struct kvf_shm_key);
+}
+
 static struct relay_submit *submit_new(const struct kvf_shm_sqe *sqe, const void *keys)
 {
-    struct relay_submit *submit = calloc(1, sizeof(*submit) +
-                                                sqe->n_entries * sizeof(struct kvf_shm_key));
+    struct relay_submit *submit = calloc(1, submit_bytes(sqe));
 
     if (submit != NULL) {
         submit->sqe = *sqe;
@@ -363,6 +371,7 @@ static void submit(struct kvf_relay *relay, const struct kvf_shm_sqe *sqe, const
         *relay->submits_end = later;
         relay->submits_end = &later->next;
         relay->n_submits++;
+        relay->submits_bytes += submit_bytes(sqe);
     }
 }
 
@@ -378,6 +387,7 @@ static unsigned submit_waiting(struct kvf_relay *relay)
             relay->submits_end = &relay->submits;
         }
         relay->n_submits--;
+        relay->submits_bytes -= submit_bytes(&first->sqe);
         free(first);
         n++;
     }
@@ -386,7 +396,11 @@ static unsigned submit_waiting(struct kvf_relay *relay)
 
 static void on_submit(struct kvf_relay *relay, const void *body)
 {
+    struct kvf_shm_limits limits = {.staging_bytes = relay->welcome.staging_bytes,
+                                    .key_entries = relay->ring.key_entries,
+                                    .version = relay->welcome.version};
     struct kvf_shm_sqe sqe;
+    const char *why;
 
     /* what has no credits is bounded by what has: cancels and leases of look-ups */
     if (relay->n_submits > 2 * relay->ring.cq_entries) {
@@ -394,6 +408,20 @@ static void on_submit(struct kvf_relay *relay, const void *body)
         return;
     }
     memcpy(&sqe, body, sizeof(sqe));
+    limits.key_head = sqe.key_first; /* this end has a key area of its own */
+    if (kvf_shm_sqe_check(&sqe, &limits, &why) != KVF_OK) {
+        kvf_link_offend(relay->link, why);
+        return;
+    }
+    if ((sqe.flags & KVF_SQE_UNSUMMED) != 0) {
+        kvf_link_offend(relay->link, "a put over the wire without the sums of its records");
+        return;
+    }
+    if (relay->submits_bytes + submit_bytes(&sqe) > SUBMITS_BYTES_MAX) {
+        kvf_link_break(relay->link, KVF_ERR_BUSY,
+                       "its submissions come faster than they are taken");
+        return;
+    }
     submit(relay, &sqe, (const uint8_t *)body + sizeof(sqe));
 }
 
