@@ -511,6 +511,9 @@ static bool take_message(struct kvf_link *link, const struct kvf_net_head *head,
     link->came_ns = link->net->now_ns;
     if (link->state == KVF_LINK_WELCOMED) {
         become_up(link); /* any message under the session's key confirms it */
+        if (link->is_broken) {
+            return true; /* nothing speaks for this client here */
+        }
     }
     kvf_flow_message(link, head, body);
     return true;
