@@ -219,7 +219,8 @@ class Engine:
     def config(self, extra, tp, changes):
         facts = {"pipeline_parallel_size": 1, "speculative_config": None,
                  "policy": "recompute", "prefix": True, "dcp": 1, "model": "nowhere",
-                 "events": False, "kind": "dense", "cache_dtype": "auto", **changes}
+                 "events": False, "kind": "dense", "cache_dtype": "auto",
+                 "quantization": None, "hf_overrides": {}, "max_model_len": 4096, **changes}
         facts.setdefault("groups", self.groups(facts["kind"], facts["cache_dtype"]))
         self.shape, self.item = (self.HEADS, self.BLOCK, 2 * self.DIM), 2
         if facts["kind"] == "mla":
@@ -230,7 +231,10 @@ class Engine:
         parallel = SimpleNamespace(pipeline_parallel_size=facts["pipeline_parallel_size"],
                                    tensor_parallel_size=tp, prefill_context_parallel_size=1,
                                    decode_context_parallel_size=facts["dcp"])
-        model = SimpleNamespace(model=facts["model"],
+        model = SimpleNamespace(model=facts["model"], dtype="torch.bfloat16",
+                                quantization=facts["quantization"],
+                                hf_overrides=facts["hf_overrides"],
+                                max_model_len=facts["max_model_len"],
                                 hf_text_config=SimpleNamespace(kv_lora_rank=self.LATENT),
                                 get_total_num_kv_heads=lambda: self.HEADS * tp)
         return SimpleNamespace(

@@ -57,7 +57,8 @@ def server_args(**changes):
     """The arguments of an engine, as they have been resolved."""
     return SimpleNamespace(**{**dict(
         model_path="none", lora_paths=None, speculative_algorithm=None, kv_cache_dtype="auto",
-        dtype="auto", quantization=None, json_model_override_args="{}"), **changes})
+        dtype="auto", quantization=None, json_model_override_args="{}", context_length=None),
+        **changes})
 
 
 def install(version):

@@ -193,8 +193,22 @@ class Names(Case):
         self.assertEqual(found(), 0)
         (adapter / "a.safetensors").write_bytes(b"first")
         self.assertEqual(found(), 6)
+        for config in (model / "config.json", adapter / "adapter_config.json"):
+            config.write_text('{"rope_theta": 5, "lora_alpha": 5}')
+            self.assertEqual(found(), 0, config)
+            config.unlink()
+            self.assertEqual(found(), 6, config)
         (model / "a.safetensors").write_bytes(b"others")
         self.assertEqual(found(), 0)
+
+    def test_length_where_the_rotation_follows_from_it(self):
+        self.share()
+        for overrides, hits in (("{}", 6), ('{"rope_scaling": {"long_factor": [1]}}', 0)):
+            args = {"json_model_override_args": overrides}
+            sg.install.args = sg.server_args(**args)
+            self.stored()
+            sg.install.args = sg.server_args(context_length=8192, **args)
+            self.assertEqual(self.backend(MHATokenToKVPoolHost()).batch_exists(keys(6)), hits)
 
     def test_quantized_kv_is_kept_as_it_is(self):
         self.share()

@@ -639,6 +639,43 @@ class Identity(Case):
         self.assertEqual(engine.load(self.request("r", 200)), 0)
         self.assertTrue(any("weights_digest" in line for line in self.warnings))
 
+    def test_other_rotation_or_precision_under_the_same_weights(self):
+        model = Path(self.folder) / "model"
+        model.mkdir()
+        (model / "model.safetensors").write_bytes(b"weights")
+        config = model / "config.json"
+
+        def asks(factor, name="yarn", **changes):
+            said = {"rope_parameters": {"rope_theta": 1e4, name: factor}, "dtype": "bfloat16"}
+            config.write_text(json.dumps({**said, "transformers_version": str(time.time_ns())}))
+            changes = {"model": str(model), **changes}
+            engine = self.engine(changes=changes, weights_digest="")
+            hit = engine.load(self.request("again", 230))
+            if hit == 0:
+                request = self.request("first", 200)
+                engine.prefill(request)
+            engine.close()
+            return hit
+
+        self.assertEqual([asks(4.0), asks(4.0), asks(8.0), asks(8.0)], [0, 192, 0, 192])
+        for changes in ({"hf_overrides": {"rope_theta": 2e4}}, {"quantization": "fp8"}):
+            self.assertEqual([asks(4.0, **changes) for _ in "ab"], [0, 192], changes)
+        self.assertEqual(asks(4.0, max_model_len=8192), 192)
+        long = [asks([1.0], "long_factor", max_model_len=n) for n in (4096, 8192, 8192)]
+        self.assertEqual(long, [0, 0, 192])
+        self.assertEqual([asks(4.0, hf_overrides=lambda config: config) for _ in "ab"], [0, 0])
+        self.assertTrue(any("hf_overrides is a function" in line for line in self.warnings))
+
+    def test_both_sides_come_to_one_name(self):
+        """Models write into hf_config while they are loaded, in the workers only."""
+        engine = self.engine()
+        config, cache = engine.config(self.settings(), 1, {})
+        labels = {engine.scheduler._facts.label}
+        config.model_config.hf_text_config.rope_parameters = {"rope_type": "deepseek_yarn"}
+        worker_side = KvferryConnector(config, sys.modules[standin.PREFIX].KVConnectorRole.WORKER,
+                                       cache)
+        self.assertEqual(labels, {worker_side._facts.label})
+
     def test_adapters(self):
         folder = Path(self.folder) / "adapter"
         folder.mkdir()
@@ -655,6 +692,10 @@ class Identity(Case):
         self.assertEqual(engine.load(self.request("without", 230)), 0)
         (folder / "adapter_model.safetensors").write_bytes(b"two, under the same name")
         self.assertEqual(engine.load(lora("swapped", 230)), 0)
+        (folder / "adapter_model.safetensors").write_bytes(b"one")
+        self.assertEqual(engine.load(lora("back", 230)), 192)
+        (folder / "adapter_config.json").write_text('{"lora_alpha": 32}')
+        self.assertEqual(engine.load(lora("stronger", 230)), 0)
         nowhere = lora("nowhere", 230, "a/hub/name")
         self.assertEqual(engine.load(nowhere), 0)
         self.assertEqual(engine.step({nowhere: (0, 230)}).stores, [])

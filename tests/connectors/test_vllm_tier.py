@@ -293,6 +293,11 @@ class Chunks(Case):
         (adapter / "a.safetensors").write_bytes(b"another")
         self.assertEqual(found(), [MISS])
         (adapter / "a.safetensors").write_bytes(b"first")
+        for config in (model / "config.json", adapter / "adapter_config.json"):
+            config.write_text('{"rope_theta": 5, "lora_alpha": 5}')
+            self.assertEqual(found(), [MISS], config)
+            config.unlink()
+            self.assertEqual(found(), [HIT], config)
         (model / "a.safetensors").write_bytes(b"others")
         self.assertEqual(found(), [MISS])
 

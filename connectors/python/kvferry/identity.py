@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 PIECE_BYTES = 1 << 22
+VARIANT_BYTES = 12
+# Files beside the weights that say how they are computed with, and what is not of that in them.
+CONFIGS = ("config.json", "params.json", "hf_quant_config.json", "adapter_config.json")
+ASIDE = ("_name_or_path", "base_model_name_or_path", "transformers_version", "peft_version",
+         "torch_dtype", "dtype")
 VERSIONS = Path(__file__).resolve().parent / "tested_versions.json"
 
 
@@ -90,6 +95,52 @@ def folder_digest(folder: Path) -> Optional[bytes]:
     if len(digests) <= 1:
         return digests[0] if digests else None
     return hashlib.sha256(b"".join(digests)).digest()
+
+
+def _without_aside(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(name): _without_aside(inner) for name, inner in value.items()
+                if name not in ASIDE}
+    return [_without_aside(inner) for inner in value] if isinstance(value, list) else value
+
+
+def configs(folder: Path) -> Dict[str, Any]:
+    """What the files beside a model's weights say: rotation, norms, scales. Read from the files,
+    since engines change what they have read of them, some in their workers only."""
+    made: Dict[str, Any] = {}
+    for name in CONFIGS:
+        try:
+            read = (folder / name).read_bytes()
+        except OSError:
+            continue
+        try:
+            made[name] = _without_aside(json.loads(read))
+        except ValueError:
+            made[name] = hashlib.sha256(read).hexdigest()
+    return made
+
+
+def has_long_factors(value: Any) -> bool:
+    """Whether a configuration rotates by factors that follow from how long a context may be."""
+    if isinstance(value, dict):
+        return "long_factor" in value or any(map(has_long_factors, value.values()))
+    return False
+
+
+def variant(parts: Any) -> str:
+    """A name, 24 letters, for what changes KV under the same weights."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=VARIANT_BYTES).hexdigest()
+
+
+def adapter_digest(folder: Path) -> Optional[bytes]:
+    """The digest of an adapter: its weights, and with which factor they are added; None where there
+    are none to be read."""
+    digest = folder_digest(folder)
+    how = configs(folder)
+    if digest is None or not how:
+        return digest
+    return hashlib.sha256(digest + json.dumps(how, sort_keys=True).encode()).digest()
 
 
 def adapter_key(key: bytes, adapter: Optional[bytes]) -> bytes:

@@ -13,7 +13,6 @@ object do, within budgets.
 """
 import ctypes
 import hashlib
-import json
 import logging
 import queue
 import threading
@@ -129,7 +128,8 @@ class Lane:
 def weights(given: bytes, model: str, more: str) -> bytes:
     """The digest of a model's weights, and of what else KV follows from."""
     def of(path: str) -> bytes:
-        digest = identity.folder_digest(Path(path)) if Path(path).is_dir() else None
+        read = identity.folder_digest if path == model else identity.adapter_digest
+        digest = read(Path(path)) if Path(path).is_dir() else None
         if digest is None:
             raise Unsupported(f"{path} is no local folder with weights that can be read; set "
                               "weights_digest to something that changes with the weights")
@@ -149,8 +149,8 @@ def variant(config: Any, row_bytes: int) -> str:
              str(config.kv_cache_layout), parallel.world_size, parallel.tp_size, parallel.pp_size,
              parallel.pcp_size, parallel.dcp_size,
              [[group.group_id, group.tokens_per_block, list(group.layer_names)]
-              for group in config.groups]]
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
+              for group in config.groups], identity.configs(Path(config.model.name))]
+    return identity.variant(parts)
 
 
 class KvferryTier(SecondaryTierManager):

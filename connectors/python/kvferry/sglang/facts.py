@@ -5,8 +5,6 @@ and its host pools.
 Pages of attention are described to the library as they lie, so that they are encoded out of the
 host pool and decoded into it. Pages of other pools (states) are bytes in SGLang's own order.
 """
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
@@ -57,7 +55,7 @@ def _adapters(args: Any) -> List[Tuple[str, str, str]]:
         elif not isinstance(ref, tuple):
             ref = (ref.lora_name, ref.lora_path)
         folder = Path(str(ref[1]))
-        digest = identity.folder_digest(folder) if folder.is_dir() else None
+        digest = identity.adapter_digest(folder) if folder.is_dir() else None
         if digest is None:
             raise Unsupported(f"the LoRA adapter {ref[1]} is no local folder with weights that can "
                               "be read")
@@ -67,9 +65,11 @@ def _adapters(args: Any) -> List[Tuple[str, str, str]]:
 
 def variant(args: Any, pool: str, dtype: str) -> str:
     """A name for what changes KV under the same weights."""
-    parts = [pool, dtype, str(args.kv_cache_dtype), str(args.dtype), str(args.quantization),
-             str(args.json_model_override_args), _adapters(args)]
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
+    files, overrides = identity.configs(Path(str(args.model_path))), args.json_model_override_args
+    is_long = identity.has_long_factors(files) or "long_factor" in str(overrides)
+    return identity.variant([pool, dtype, str(args.kv_cache_dtype), str(args.dtype),
+                             str(args.quantization), str(overrides), _adapters(args), files,
+                             str(args.context_length) if is_long else ""])
 
 
 def check_engine(config: Any, args: Any, keys_have_namespaces: bool) -> None:

@@ -200,7 +200,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     @staticmethod
     def _adapter_digest(lora: Any) -> Optional[bytes]:
         folder = Path(str(lora.lora_path))
-        return identity.folder_digest(folder) if folder.is_dir() else None
+        return identity.adapter_digest(folder) if folder.is_dir() else None
 
     def _session(self, shard: int) -> Any:
         """What makes sessions of this engine."""

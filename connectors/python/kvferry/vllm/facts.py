@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, List, Optional
 
+from kvferry import identity
 from kvferry.buffers import Pages, Strides, address, strides_bytes
 from kvferry.client import CHUNK_TOKENS_MAX, Geometry
 from kvferry.vllm.settings import Settings
@@ -96,6 +97,21 @@ def chunk_tokens(settings: Settings, block: int, token_bytes: int) -> int:
     return settings.chunk_tokens
 
 
+def variant(model: Any, pages_are: List[str]) -> str:
+    """A name for what changes KV, or its bytes, under the same weights. Nothing of hf_config is in
+    it: models write into that while they are loaded, in the workers only, and both sides must come
+    to the same."""
+    overrides = getattr(model, "hf_overrides", None) or {}
+    if callable(overrides):
+        raise Unsupported("hf_overrides is a function, of which nobody can tell what it changes")
+    name = str(getattr(model, "hf_config_path", None) or model.model)
+    files = identity.configs(Path(name)) if Path(name).is_dir() else {}
+    source = files or [name, str(getattr(model, "revision", None))]
+    length = model.max_model_len if identity.has_long_factors({**files, "": overrides}) else 0
+    quantization = [str(model.quantization), str(getattr(model, "quantization_config", None))]
+    return identity.variant([source, overrides, str(model.dtype), quantization, length, pages_are])
+
+
 def read(config: Any, cache_config: Any, settings: Settings, device: str, rank: int,
          cpu_layout: str = "") -> Facts:
     """Facts of an engine; rank is the tensor-parallel one (0 in the scheduler). device is "cuda" or
@@ -119,9 +135,10 @@ def read(config: Any, cache_config: Any, settings: Settings, device: str, rank: 
     token_bytes = len(layers) * heads * (dim_k + dim_v) * ITEM_BYTES[dtype]
     geometry = Geometry(len(layers), heads, dim_k, dim_v,
                         chunk_tokens(settings, block, token_bytes), dtype=dtype, kind=kind)
-    label = "vllm:" + settings.namespace + (f":{cpu_layout}-{block}" if device == "cpu" else "")
-    if dtype == "u8":  # bytes of one kind of quantization are nothing to another one
-        label += f":{config.cache_config.cache_dtype}"
+    # Bytes of one kind of quantization, or of one arrangement, are nothing to another one.
+    how = [f"{cpu_layout}-{block}" if device == "cpu" else "",
+           str(config.cache_config.cache_dtype) if dtype == "u8" else ""]
+    label = f"vllm:{settings.namespace}:{variant(config.model_config, how)}"
     if len(label.encode()) > LABEL_BYTES_MAX:
         raise ValueError(f"kv_connector_extra_config: namespace is longer than "
                          f"{LABEL_BYTES_MAX - len(label) + len(settings.namespace)} bytes")
