@@ -421,11 +421,13 @@ void kvf_llama_cache_load(struct kvf_llama_cache *cache, const int32_t *tokens, 
     uint32_t n_chunks;
     uint32_t run;
     uint32_t n_good = 0;
+    bool lossless;
 
     *loaded_out = (struct kvf_llama_loaded){0};
     if (!kvf_llama_cache_is_open(cache, budget_ms)) {
         return;
     }
+    lossless = cache->lossless;
     n_chunks = keys_make(cache, tokens, n_tokens);
     run = n_chunks > 0 ? look(cache, n_chunks) : 0;
     loaded_out->run_tokens = run * chunk_tokens;
@@ -451,7 +453,9 @@ void kvf_llama_cache_load(struct kvf_llama_cache *cache, const int32_t *tokens, 
         return;
     }
     loaded_out->n_tokens = n_good * chunk_tokens;
-    loaded_out->lossless = cache->lossless;
+    /* a daemon that has come in between may have another profile */
+    profile_note(cache);
+    loaded_out->lossless = lossless && cache->lossless;
     loaded_out->state = cache->state;
     loaded_out->state_bytes = kvf_llama_state_bytes(shape, loaded_out->n_tokens);
     /* rows that have not come are cut off; without any this writes what is around the rows */

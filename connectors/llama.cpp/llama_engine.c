@@ -25,8 +25,8 @@ enum {
 struct slot {
     int32_t *tokens; /* [context_tokens] */
     uint32_t n_tokens;
-    bool is_tainted; /* something in it was loaded with loss, or computed behind that */
-    uint64_t used;   /* number of the request that used it last */
+    uint32_t lossy_tokens; /* leading ones loaded with loss: all behind is computed from that */
+    uint64_t used;         /* number of the request that used it last */
 };
 
 /* A request on its way. Its submitter's stack. */
@@ -138,7 +138,7 @@ static void slot_cut(struct kvf_llama_engine *engine, uint32_t index, uint32_t n
     llama_memory_seq_rm(llama_get_memory(engine->model.context), (int32_t)index,
                         (llama_pos)n_tokens, -1);
     slot->n_tokens = n_tokens;
-    slot->is_tainted = slot->is_tainted && n_tokens > 0;
+    slot->lossy_tokens = slot->lossy_tokens < n_tokens ? slot->lossy_tokens : n_tokens;
 }
 
 static int slot_decode(struct kvf_llama_engine *engine, uint32_t index, const int32_t *tokens,
@@ -174,6 +174,10 @@ static void prefix_take(struct kvf_llama_engine *engine, uint32_t index,
 
     /* logits come of a token that is computed */
     local = local < request->n_prompt ? local : request->n_prompt - 1;
+    if (local < slot->lossy_tokens) {
+        /* a chunk of both what was loaded and what is computed could not be stored */
+        local -= local % engine->chunk_tokens;
+    }
     if (request->load) {
         kvf_llama_cache_load(engine->cache, request->prompt, request->n_prompt, local,
                              request->budget_ms, &loaded);
@@ -188,7 +192,7 @@ static void prefix_take(struct kvf_llama_engine *engine, uint32_t index,
         if (read == loaded.state_bytes) {
             memcpy(slot->tokens, request->prompt, loaded.n_tokens * sizeof(*slot->tokens));
             slot->n_tokens = loaded.n_tokens;
-            slot->is_tainted = !loaded.lossless;
+            slot->lossy_tokens = loaded.lossless ? 0 : loaded.n_tokens;
             answer->hit_tokens = loaded.n_tokens < request->n_prompt ? loaded.n_tokens
                                                                      : request->n_prompt - 1;
             answer->tier = tier_name(loaded.tier);
@@ -274,19 +278,24 @@ static int answer_compute(struct kvf_llama_engine *engine, uint32_t index, const
     return KVF_OK;
 }
 
-/* Give the daemon what it does not have. Behind the answer: only the next request waits. */
+/* Give the daemon what it does not have, but nothing that was loaded with loss: it would lose more
+ * each time. Behind the answer: only the next request waits. */
 static void store(struct kvf_llama_engine *engine, uint32_t index, uint32_t n_prompt,
                   uint32_t n_known)
 {
     struct slot *slot = &engine->slots[index];
     uint32_t n_stored = engine->store == KVF_LLAMA_STORE_ALL ? slot->n_tokens : n_prompt;
+    uint32_t n_lossy = slot->lossy_tokens + engine->chunk_tokens - 1;
+    uint32_t n_first;
     struct kvf_llama_found found;
     char why[KVF_LLAMA_WHY_BYTES];
     size_t bytes;
 
     n_stored = n_stored < slot->n_tokens ? n_stored : slot->n_tokens;
     n_stored -= n_stored % engine->chunk_tokens;
-    if (n_stored <= n_known || !kvf_llama_cache_is_open(engine->cache, CONNECT_MS)) {
+    n_lossy -= n_lossy % engine->chunk_tokens;
+    n_first = n_known > n_lossy ? n_known : n_lossy;
+    if (n_stored <= n_first || !kvf_llama_cache_is_open(engine->cache, CONNECT_MS)) {
         return;
     }
     bytes = llama_state_seq_get_size(engine->model.context, (int32_t)index);
@@ -307,8 +316,8 @@ static void store(struct kvf_llama_engine *engine, uint32_t index, uint32_t n_pr
         kvf_llama_say(1, "a prompt is not stored: its state has %u tokens, %u have been computed",
                       found.n_tokens, slot->n_tokens);
     } else {
-        kvf_llama_cache_store(engine->cache, slot->tokens, found.n_tokens, n_stored, n_known,
-                              slot->is_tainted, engine->state + found.shift_bytes);
+        kvf_llama_cache_store(engine->cache, slot->tokens, found.n_tokens, n_stored, n_first,
+                              slot->lossy_tokens > 0, engine->state + found.shift_bytes);
     }
 }
 

@@ -302,6 +302,36 @@ class TestDaemon(LlamaCase):
 
         self.until(anew, server)
 
+    def test_what_was_loaded_is_not_stored_again(self):
+        """It would lose more each time: the daemon that has lost it gets what was computed."""
+        self.start("allow_uncalibrated=true")
+        server = self.serve_attached("--profile", "balanced", "--allow-uncalibrated",
+                                     model=self.model("dim 64\n"))
+        prompt = ids(70)
+        server.complete(prompt, 1)
+
+        def load():
+            server.forget()
+            answer = server.complete(prompt, 1, store=False)
+            return (answer["hit_tokens"], answer["profile"]) == (64, "balanced")
+
+        self.until(load, server)
+        self.kill()
+        os.remove(os.path.join(self.folder, "nvme.store"))
+        self.start("allow_uncalibrated=true")
+
+        def stored(asked):
+            """(what the slot had, chunks stored) of a prompt that begins as the slot does."""
+            before = server.request("/health")[1]["stored_chunks"]
+            answer = server.complete(asked, 1)
+            server.complete(asked, 0, load=False, store=False)  # behind the store
+            return answer["local_tokens"], server.request("/health")[1]["stored_chunks"] - before
+
+        chunks = self.until(lambda: stored(prompt + ids(40, 3))[1], server)
+        self.assertEqual(chunks, 2)  # of 6
+        # a prefix that ends inside of what was loaded is left where a chunk ends
+        self.assertEqual(stored(prompt[:40] + ids(40, 5)), (32, 3))
+
 
 class TestRefusals(LlamaCase):
     def test_models(self):
