@@ -516,7 +516,8 @@ void kvf_llama_http_stop(struct kvf_llama_http *http)
         return;
     }
     if (http->mhd != NULL) {
-        MHD_quiesce_daemon(http->mhd);
+        /* the socket is its own unless it gives it back */
+        http->listen_fd = MHD_quiesce_daemon(http->mhd);
         clock_gettime(CLOCK_REALTIME, &end);
         end.tv_sec += END_S;
         pthread_mutex_lock(&http->lock);
