@@ -327,13 +327,15 @@ static void send_welcome(struct kvf_link *link, const struct kvf_net_hello *hell
     (void)kvf_link_send(link, KVF_NET_WELCOME, 0, 0, &welcome, sizeof(welcome));
 }
 
-/* As many as may be? Also those that have been welcomed and have not confirmed it. */
+/* As many as may be? Also those that have been welcomed and have not confirmed it; not those whose
+ * key was wrong, and wait for the answer to arrive. */
 static bool is_full_of_clients(const struct kvf_net *net)
 {
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
-        n += net->links[i].state != KVF_LINK_FREE && net->links[i].is_client;
+        n += net->links[i].state != KVF_LINK_FREE && net->links[i].is_client &&
+             !net->links[i].is_refused;
     }
     return n > KVF_NET_CLIENTS_MAX;
 }
