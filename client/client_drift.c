@@ -70,13 +70,17 @@ static double root_of(double square)
     return root;
 }
 
-/* Root of the squared differences over that of the squares. What is no number differs wholly. */
+/* Root of the squared differences over that of the squares. What is no number differs wholly, and
+ * so do opaque bytes, which are no numbers to us. */
 static double relative_error(uint8_t dtype, const struct chunk *now, const struct chunk *stored)
 {
     size_t element = kvf_dtype_bytes(dtype);
     double difference = 0;
     double square = 0;
 
+    if (dtype == KVF_DTYPE_U8) {
+        return memcmp(now->memory, stored->memory, now->bytes) == 0 ? 0 : 1;
+    }
     for (size_t at = 0; at < now->bytes; at += DRIFT_ROW * element) {
         size_t left = (now->bytes - at) / element;
         uint32_t n = left < DRIFT_ROW ? (uint32_t)left : DRIFT_ROW;

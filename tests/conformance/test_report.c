@@ -140,8 +140,10 @@ static void test_older_versions_have_no_reports(void **state)
                      before + KVF_WIRE_VERSION_REPORT - KVF_WIRE_VERSION_MIN);
 }
 
+static uint16_t the_pages[2][LAYERS][TOKENS][HEADS][DIM];
+
 /* A rank of two with pages of its own, profile exact. */
-static struct kvf_client *open_rank(uint16_t shard, struct kvf_geometry *geometry)
+static struct kvf_client *open_rank(uint16_t shard, uint8_t dtype, struct kvf_geometry *geometry)
 {
     struct kvf_options options;
     struct kvf_client *client;
@@ -149,12 +151,12 @@ static struct kvf_client *open_rank(uint16_t shard, struct kvf_geometry *geometr
     *geometry = (struct kvf_geometry){
         .struct_bytes = sizeof(*geometry),
         .kind = KVF_KIND_KV,
-        .dtype = KVF_DTYPE_BF16,
+        .dtype = dtype,
         .rope_state = KVF_ROPE_POST,
         .n_layers = LAYERS,
         .n_heads = HEADS,
-        .dim_k = DIM,
-        .dim_v = DIM,
+        .dim_k = (uint16_t)(sizeof(the_pages[0][0][0][0]) / kvf_dtype_bytes(dtype)),
+        .dim_v = (uint16_t)(sizeof(the_pages[0][0][0][0]) / kvf_dtype_bytes(dtype)),
         .chunk_tokens = TOKENS,
     };
     kvf_test_client_options(&the_daemon, &options);
@@ -166,8 +168,6 @@ static struct kvf_client *open_rank(uint16_t shard, struct kvf_geometry *geometr
     assert_int_equal(kvf_open(&options, &client), KVF_OK);
     return client;
 }
-
-static uint16_t the_pages[2][LAYERS][TOKENS][HEADS][DIM];
 
 static void view_of(struct kvf_kv_view *view, void *layers[2][LAYERS])
 {
@@ -189,8 +189,8 @@ static void view_of(struct kvf_kv_view *view, void *layers[2][LAYERS])
 static void test_clients_and_their_records(void **state)
 {
     struct kvf_geometry geometry;
-    struct kvf_client *client = open_rank(0, &geometry);
-    struct kvf_client *other = open_rank(1, &geometry);
+    struct kvf_client *client = open_rank(0, KVF_DTYPE_BF16, &geometry);
+    struct kvf_client *other = open_rank(1, KVF_DTYPE_BF16, &geometry);
     void *layers[2][LAYERS];
     struct kvf_kv_view view;
     struct kvf_test_key bytes;
@@ -229,7 +229,7 @@ static void test_clients_and_their_records(void **state)
 static void test_drift(void **state)
 {
     struct kvf_geometry geometry;
-    struct kvf_client *client = open_rank(0, &geometry);
+    struct kvf_client *client = open_rank(0, KVF_DTYPE_BF16, &geometry);
     void *layers[2][LAYERS];
     struct kvf_kv_view view;
     struct kvf_test_key bytes;
@@ -271,6 +271,36 @@ static void test_drift(void **state)
     kvf_close(client);
 }
 
+/* Bytes that are no numbers: the same, or not. */
+static void test_drift_of_opaque_bytes(void **state)
+{
+    struct kvf_geometry geometry;
+    struct kvf_client *client = open_rank(0, KVF_DTYPE_U8, &geometry);
+    void *layers[2][LAYERS];
+    struct kvf_kv_view view;
+    struct kvf_test_key bytes;
+    struct kvf_put_item item = {
+        .struct_bytes = sizeof(item), .key = kvf_test_key(8, &bytes), .kv = &view};
+    uint8_t *last = (uint8_t *)(&the_pages + 1) - 1;
+    double error;
+
+    (void)state;
+    memset(the_pages, 0x3f, sizeof(the_pages));
+    view_of(&view, layers);
+    assert_int_equal(kvf_put(client, &item, 1, NULL, NULL), KVF_OK);
+    assert_int_equal(kvf_drift(client, &item, &error), KVF_OK);
+    assert_true(error == 0);
+    *last ^= 1;
+    assert_int_equal(kvf_drift(client, &item, &error), KVF_OK);
+    assert_true(error == 1);
+    *last ^= 1;
+    assert_int_equal(kvf_drift(client, &item, &error), KVF_OK);
+    assert_true(error == 0);
+    wait_counted(client, "engine_drift_chunks", 3);
+    wait_counted(client, "engine_drift_error_ppm", 1000000);
+    kvf_close(client);
+}
+
 static int setup(void **state)
 {
     static const char *const sets[] = {"staging.total=64MiB", "clients.offence_delay=0", NULL};
@@ -298,6 +328,7 @@ int main(void)
         TEST(test_older_versions_have_no_reports),
         TEST(test_clients_and_their_records),
         TEST(test_drift),
+        TEST(test_drift_of_opaque_bytes),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
