@@ -456,8 +456,9 @@ static int open_listener(struct kvf_net *net, char *why, size_t why_bytes)
 
 static int open_tables(struct kvf_net *net)
 {
+    bool is_client = net->config.tenant[0] != '\0';
     int status = kvf_pool_init(&net->sends, "sends", sizeof(struct kvf_link_send),
-                               KVF_NET_SENDS_MAX);
+                               is_client ? KVF_NET_PEER_SENDS_MAX : KVF_NET_SENDS_MAX);
 
     if (status == KVF_OK) {
         status = kvf_ring_init(&net->commands, sizeof(struct kvf_net_command), COMMANDS);

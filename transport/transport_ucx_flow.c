@@ -252,7 +252,7 @@ static unsigned send_pieces(struct kvf_link *link)
         if (bytes > link->credit_bytes) {
             break;
         }
-        send = kvf_pool_get(&net->sends);
+        send = kvf_link_send_new(link);
         if (send == NULL) {
             break;
         }
@@ -292,7 +292,7 @@ void kvf_flow_sent(struct kvf_link_send *send)
 void kvf_flow_stream(struct kvf_net *net, const struct kvf_net_command *command)
 {
     struct kvf_link *link = kvf_link_find(net, command->link);
-    struct kvf_link_send *send = link != NULL ? kvf_pool_get(&net->sends) : NULL;
+    struct kvf_link_send *send = link != NULL ? kvf_link_send_new(link) : NULL;
 
     if (send == NULL) { /* a gap, which the other side will see */
         atomic_fetch_sub(&net->stream_sends[(command->link & 0xff) % KVF_NET_LINKS_MAX], 1);

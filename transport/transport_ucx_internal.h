@@ -26,7 +26,9 @@
 #include "transport/ucx_api.h"
 
 enum kvf_net_inner_limits {
-    KVF_NET_SENDS_MAX = 2048,      /* messages that UCX has not taken yet */
+    KVF_NET_PEER_SENDS_MAX = 2048,  /* to all nodes: messages that UCX has not taken yet */
+    KVF_NET_CLIENT_SENDS_MAX = 512, /* the same to one client, which ends with more */
+    KVF_NET_SENDS_MAX = KVF_NET_PEER_SENDS_MAX + KVF_NET_CLIENTS_MAX * KVF_NET_CLIENT_SENDS_MAX,
     KVF_NET_LINK_SENDS_MAX = 64,   /* of them PIECEs and STAGEs of one link */
     KVF_NET_RELAY_SENDS_MAX = 128, /* of them of a client's link, before it waits */
     KVF_NET_STREAM_SENDS_MAX = 16, /* of them of one link's stream */
@@ -191,6 +193,8 @@ void kvf_link_offend(struct kvf_link *link, const char *why);
 /* Say something about a link, if this is a daemon. */
 void kvf_link_log(const struct kvf_link *link, int level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
+/* Room for one more message of a link. NULL: there is none, nodes and each client have their own. */
+struct kvf_link_send *kvf_link_send_new(struct kvf_link *link);
 /* Send a copy of a body of any length. False: the link is broken. */
 bool kvf_link_send_copy(struct kvf_link *link, enum kvf_net_type type, uint64_t request,
                         uint32_t offset, const void *body, uint32_t body_bytes);

@@ -127,6 +127,17 @@ static void on_sent(void *request, ucs_status_t status, void *arg)
     net->ucx.ucp_request_free(request);
 }
 
+struct kvf_link_send *kvf_link_send_new(struct kvf_link *link)
+{
+    bool is_served = link->is_client && !link->is_initiator;
+
+    /* a client that takes nothing takes no room that others need */
+    if (is_served && link->sends >= KVF_NET_CLIENT_SENDS_MAX) {
+        return NULL;
+    }
+    return kvf_pool_get(&link->net->sends);
+}
+
 bool kvf_link_send_body(struct kvf_link *link, struct kvf_link_send *send, enum kvf_net_type type,
                         uint64_t request, uint32_t offset, const void *body, uint32_t body_bytes)
 {
@@ -175,7 +186,7 @@ bool kvf_link_send(struct kvf_link *link, enum kvf_net_type type, uint64_t reque
     if (link->is_broken || link->ep == NULL) {
         return false;
     }
-    send = kvf_pool_get(&link->net->sends);
+    send = kvf_link_send_new(link);
     if (send == NULL) {
         kvf_link_break(link, KVF_ERR_BUSY, "too many messages wait to be sent");
         return false;
@@ -197,7 +208,7 @@ bool kvf_link_send_copy(struct kvf_link *link, enum kvf_net_type type, uint64_t 
     if (link->is_broken || link->ep == NULL) {
         return false;
     }
-    send = kvf_pool_get(&link->net->sends);
+    send = kvf_link_send_new(link);
     if (send != NULL) {
         send->owned = malloc(body_bytes);
     }

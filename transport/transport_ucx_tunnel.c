@@ -36,7 +36,7 @@ bool kvf_net_tunnel_send(struct kvf_net *net, enum kvf_net_type type, uint64_t r
     if (!is_kept) {
         return kvf_link_send_copy(link, type, request, offset, body, body_bytes);
     }
-    send = kvf_pool_get(&net->sends);
+    send = kvf_link_send_new(link);
     if (send == NULL) {
         kvf_link_break(link, KVF_ERR_BUSY, "too many messages wait to be sent");
         return false;
