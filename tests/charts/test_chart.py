@@ -195,6 +195,18 @@ class Rendered(unittest.TestCase):
             volume, = (one for one in pod["volumes"] if one["name"] == "nvme")
             self.assertIn(kind, volume)
 
+    def test_other_nodes(self):
+        objects = self.objects("options-values.yaml")
+        config = yaml.safe_load(chart.configuration(objects)["kvferryd.yaml"])
+        self.assertEqual(config["directory"]["address"], "valkey.kv.svc:6379")
+        policy = chart.the(objects, "NetworkPolicy")["spec"]
+        self.assertEqual(policy["egress"], [{"ports": [{"port": 6379, "protocol": "TCP"}]},
+                                            {"ports": [{"port": 53, "protocol": "UDP"}]}])
+        self.assertEqual(len(policy["ingress"]), 1)
+        # who has no policy of the chart's, or one of their own, is let alone
+        self.objects("bare-values.yaml", "--set", "config.peers.nodes=a:7171",
+                     "--set", "config.peers.listen=10.0.0.1:7171")
+
     def test_huge_pages(self):
         pod = chart.the(self.objects("hugepages-values.yaml"), "DaemonSet")["spec"]["template"][
             "spec"]
@@ -303,6 +315,12 @@ class Refused(unittest.TestCase):
          "needs nvme.volume.size"),
         (["nvme.enabled=true", "nvme.bytes=5GiB", "nvme.volume.type=claim"],
          "needs nvme.volume.claimName"),
+        (["config.peers.nodes=a:7171"], "networkPolicy lets nothing out: set networkPolicy.e"),
+        (["config.directory.address=a:6379"], "set networkPolicy.egress to rules for them and for"),
+        (["config.peers.listen=10.0.0.1:7171"], "the metrics port alone: set networkPolicy"),
+        (["config.directory.address=a:6379", "config.directory.password_file=/p",
+          "networkPolicy.enabled=false"], "no volume of the pod has it: set config.directory"),
+        (["config.directory.address=/run/valkey.sock"], "no volume of the pod has it"),
         (["config.gpu.hbm_bytes=1GiB"], "gpu.access=none starts none: set gpu.access to env"),
         (["gpu.runtimeClassName=nvidia"], "is none: set gpu.access, or remove the class"),
         (["metrics.monitor=ServiceMonitor", "service.enabled=false"], "set service.enabled=true"),
@@ -324,6 +342,7 @@ class Refused(unittest.TestCase):
         (["gpu.access=privileged"], "gpu.?access"),
         (["mode=cache"], "mode"),
         (["nvme.admission=some"], "nvme.?admission"),
+        (["networkPolicy.egress[0]=all"], "networkPolicy.?egress"),
         (["update.strategy=Recreate"], "update.?strategy"),
         (["update.maxSurge=1"], "maxSurge"),
         (["socket.hostPath=/run/../etc"], "socket.?hostPath"),
