@@ -22,6 +22,18 @@
 #define PAUSE_NS     (KVF_NS_PER_S / 2)
 #define PAUSE_MAX_NS (30 * KVF_NS_PER_S)
 #define CALLS_A_TURN 64
+#define REPLY_NS     (2 * KVF_NS_PER_S) /* the whole of one */
+#define LEAVE_NS     (2 * KVF_NS_PER_S) /* everything that is under way at the end */
+
+/* One reply at most; whoever sends more is none of ours. */
+#define REPLY_BYTES_MAX    (4u << 20)
+#define REPLY_ELEMENTS_MAX (1 << 16)
+
+#if HIREDIS_MAJOR >= 1
+typedef size_t elements_count;
+#else
+typedef int elements_count;
+#endif
 
 /* ----------------------------------------------------------------------------------------------
  * Queues
@@ -114,23 +126,83 @@ void directory_fail(struct kvf_directory *directory, const char *why)
     directory->pipelined = 0;
 }
 
+/* hiredis makes room for all elements once it has read how many there are to be. */
+static void *make_array(const redisReadTask *task, elements_count n)
+{
+    const struct kvf_directory *directory = task->privdata;
+
+    return n > REPLY_ELEMENTS_MAX ? NULL : directory->theirs->createArray(task, n);
+}
+
+static void bound_replies(struct kvf_directory *directory)
+{
+    redisReader *reader = directory->redis->reader;
+
+    directory->theirs = reader->fn;
+    directory->makers = *reader->fn;
+    directory->makers.createArray = make_array;
+    reader->fn = &directory->makers;
+    reader->privdata = directory;
+}
+
+static const char *why_failed(const struct kvf_directory *directory)
+{
+    const redisContext *redis = directory->redis;
+
+    if (redis->err == REDIS_ERR_OOM) {
+        return "out of memory, or an answer of too many parts";
+    }
+    if (redis->err != REDIS_ERR_IO) {
+        return redis->errstr;
+    }
+    return errno == EAGAIN ? "no answer in a second" : strerror(errno);
+}
+
+/* What hiredis would wait for as long as something comes now and then, and store whatever its size.
+ * NULL: the connection has failed. */
+static void *await_reply(struct kvf_directory *directory)
+{
+    redisContext *redis = directory->redis;
+    uint64_t until_ns = kvf_now_ns() + REPLY_NS;
+    size_t come_bytes = 0;
+    void *reply = NULL;
+    int is_sent = 0;
+
+    while (redisGetReplyFromReader(redis, &reply) == REDIS_OK && reply == NULL) {
+        uint64_t now_ns = kvf_now_ns();
+        uint64_t end_ns = atomic_load(&directory->end_ns);
+        size_t before_bytes = redis->reader->len;
+
+        if (now_ns >= until_ns || (end_ns != 0 && now_ns >= end_ns)) {
+            directory_fail(directory, "no whole answer in two seconds");
+            return NULL;
+        }
+        if (come_bytes > REPLY_BYTES_MAX) {
+            directory_fail(directory, "an answer without an end");
+            return NULL;
+        }
+        if ((is_sent ? redisBufferRead(redis) : redisBufferWrite(redis, &is_sent)) != REDIS_OK) {
+            break;
+        }
+        come_bytes += redis->reader->len - before_bytes;
+    }
+    if (reply == NULL) {
+        directory_fail(directory, why_failed(directory));
+    }
+    return reply;
+}
+
 redisReply *directory_reply(struct kvf_directory *directory)
 {
-    void *reply = NULL;
+    redisReply *reply;
 
     if (directory->redis == NULL) {
         return NULL;
     }
     directory->pipelined -= directory->pipelined > 0;
-    if (redisGetReply(directory->redis, &reply) != REDIS_OK) {
-        directory_fail(directory,
-                       directory->redis->err == REDIS_ERR_IO
-                           ? (errno == EAGAIN ? "no answer in a second" : strerror(errno))
-                           : directory->redis->errstr);
-        return NULL;
-    }
-    if (((redisReply *)reply)->type == REDIS_REPLY_ERROR) {
-        directory_fail(directory, ((redisReply *)reply)->str);
+    reply = await_reply(directory);
+    if (reply != NULL && reply->type == REDIS_REPLY_ERROR) {
+        directory_fail(directory, reply->str);
         freeReplyObject(reply);
         return NULL;
     }
@@ -217,6 +289,7 @@ static void connect_now(struct kvf_directory *directory, uint64_t now_ns)
     } else if (directory->redis != NULL) {
         (void)fcntl(directory->redis->fd, F_SETFD, FD_CLOEXEC);
         (void)redisSetTimeout(directory->redis, answer);
+        bound_replies(directory);
         (void)greet(directory);
     }
     if (directory->redis == NULL) {
@@ -427,6 +500,7 @@ void kvf_directory_close(struct kvf_directory *directory)
         return;
     }
     if (directory->has_thread) {
+        atomic_store(&directory->end_ns, kvf_now_ns() + LEAVE_NS);
         (void)pthread_mutex_lock(&directory->lock);
         directory->is_ending = true;
         (void)pthread_cond_signal(&directory->changed);

@@ -16,8 +16,9 @@
  *                                         <-    MESSAGE: what the node has told, as net_wire.h says
  *
  * Both sides never wait for each other: queues are bounded, and who finds one full comes again. The
- * thread ends a connection that does not answer within a second, and tries again after a pause
- * that doubles from half a second to half a minute.
+ * thread ends a connection that says nothing for a second, needs two for one answer or sends more
+ * than 4 MiB of one, and tries again after a pause that doubles from half a second to half a
+ * minute.
  *
  * Keys, with P = "kvferry:" 16 hex digits of the cluster ":" and I = 16 hex digits of a node's
  * incarnation; all but P nodes end with the lease:
@@ -105,8 +106,8 @@ struct kvf_directory_stat {
  * KVF_ERR_NO_MEMORY. why: one line. */
 int kvf_directory_open(const struct kvf_directory_config *config,
                        struct kvf_directory **directory_out, char *why, size_t why_bytes);
-/* Gives the lease back. Takes a second or two at most, beside what the resolver takes. NULL is
- * fine. */
+/* Gives the lease back. Takes three seconds at most, whatever the server does, beside what the
+ * resolver takes. NULL is fine. */
 void kvf_directory_close(struct kvf_directory *directory);
 void kvf_directory_stat(const struct kvf_directory *directory, struct kvf_directory_stat *stat_out);
 

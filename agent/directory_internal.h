@@ -59,12 +59,15 @@ struct kvf_directory {
     pthread_mutex_t lock; /* of the two below */
     pthread_cond_t changed;
     bool is_ending, has_calls;
+    _Atomic uint64_t end_ns; /* the thread waits for no answer after that; 0: it is to go on */
     _Atomic bool is_up;
     _Atomic uint64_t failures, refused;
 
     /* Owner: the thread. */
-    redisContext *redis; /* NULL: down */
-    char why[256];       /* it went down */
+    redisContext *redis;                     /* NULL: down */
+    char why[256];                           /* it went down */
+    redisReplyObjectFunctions makers;        /* of replies: hiredis' own, but for arrays */
+    const redisReplyObjectFunctions *theirs; /* hiredis' own */
     uint64_t retry_ns, pause_ns;
     bool owes_down; /* DOWN found no room */
     uint64_t renew_ns, list_ns;

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -259,6 +260,86 @@ class Directory(LoggedCase):
             file.write("right one\n")
         self.wait_metric("a", "directory_up", lambda n: n == 1)
         self.assertNotIn("right one", self.log_text())
+
+    def serve_badly(self, answer):
+        """A server that answers PING, and then as it should not: answer(send). What each connection
+        has taken of that is in the list that comes back, in bytes."""
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(self.socket)
+        listener.listen()
+        taken = []
+
+        def send(connection, slot, data):
+            taken[slot] += connection.send(data)
+
+        def serve():
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                taken.append(0)
+                slot = len(taken) - 1
+                with connection:
+                    connection.settimeout(WAIT_S)
+                    try:
+                        connection.recv(1 << 16)
+                        connection.send(b"+PONG\r\n")
+                        connection.recv(1 << 16)
+                        answer(lambda data: send(connection, slot, data))
+                        connection.recv(1 << 16)  # until the other side has enough of it
+                    except OSError:
+                        pass
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        self.addCleanup(thread.join, WAIT_S)
+        self.addCleanup(listener.close)
+        self.addCleanup(listener.shutdown, socket.SHUT_RDWR)
+        return taken
+
+    def assert_ends(self, process):
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(WAIT_S), 0, self.log_text())
+
+    def test_answer_dribbles(self):
+        def dribble(send):
+            send(b"$1000000\r\n")
+            while True:
+                time.sleep(0.3)
+                send(b"x")
+
+        taken = self.serve_badly(dribble)
+        daemon = self.start("a")
+        self.wait_metric("a", "directory_failures", lambda n: n >= 1)
+        self.put("a", 0)
+        self.assertTrue(self.get("a", 0))
+        before = len(taken)
+        self.wait_for(lambda: len(taken) > before and taken[-1] > 12, "an answer under way")
+        self.assert_ends(daemon)
+
+    def test_answer_is_endless(self):
+        most = 64 << 20
+
+        def flood(send):
+            send(b"$500000000\r\n")
+            for _ in range(most >> 16):
+                send(b"x" * (1 << 16))
+
+        taken = self.serve_badly(flood)
+        daemon = self.start("a")
+        self.wait_for(lambda: "an answer without an end" in self.log_text(), "a refusal")
+        self.wait_metric("a", "directory_failures", lambda n: n >= 2)
+        self.assertLess(max(taken), most // 4)
+        self.put("a", 0)
+        self.assertTrue(self.get("a", 0))
+        self.assert_ends(daemon)
+
+    def test_answer_of_many_parts(self):
+        self.serve_badly(lambda send: send(b"*2000000000\r\n"))
+        daemon = self.start("a")
+        self.wait_for(lambda: "an answer of too many parts" in self.log_text(), "a refusal")
+        self.assert_ends(daemon)
 
     def events(self, name, **query):
         path = os.path.join(self.folder, name, "kvferryd.sock.admin")
