@@ -166,6 +166,11 @@ static void on_welcome(struct kvf_tunnel *tunnel, union kvf_proto_message *messa
         end(tunnel, welcome->status, welcome->text);
         return;
     }
+    if (welcome->staging_bytes > KVF_NET_STAGING_MAX) {
+        end(tunnel, KVF_ERR_TOO_LARGE,
+            "it gives more than 4 GiB of staging memory; ask for less by staging_bytes");
+        return;
+    }
     tunnel->welcome = *welcome;
     status = make_all(tunnel);
     if (status != KVF_OK) {
@@ -649,6 +654,12 @@ int kvf_tunnel_open(const char *address, const struct kvf_wire_hello *hello, uin
         return KVF_ERR_NO_MEMORY;
     }
     status = kvf_tunnel_address_parse(address, &tunnel->address, why_out, why_bytes);
+    if (status == KVF_OK && hello->staging_bytes > KVF_NET_STAGING_MAX) {
+        (void)snprintf(why_out, why_bytes,
+                       "staging memory of a daemon on another node is 4 GiB at most; set "
+                       "staging_bytes to less");
+        status = KVF_ERR_INVALID;
+    }
     if (status == KVF_OK && kvf_hash_init_library() != KVF_OK) {
         (void)snprintf(why_out, why_bytes,
                        "libsodium.so.23 cannot be loaded, which daemons of other nodes need; "

@@ -55,12 +55,13 @@
 
 #define KVF_NET_MAC_BYTES    24
 #define KVF_NET_NONCE_BYTES  32
-#define KVF_NET_NAME_BYTES   64           /* zero-terminated, rest zero */
-#define KVF_NET_TEXT_BYTES   128          /* zero-terminated, rest zero */
-#define KVF_NET_PIECE_BYTES  (256u << 10) /* of a record, at most, in one PIECE */
-#define KVF_NET_WINDOW_BYTES (8u << 20)   /* of PIECEs that no CREDIT has been given for */
-#define KVF_NET_EVENTS_MAX   128          /* in one EVENTS or SNAPSHOT */
-#define KVF_NET_CQES_MAX     64           /* in one COMPLETE */
+#define KVF_NET_NAME_BYTES   64                  /* zero-terminated, rest zero */
+#define KVF_NET_TEXT_BYTES   128                 /* zero-terminated, rest zero */
+#define KVF_NET_PIECE_BYTES  (256u << 10)        /* of a record, at most, in one PIECE */
+#define KVF_NET_WINDOW_BYTES (8u << 20)          /* of PIECEs that no CREDIT has been given for */
+#define KVF_NET_EVENTS_MAX   128                 /* in one EVENTS or SNAPSHOT */
+#define KVF_NET_CQES_MAX     64                  /* in one COMPLETE */
+#define KVF_NET_STAGING_MAX  (UINT64_C(1) << 32) /* a client's staging memory: what offset reaches */
 
 /* request of the PIECEs of a profile's memory, which follow its CONTROL message; no lease has this
  * number. */

@@ -439,6 +439,10 @@ static void on_control(struct kvf_relay *relay, const void *body, uint32_t bytes
         kvf_link_offend(relay->link, "a control message for daemons of its own node");
         return;
     }
+    if (message.head.type == KVF_WIRE_HELLO && message.hello.staging_bytes > KVF_NET_STAGING_MAX) {
+        kvf_link_offend(relay->link, "staging memory that no offset reaches the end of");
+        return;
+    }
     if (kvf_seqpacket_send(relay->fd, body, bytes, NULL, 0) == KVF_ERR_BUSY) {
         kvf_link_offend(relay->link, "more control messages than a client has");
     }

@@ -79,6 +79,8 @@ static void keep_log(void *arg, int severity, const char *text)
     }
 }
 
+static uint64_t staging_bytes; /* to ask for instead; 0: no */
+
 /* An address as it is, or, if it begins with '?', the parameters of the daemon's. */
 static void refused(const char *what, int status, const char *text)
 {
@@ -93,6 +95,7 @@ static void refused(const char *what, int status, const char *text)
         (void)snprintf(address, sizeof(address), "%.*s%s", (int)length, the_daemon.address, what);
     }
     options_at(&options, address);
+    options.staging_bytes = staging_bytes != 0 ? staging_bytes : options.staging_bytes;
     options.log = keep_log;
     options.connect_timeout_ms = WAIT_MS;
     said[0] = '\0';
@@ -145,6 +148,10 @@ static void test_refused(void **state)
     refused("?key=/no/such/file", KVF_ERR_CONFIG, "/no/such/file: No such file");
     refused(key_file("short", "default 12ab\n", parameters), KVF_ERR_CONFIG,
             "make one by kvferry client-key");
+
+    staging_bytes = UINT64_C(5) << 30;
+    refused(the_daemon.address, KVF_ERR_INVALID, "4 GiB at most");
+    staging_bytes = 0;
 
     key_line(other_cluster, "default", line);
     refused(key_file("other", line, parameters), KVF_ERR_REFUSED,
