@@ -710,6 +710,22 @@ class Identity(Case):
         self.engine().ask(self.request("r", 230))
         self.assertTrue(any("PYTHONHASHSEED" in line for line in self.warnings))
 
+    def test_worker_under_another_profile_than_the_scheduler(self):
+        """Handles attach in their own time: nothing is stored or loaded meanwhile."""
+        engine = self.stored(200)
+        scheduler = engine.scheduler._scheduler
+        request = self.request("again", 230)
+        self.assertEqual(engine.ask(request)[0], 192)
+        scheduler._lossless = False
+        engine.allocate(request, 192)
+        engine.wait_load(request)
+        self.assertEqual(engine.bad, set(engine.table["again"][:12]))
+        counters = engine.workers[0]._worker.counters
+        handed, other = counters.handed, self.request("other", 230, seed=1)
+        engine.allocate(other)
+        self.assertEqual(len(engine.step({other: (0, 230)}).stores), 3)
+        self.assertEqual((counters.handed, counters.skipped), (handed, 3))
+
     def test_lossy_profile_on_pages_of_the_cpu(self):
         engine = self.engine(profile="balanced", allow_uncalibrated=True)
         request = self.request("r", 200)

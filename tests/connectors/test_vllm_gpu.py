@@ -30,6 +30,7 @@ from standin_gpu import BLOCK, CUDA, Case, GpuEngine  # noqa: E402
 
 import kvferry  # noqa: E402
 from kvferry.vllm import taint  # noqa: E402
+from kvferry.vllm.scheduler import Scheduler  # noqa: E402
 
 class Gpu(Case):
     def test_pages_are_free_at_once(self):
@@ -189,9 +190,10 @@ class Tainted(Case):
         self.assertEqual(hit, 0)
         self.assertEqual(self.stored(exact, request), cold)
 
-    def change_of_profile(self):
+    def change_of_profile(self, follows=True):
         """An engine that has loaded with loss, and keeps its pages while a daemon comes back that
-        takes it under `exact` only. What it has stored there, beside a cold run's."""
+        takes it under `exact` only. What it has stored there, beside a cold run's. follows: the
+        scheduler has seen that before the step in which it is to be seen."""
         first = self.chained(profile="balanced", allow_uncalibrated=True)
         self.turn(first, "a", 130)
         again = self.chained(profile="balanced", allow_uncalibrated=True)
@@ -200,13 +202,14 @@ class Tainted(Case):
         self.kill()
         self.start("allow_uncalibrated=false")
         end = time.monotonic() + 120
-        while again.scheduler._scheduler._profile != "exact":
+        while follows and again.scheduler._scheduler._profile != "exact":
             self.assertLess(time.monotonic(), end)
             again.ask(self.request("meanwhile", 70, seed=9))
         again.workers[0]._worker._session.client().ping(60_000)
         longer = self.request("longer", self.N)
         again.table["longer"] = again.table.pop(request.request_id)  # vLLM's own cache has them
-        again.ask(longer, 128)
+        if follows:
+            again.ask(longer, 128)
         again.allocate(longer)
         again.step({longer: (128, self.N - 128)}, compute=[(longer, 8, self.N // BLOCK)])
         again.settle()
@@ -221,6 +224,38 @@ class Tainted(Case):
         request, hit = self.turn(exact, "b", self.N)
         self.assertEqual(hit, 0)
         self.assertEqual(self.stored(exact, request), cold)
+
+    def test_worker_attaches_before_the_scheduler(self):
+        """The step is decided for the profile that has been in force."""
+        self.addCleanup(setattr, Scheduler, "_follow", Scheduler._follow)
+        Scheduler._follow = lambda *what: None
+        again, longer = self.change_of_profile(follows=False)
+        self.assertEqual(self.stored(again, longer), [None] * 4)
+        self.assertGreater(again.workers[0]._worker.counters.skipped, 0)
+
+    def test_scheduler_attaches_in_a_step(self):
+        """What the step stores is decided behind that."""
+        poll = Scheduler._poll
+        self.addCleanup(setattr, Scheduler, "_poll", poll)
+
+        def attached(scheduler, client, *how):
+            client.ping(60_000)
+            poll(scheduler, client, *how)
+
+        Scheduler._poll = attached
+        again, longer = self.change_of_profile(follows=False)
+        self.assertEqual(self.stored(again, longer), [None] * 4)
+        self.assertGreater(again.scheduler._scheduler.counters.stores_tainted, 0)
+
+    def test_worker_loads_nothing_of_the_other_kind(self):
+        self.turn(self.chained(profile="balanced", allow_uncalibrated=True), "a", 130)
+        again = self.chained(profile="balanced", allow_uncalibrated=True)
+        request = self.request("again", 130)
+        self.assertEqual(again.ask(request)[0], 128)
+        again.scheduler._scheduler._lossless = True  # as it would be noted
+        again.allocate(request, 128)
+        again.wait_load(request)
+        self.assertEqual(again.bad, set(again.table["again"][:8]))
 
     def test_profile_changes_can_fail(self):
         """Without the memory of which pages were loaded with loss, other bytes are stored."""

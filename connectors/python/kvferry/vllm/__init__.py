@@ -298,7 +298,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         step = self._step()
         if step is not None:
             assert self._worker is not None
-            self._worker.store(step.stores)
+            self._worker.store(step.stores, step.lossless)
 
     def get_finished(self, finished_req_ids: Set[str]) -> Tuple[Optional[Set[str]],
                                                                 Optional[Set[str]]]:
@@ -357,7 +357,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         made = KvferryMetadata()
         if self._scheduler is not None:
             step = self._scheduler.step(scheduler_output)
-            made.loads, made.stores = step.loads, step.stores
+            made.loads, made.stores, made.lossless = step.loads, step.stores, step.lossless
         return made
 
     def update_connector_output(self, connector_output: Any) -> None:

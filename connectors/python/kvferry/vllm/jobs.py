@@ -19,11 +19,13 @@ class LoadChunk:
 
 @dataclass
 class LoadJob:
-    """What one request loads, in chain order."""
+    """What one request loads, in chain order. lossless: what the scheduler notes of the pages; a
+    worker under a profile of the other kind loads nothing."""
 
     request_id: str
     chunks: List[LoadChunk]
     budget_ms: int
+    lossless: bool = True
 
 
 @dataclass
@@ -41,10 +43,12 @@ class StoreChunk:
 
 @dataclass
 class Step:
-    """Everything of one step."""
+    """Everything of one step. lossless: the kind of profile that the stores are meant for; a worker
+    under another one leaves them out."""
 
     loads: List[LoadJob] = field(default_factory=list)
     stores: List[StoreChunk] = field(default_factory=list)
+    lossless: bool = True
 
 
 @dataclass

@@ -400,7 +400,8 @@ class Scheduler:
             begin = chunk_end
         budget = request.settings.budget_ms
         self._loads.append(LoadJob(engine.request_id, chunks,
-                                   self._settings.load_budget_ms if budget is None else budget))
+                                   self._settings.load_budget_ms if budget is None else budget,
+                                   self._lossless))
         self._taint.loads([page for chunk in chunks for page in chunk.pages], self._lossless)
         request.loading, request.load_tokens = chunks, external
         request.load_began = time.monotonic()
@@ -444,8 +445,13 @@ class Scheduler:
     # --- stores -----------------------------------------------------------------------------------
 
     def step(self, output: Any) -> Step:
-        """What the workers do in this step; output is vLLM's SchedulerOutput."""
-        made, self._loads = Step(loads=self._loads), []
+        """What the workers do in this step; output is vLLM's SchedulerOutput. Which profile is in
+        force comes first: what may be stored follows from it."""
+        client = self._session.client() if self._session.is_open else None
+        if client is not None:
+            self._poll(client, None, 0)
+            self._follow(client)
+        made, self._loads = Step(loads=self._loads, lossless=self._lossless), []
         for new in output.scheduled_new_reqs:
             self._scheduled(made, new.req_id, new.block_ids, False, new.num_computed_tokens, output)
         cached = output.scheduled_cached_reqs
@@ -453,10 +459,6 @@ class Scheduler:
             self._scheduled(made, request_id, cached.new_block_ids[i],
                             request_id not in cached.resumed_req_ids,
                             cached.num_computed_tokens[i], output)
-        client = self._session.client() if self._session.is_open else None
-        if client is not None:
-            self._poll(client, None, 0)
-            self._follow(client)
         self._drop_old()
         return made
 

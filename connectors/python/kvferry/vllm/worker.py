@@ -95,6 +95,15 @@ def count(counters: WorkerCounters, stored: Dict[bytes, int], status: int,
         stored[key] = 1
 
 
+def agrees(client: Client, lossless: bool) -> bool:
+    """Whether the profile in force is of the kind that the scheduler has decided for. Its handle is
+    another one, and attaches to a daemon that has come back in its own time. SessionError: this one
+    has not attached, so that nobody knows."""
+    if not client.info().connected:
+        client.ping(0)
+    return client.info().lossless == lossless
+
+
 class Worker:
     """Made by the engine's thread, which calls everything but _run."""
 
@@ -116,7 +125,7 @@ class Worker:
 
     # --- stores -----------------------------------------------------------------------------------
 
-    def store(self, chunks: List[StoreChunk]) -> None:
+    def store(self, chunks: List[StoreChunk], lossless: bool) -> None:
         """Encode chunks and hand them over. The pages may be rewritten when this returns. Waits for
         the daemon at most ROOM_S."""
         client = self._store_session.client() if self._stores and chunks else None
@@ -128,8 +137,10 @@ class Worker:
         deadline = began + ROOM_S
         for chunk in chunks:
             try:
-                self._put(client, chunk, deadline)
-                self.counters.handed += 1
+                if self._put(client, chunk, deadline, lossless):
+                    self.counters.handed += 1
+                else:
+                    self.counters.skipped += 1
             except (BusyError, SessionError):
                 self.counters.skipped += 1
             except KvferryError as error:
@@ -139,15 +150,18 @@ class Worker:
         self.counters.store_s += spent
         client.report("spent-us", int(spent * 1e6))
 
-    def _put(self, client: Client, chunk: StoreChunk, deadline: float) -> None:
+    def _put(self, client: Client, chunk: StoreChunk, deadline: float, lossless: bool) -> bool:
+        """False: the profile in force is another one than the chunk is meant for."""
         item = Put(chunk.key, pages=self._pages, page_ids=chunk.pages,
                    token_start=chunk.token_start, n_tokens=chunk.n_tokens,
                    supersedes=chunk.supersedes)
         while True:
             try:
+                if not agrees(client, lossless):
+                    return False
                 request = client.submit_put([item], parent=chunk.parent, depth=chunk.depth)
                 self._put_keys[request] = chunk.key
-                return
+                return True
             except (BusyError, SessionError) as error:
                 left = deadline - time.monotonic()
                 if left <= 0 or (isinstance(error, SessionError) and not error.is_attaching):
@@ -233,9 +247,10 @@ class Worker:
             if not client.info().connected:
                 client.ping(max(budget_ms, 1))  # a daemon that has come back is attached to first
             hits = client.get([chunk.key for chunk in chunks], budget_ms)
+            whole = client.info().lossless == done.job.lossless
         except KvferryError:
             return 0
-        good, whole = 0, True
+        good = 0
         for chunk, hit in zip(chunks, hits):
             done.saw(hit.status)
             whole = self._load_one(client, chunk, hit, whole) and whole

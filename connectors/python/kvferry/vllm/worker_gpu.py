@@ -94,7 +94,7 @@ class GpuWorker:
 
     # --- stores -----------------------------------------------------------------------------------
 
-    def store(self, chunks: List[StoreChunk]) -> None:
+    def store(self, chunks: List[StoreChunk], lossless: bool) -> None:
         """Queue the encoding of chunks on the engine's stream. Waits at most ROOM_S for room in the
         ring of encoded blocks, where the step has more than that holds."""
         gpu = self._handle() if self._stores and chunks else None
@@ -106,7 +106,7 @@ class GpuWorker:
         deadline = began + worker.ROOM_S
         for chain in chains(chunks):
             while chain and self._gpu is not None:
-                taken = self._put(gpu, chain)
+                taken = self._put(gpu, chain, lossless)
                 self.counters.handed += max(taken, 0)
                 chain = chain[max(taken, 0):]
                 if chain and (taken < 0 or time.monotonic() > deadline):
@@ -116,9 +116,16 @@ class GpuWorker:
             self.counters.skipped += len(chain)
         self.counters.store_s += time.monotonic() - began
 
-    def _put(self, gpu: Gpu, chain: List[StoreChunk]) -> int:
+    def _agrees(self, lossless: bool) -> bool:
+        """Whether the profile in force is of the kind that the scheduler has decided for."""
+        client = self._session.client()
+        return client is not None and worker.agrees(client, lossless)
+
+    def _put(self, gpu: Gpu, chain: List[StoreChunk], lossless: bool) -> int:
         """How many leading chunks have been taken; -1: none, and waiting does not help."""
         try:
+            if not self._agrees(lossless):
+                return -1
             items = [GpuPut(c.key, c.pages, c.token_start, c.n_tokens, c.supersedes)
                      for c in chain]
             request, taken = gpu.put(items, parent=chain[0].parent, depth=chain[0].depth,
@@ -153,6 +160,9 @@ class GpuWorker:
             load = self._waiting[0]
             part = load.job.chunks[load.begun:load.begun + GET_CHUNKS]
             try:
+                if not self._agrees(load.job.lossless):
+                    self._end(self._waiting.popleft())
+                    continue
                 request = gpu.get([GpuGet(c.key, c.pages, c.token_first, c.n_tokens)
                                    for c in part], budget_ms=load.job.budget_ms,
                                   wait_event=load.event)
@@ -189,7 +199,7 @@ class GpuWorker:
             self._count(event)
         elif event.kind == "block":
             load.done.saw(event.status)
-            if event.status == Status["OK"]:
+            if event.status == Status["OK"] and self._is_still(load.job.lossless):
                 load.good.add(load.first + event.index)
         elif event.kind == "request":
             del self._loads[event.request]
@@ -198,6 +208,11 @@ class GpuWorker:
                 self._waiting.appendleft(load)
             else:
                 self._end(load)
+
+    def _is_still(self, lossless: bool) -> bool:
+        """Whether that was so when a block came."""
+        client = self._session.client()
+        return client is not None and client.info().lossless == lossless
 
     def _count(self, event: GpuEvent) -> None:
         """A completion of a store."""
