@@ -4,6 +4,7 @@
  */
 #include "agent/offence.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "base/clock.h"
@@ -36,9 +37,12 @@ static struct kvf_offender *find(const struct kvf_offenders *offenders, uint64_t
 
 static struct kvf_offender *place_for(struct kvf_offenders *offenders, uint64_t peer)
 {
-    struct kvf_offender *place = &offenders->offenders[0];
+    bool is_remote = (peer & KVF_OFFENCE_REMOTE) != 0;
+    uint32_t first = is_remote ? KVF_OFFENDERS_LOCAL_MAX : 0;
+    uint32_t end = is_remote ? KVF_OFFENDERS_MAX : KVF_OFFENDERS_LOCAL_MAX;
+    struct kvf_offender *place = &offenders->offenders[first];
 
-    for (uint32_t i = 1; i < KVF_OFFENDERS_MAX; i++) {
+    for (uint32_t i = first + 1; i < end; i++) {
         /* unused ones have ended at 0 */
         if (offenders->offenders[i].until_ns < place->until_ns) {
             place = &offenders->offenders[i];

@@ -14,7 +14,8 @@
 #include "base/mutant.h"
 #include "transport/seqpacket.h"
 
-#define PEER_REMOTE (UINT64_C(1) << 63) /* no number of a process of this node */
+static_assert((int)KVF_OFFENDERS_REMOTE_MAX >= (int)KVF_TENANTS_MAX,
+              "no tenant pushes another one out");
 
 static void give_up(struct kvf_peers *peers, struct kvf_peer_serve *serve)
 {
@@ -114,8 +115,8 @@ void kvf_peers_client(struct kvf_peers *peers, const struct kvf_net_event *event
         refuse_client(event->fd, event->name);
         return;
     }
-    /* which process it is cannot be seen from here, but that it is the same one again can */
-    (void)kvf_session_adopt(agent, tenant, event->fd, event->incarnation | PEER_REMOTE);
+    /* its incarnation is what it says; that it has the tenant's key is what it has proved */
+    (void)kvf_session_adopt(agent, tenant, event->fd, KVF_OFFENCE_REMOTE | tenant);
 }
 
 unsigned kvf_peers_serve_waiting(struct kvf_peers *peers)

@@ -11,12 +11,14 @@
 #include <cmocka.h>
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "agent/core.h"
+#include "agent/peers.h"
 #include "tests/fault/raw_client.h"
 #include "tests/support/support.h"
 
@@ -79,12 +81,35 @@ static void test_nobody_else(void **state)
     kvf_offence_note(&off, 7, now_ns);
     assert_int_equal(kvf_offence_until_ns(&off, 7, now_ns), 0);
     /* one more than there is room for: the one that has been clean for longest is forgotten */
-    for (uint64_t peer = 1; peer <= KVF_OFFENDERS_MAX + 1; peer++) {
+    for (uint64_t peer = 1; peer <= KVF_OFFENDERS_LOCAL_MAX + 1; peer++) {
         kvf_offence_note(&offenders, peer, now_ns + peer);
     }
-    now_ns += KVF_OFFENDERS_MAX + 1;
-    for (uint64_t peer = 1; peer <= KVF_OFFENDERS_MAX + 1; peer++) {
+    now_ns += KVF_OFFENDERS_LOCAL_MAX + 1;
+    for (uint64_t peer = 1; peer <= KVF_OFFENDERS_LOCAL_MAX + 1; peer++) {
         assert_int_equal(kvf_offence_until_ns(&offenders, peer, now_ns) != 0, peer != 1);
+    }
+}
+
+/* Clients of other nodes are remembered by tenant, and push no process of this node out. */
+static void test_remote_ones_apart(void **state)
+{
+    struct kvf_offenders offenders = {.delay_max_ns = 1000 * MS};
+    uint64_t now_ns = 5000 * MS;
+
+    (void)state;
+    kvf_offence_note(&offenders, 1, now_ns);
+    for (uint64_t tenant = 0; tenant < KVF_OFFENDERS_REMOTE_MAX; tenant++) {
+        kvf_offence_note(&offenders, KVF_OFFENCE_REMOTE | tenant, now_ns + 1);
+    }
+    for (uint64_t peer = 2; peer <= KVF_OFFENDERS_LOCAL_MAX; peer++) {
+        kvf_offence_note(&offenders, peer, now_ns + 2);
+    }
+    for (uint64_t peer = 1; peer <= KVF_OFFENDERS_LOCAL_MAX; peer++) {
+        assert_int_not_equal(kvf_offence_until_ns(&offenders, peer, now_ns + 2), 0);
+    }
+    for (uint64_t tenant = 0; tenant < KVF_OFFENDERS_REMOTE_MAX; tenant++) {
+        assert_int_not_equal(
+            kvf_offence_until_ns(&offenders, KVF_OFFENCE_REMOTE | tenant, now_ns + 2), 0);
     }
 }
 
@@ -185,16 +210,40 @@ static bool is_untouched(int fd)
     return answer_of(fd) == KVF_EMPTY && bed.agent->sessions_count > 0;
 }
 
-static void offend(uint64_t peer)
+/* One of another node, which says that it is this process. */
+static int remote_open(uint64_t incarnation)
+{
+    struct kvf_peers *peers = calloc(1, sizeof(*peers));
+    struct kvf_net_event event = {.kind = KVF_NET_EVENT_CLIENT, .incarnation = incarnation};
+    struct kvf_wire_hello hello;
+    int fds[2];
+
+    assert_non_null(peers);
+    peers->agent = bed.agent;
+    raw_hello(&hello);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
+    assert_int_equal(kvf_seqpacket_send(fds[1], &hello, sizeof(hello), NULL, 0), KVF_OK);
+    event.fd = fds[0];
+    snprintf(event.name, sizeof(event.name), "%s", bed.agent->tenants[0].name);
+    kvf_peers_client(peers, &event);
+    free(peers);
+    return fds[1];
+}
+
+static void break_protocol(int fd)
 {
     uint64_t before = bed.agent->metrics.protocol_errors;
-    int fd = client_open(peer);
 
     (void)kvf_seqpacket_send(fd, "xx", 2, NULL, 0);
     while (bed.agent->metrics.protocol_errors == before) {
         turn();
     }
     close(fd);
+}
+
+static void offend(uint64_t peer)
+{
+    break_protocol(client_open(peer));
 }
 
 static uint32_t held_sockets(void)
@@ -238,6 +287,31 @@ static void test_offender_waits(void **state)
     close(other);
     assert_int_equal(bed.agent->metrics.attach_delayed, 1);
     pass_ms(1);
+    assert_welcome(held);
+    close(held);
+}
+
+/* Another name of its process helps a client of another node nothing, and touches no other one. */
+static void test_remote_offender_waits(void **state)
+{
+    int held, other;
+
+    (void)state;
+    offend(5);
+    for (uint64_t i = 0; i < 40; i++) {
+        break_protocol(remote_open(1000 + i));
+        pass_ms(1000);
+    }
+    break_protocol(remote_open(2000));
+    held = remote_open(2001);
+    pass_ms(49);
+    assert_true(is_untouched(held));
+    other = client_open(6);
+    assert_welcome(other);
+    close(other);
+    assert_int_equal(bed.agent->metrics.attach_delayed, 1);
+    assert_int_equal(bed.agent->offenders.offenders[0].peer, 5);
+    pass_ms(1000);
     assert_welcome(held);
     close(held);
 }
@@ -306,7 +380,9 @@ int main(void)
         cmocka_unit_test(test_delay_doubles_and_halves),
         cmocka_unit_test(test_attach_is_paced),
         cmocka_unit_test(test_nobody_else),
+        cmocka_unit_test(test_remote_ones_apart),
         cmocka_unit_test_setup_teardown(test_offender_waits, bed_open, bed_close),
+        cmocka_unit_test_setup_teardown(test_remote_offender_waits, bed_open, bed_close),
         cmocka_unit_test_setup_teardown(test_few_sockets_wait, bed_open, bed_close),
         cmocka_unit_test_setup_teardown(test_waiting_is_no_offence, bed_open, bed_close),
     };
