@@ -856,6 +856,31 @@ class Told(Case):
         engine.step({})
         self.assertEqual(list(engine.scheduler.take_events()), [])
 
+    def test_a_rank_that_stores_twice_is_one_rank(self):
+        """EXISTS is an answer too: of one whose engine has computed a chunk again."""
+        engine = self.engine(changes={"events": True}, tp=2)
+        engine.workers[1]._worker._stores = False
+        for name in ("first", "again"):
+            request = self.request(name, 230)
+            engine.allocate(request)
+            engine.step({request: (0, 230)}, compute=[(request, 0, 14)])
+            engine.settle()
+            engine.step({})
+        self.assertEqual(list(engine.scheduler.take_events()), [])
+        engine.workers[1]._worker._stores = True
+        request = self.request("all", 230)
+        engine.prefill(request)
+        engine.step({})
+        self.assertEqual(len(list(engine.scheduler.take_events())), 4)
+
+    def test_two_keys_of_one_hash(self):
+        """An adapter that is loaded again under its name has hashes of the one before it."""
+        ledger = events.Ledger(1)
+        for key in (b"one", b"two"):
+            ledger.begun(key, events.Chunk([b"hash"], None, [], 1, "adapter"))
+        ledger.stored({b"one": 1, b"two": 1})
+        self.assertEqual([change.is_stored for change in ledger.take()], [True, True])
+
     def test_what_is_told_has_a_bound(self):
         self.addCleanup(setattr, events, "TOLD_MAX", events.TOLD_MAX)
         events.TOLD_MAX = 2

@@ -305,7 +305,9 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is None:
             return None, None
         self._worker.idle()
+        assert self._facts is not None
         requests, bad, report = self._worker.finished()
+        report.stored = {key: 1 << self._facts.shard for key in report.stored}
         self._bad_pages |= bad
         self._report.merge(report)
         return None, requests or None

@@ -39,14 +39,14 @@ class Waiting:
 
     key: bytes
     chunk: Chunk
-    ranks: int = 0
+    ranks: int = 0  # those that have stored it, a bit each
 
 
 class Ledger:
     """Belongs to the scheduler's thread."""
 
     def __init__(self, n_ranks: int):
-        self._n_ranks = n_ranks
+        self._all_ranks = (1 << n_ranks) - 1
         self._pending: "OrderedDict[bytes, Waiting]" = OrderedDict()
         self._told: "OrderedDict[bytes, Chunk]" = OrderedDict()
         self._changes: List[Change] = []
@@ -58,15 +58,17 @@ class Ledger:
             if len(self._pending) > PENDING_MAX:
                 self._pending.popitem(last=False)
 
-    def stored(self, counts: Dict[bytes, int]) -> None:
-        """So many ranks more have these. A chunk is told behind the one before it."""
-        for key, n in counts.items():
+    def stored(self, ranks: Dict[bytes, int]) -> None:
+        """These ranks, a bit each, have these keys; one may say so twice. A chunk is told behind
+        the one before it."""
+        for key, bits in ranks.items():
             if key in self._pending:
-                self._pending[key].ranks += n
+                self._pending[key].ranks |= bits
         ends = {waiting.chunk.hashes[-1] for waiting in self._pending.values()}
         for waiting in list(self._pending.values()):
-            if waiting.ranks >= self._n_ranks and waiting.chunk.parent not in ends:
-                ends.remove(waiting.chunk.hashes[-1])
+            if waiting.ranks == self._all_ranks and waiting.chunk.parent not in ends:
+                # Two keys may be of one hash: of an adapter that was loaded again under its name.
+                ends.discard(waiting.chunk.hashes[-1])
                 del self._pending[waiting.key]
                 self._told[waiting.key] = waiting.chunk
                 self._changes.append(Change(True, waiting.chunk))

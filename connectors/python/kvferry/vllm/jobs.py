@@ -53,8 +53,8 @@ class Step:
 
 @dataclass
 class Report:
-    """Keys that did not load, by request: each is a miss for that request from then on. And how
-    many ranks have stored which keys."""
+    """Keys that did not load, by request: each is a miss for that request from then on. And which
+    ranks, a bit each, have stored which keys."""
 
     failed: Dict[str, Set[bytes]] = field(default_factory=dict)
     stored: Dict[bytes, int] = field(default_factory=dict)
@@ -62,5 +62,5 @@ class Report:
     def merge(self, other: "Report") -> None:
         for request_id, keys in other.failed.items():
             self.failed.setdefault(request_id, set()).update(keys)
-        for key, n in other.stored.items():
-            self.stored[key] = self.stored.get(key, 0) + n
+        for key, bits in other.stored.items():
+            self.stored[key] = self.stored.get(key, 0) | bits
