@@ -205,7 +205,8 @@ class Rendered(unittest.TestCase):
         self.assertEqual(len(policy["ingress"]), 1)
         # who has no policy of the chart's, or one of their own, is let alone
         self.objects("bare-values.yaml", "--set", "config.peers.nodes=a:7171",
-                     "--set", "config.peers.listen=10.0.0.1:7171")
+                     "--set", "config.peers.listen=10.0.0.1:7171",
+                     "--set", "clusterKey.secretName=key")
 
     def test_huge_pages(self):
         pod = chart.the(self.objects("hugepages-values.yaml"), "DaemonSet")["spec"]["template"][
@@ -321,6 +322,7 @@ class Refused(unittest.TestCase):
         (["config.directory.address=a:6379", "config.directory.password_file=/p",
           "networkPolicy.enabled=false"], "no volume of the pod has it: set config.directory"),
         (["config.directory.address=/run/valkey.sock"], "no volume of the pod has it"),
+        (["config.peers.nodes=a:7171", "networkPolicy.enabled=false"], "set clusterKey.secretName"),
         (["config.gpu.hbm_bytes=1GiB"], "gpu.access=none starts none: set gpu.access to env"),
         (["gpu.runtimeClassName=nvidia"], "is none: set gpu.access, or remove the class"),
         (["metrics.monitor=ServiceMonitor", "service.enabled=false"], "set service.enabled=true"),

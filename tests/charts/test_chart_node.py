@@ -90,8 +90,9 @@ class Taken(Case):
         config["sockets"] = [{**one, "path": os.path.join(self.folder, one.get("tenant", "s"))}
                              for one in config["sockets"]]
         config.setdefault("admin", {})["socket"] = os.path.join(self.folder, "admin.sock")
-        for key in ("calibration", "cluster_key"):
-            config.pop(key, None)
+        config.pop("calibration", None)
+        if "cluster_key" in config:
+            config["cluster_key"] = self.write("key", "k" * 32)
         config["mode"] = "serve"  # where the arena is taken: turning it on changes no limit
         store = config.pop("nvme", None)
         if store:
