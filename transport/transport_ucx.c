@@ -28,6 +28,7 @@
 #define SPIN_NS        (20 * KVF_NS_PER_US) /* what follows soon is cheaper without a sleep */
 #define SLEEP_MS       200                  /* timers need no more ... */
 #define SLEEP_FETCH_MS 10                   /* ... than this while something is on its way */
+#define SLEEP_ROOM_MS  1                    /* while submissions wait: nobody wakes for room */
 #define CLOSE_NS       KVF_NS_PER_S
 
 /* ----------------------------------------------------------------------------------------------
@@ -256,11 +257,14 @@ static void wait_for_something(struct kvf_net *net)
     ucs_status_t armed;
 
     (void)atomic_exchange(&net->is_sleeping, true);
+    net->has_waiting = false;
     if (kvf_ring_is_empty(&net->commands) && !atomic_load(&net->stop) && clients_sleep(net)) {
         armed = net->ucx.ucp_worker_arm(net->worker);
         if (armed == UCS_OK) {
             (void)epoll_wait(net->epoll_fd, events, 2,
-                             net->n_fetches > 0 ? SLEEP_FETCH_MS : SLEEP_MS);
+                             net->has_waiting     ? SLEEP_ROOM_MS
+                             : net->n_fetches > 0 ? SLEEP_FETCH_MS
+                                                  : SLEEP_MS);
         }
     }
     atomic_store(&net->is_sleeping, false);

@@ -147,10 +147,11 @@ struct kvf_net {
     _Atomic bool stop;        /* the owner sets */
     _Atomic bool is_sleeping; /* the owner skips the system call while the thread is awake */
 
-    struct kvf_ring commands;                         /* from the owner */
-    struct kvf_ring events;                           /* to the owner */
-    bool has_slept;                                   /* since the last turn */
-    bool has_news;                                    /* events since the owner was woken */
+    struct kvf_ring commands; /* from the owner */
+    struct kvf_ring events;   /* to the owner */
+    bool has_slept;           /* since the last turn */
+    bool has_waiting;         /* a relay has submissions for which the daemon makes room unasked */
+    bool has_news;            /* events since the owner was woken */
     uint32_t fetches_count, serves_count;             /* the owner's: not yet DONE */
     _Atomic uint32_t upcalls, link_events;            /* in events, not yet taken */
     _Atomic uint32_t stream_sends[KVF_NET_LINKS_MAX]; /* given and not yet gone */

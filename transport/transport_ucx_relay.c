@@ -179,6 +179,7 @@ static int on_profile(struct kvf_relay *relay, const struct kvf_wire_profile *me
     hit->serve.record = relay->profile;
     hit->serve.record_bytes = (uint32_t)message->bytes;
     relay->is_profile_going = true;
+    kvf_net_unwatch(relay->link->net, relay->fd); /* what lies there would keep the thread awake */
     kvf_flow_serve_begin(relay->link, &hit->serve);
     return KVF_OK;
 }
@@ -531,6 +532,9 @@ void kvf_relay_served(struct kvf_net_serve *serve)
 
     if (piece == NULL) {
         relay->is_profile_going = false;
+        if (relay->fd >= 0 && kvf_net_watch(relay->link->net, relay->fd, false) != KVF_OK) {
+            kvf_link_break(relay->link, KVF_ERR_NO_MEMORY, "no memory to wait for its session");
+        }
         free(relay->profile);
         relay->profile = NULL;
     } else if (!relay->is_ended && relay->is_live) {
@@ -606,6 +610,7 @@ bool kvf_relay_sleep(struct kvf_link *link)
 {
     struct kvf_relay *relay = link->relay;
 
+    link->net->has_waiting |= relay->is_live && relay->submits != NULL;
     /* without room for more it is a send's end that goes on, and UCX wakes for that */
     return !relay->is_live || link->sends >= KVF_NET_RELAY_SENDS_MAX ||
            kvf_ring_client_sleep(&relay->ring);
