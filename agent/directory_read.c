@@ -88,7 +88,6 @@ static void take_lease(struct kvf_directory *directory, uint64_t incarnation,
 
 static void take_leases(struct kvf_directory *directory, const uint64_t *incarnations, uint32_t n)
 {
-    redisReply *values[MEMBERS_MAX];
     char key[KVF_DIRECTORY_KEY_BYTES];
 
     for (uint32_t i = 0; i < n; i++) {
@@ -96,15 +95,14 @@ static void take_leases(struct kvf_directory *directory, const uint64_t *incarna
         (void)redisAppendCommand(directory->redis, "GET %s", key);
     }
     directory->pipelined += n;
-    memset(values, 0, sizeof(values));
     for (uint32_t i = 0; i < n; i++) {
-        values[i] = directory_reply(directory);
-    }
-    for (uint32_t i = 0; directory->redis != NULL && i < n; i++) {
-        take_lease(directory, incarnations[i], values[i]);
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        freeReplyObject(values[i]);
+        redisReply *value = directory_reply(directory); /* one at a time is kept */
+
+        if (value == NULL) {
+            return;
+        }
+        take_lease(directory, incarnations[i], value);
+        freeReplyObject(value);
     }
 }
 
