@@ -336,11 +336,42 @@ class Daemons(Case):
         finally:
             os.kill(self.daemon.pid, signal.SIGCONT)
 
-    def test_a_profile_that_loses_bits_is_not_taken(self):
-        self.start_daemon(sys.argv[1], "allow_uncalibrated=true")
+    def ask_for_what_is_not_calibrated(self):
         kept = kvferry.sglang.Session
         self.addCleanup(setattr, kvferry.sglang, "Session", kept)
         kvferry.sglang.Session = lambda *how, **more: kept(*how, allow_uncalibrated=True, **more)
+
+    def test_a_daemon_comes_back_with_a_profile_that_loses_bits(self):
+        """Handles attach again by themselves, and are looked at as new ones are."""
+        self.ask_for_what_is_not_calibrated()
+        self.start()
+        pool = MHATokenToKVPoolHost(dim=128)
+        backend = self.backend(pool, profile="balanced")
+        self.assertEqual(backend.batch_set_v1(keys(2), pool.slots(0, 1)), [True, True])
+        self.assertEqual(backend.batch_exists(keys(2)), 2)
+        self.assertEqual(backend.batch_get_v1(keys(2), pool.slots(2, 3)), [True, True])
+        self.daemon.kill()
+        self.daemon.wait()
+        self.daemon = self.start_daemon(sys.argv[1], "allow_uncalibrated=true")
+        facts = backend._pools["kv"]._facts
+        with kvferry.Client(self.socket, profile="balanced", geometry=facts.geometry,
+                            allow_uncalibrated=True, namespace_label=facts.label,
+                            weights_digest=bytes.fromhex(DIGEST)) as other:
+            self.assertFalse(other.info().lossless)
+            other.put([kvferry.Put(key, pages=facts.pages, page_ids=[page])
+                       for page, key in enumerate(map(bytes.fromhex, keys(2)))])
+        kv, end = backend._pools["kv"], time.monotonic() + 120
+        while kv._loads.is_open or kv._stores.is_open:
+            self.assertLess(time.monotonic(), end)
+            self.assertEqual(backend.batch_get_v1(keys(2), pool.slots(4, 5)), [False, False])
+            self.assertEqual(backend.batch_set_v1(keys(2, seed=1), pool.slots(0, 1)),
+                             [False, False])
+        self.assertIn("profile balanced loses bits", self.warnings[-1])
+        self.assertEqual(pool.page(4), bytes(len(pool.page(4))))
+
+    def test_a_profile_that_loses_bits_is_not_taken(self):
+        self.start_daemon(sys.argv[1], "allow_uncalibrated=true")
+        self.ask_for_what_is_not_calibrated()
         pool = MHATokenToKVPoolHost(dim=128)
         backend = self.backend(pool, profile="balanced")
         self.assertEqual(backend.batch_set_v1(keys(1), pool.slots(0)), [False])

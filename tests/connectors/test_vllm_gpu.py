@@ -227,8 +227,10 @@ class Tainted(Case):
 
     def test_worker_attaches_before_the_scheduler(self):
         """The step is decided for the profile that has been in force."""
-        self.addCleanup(setattr, Scheduler, "_follow", Scheduler._follow)
-        Scheduler._follow = lambda *what: None
+        connected = Scheduler.connected
+        self.addCleanup(setattr, Scheduler, "connected", connected)
+        Scheduler.connected = lambda scheduler, profile, lossless: (
+            None if lossless else connected(scheduler, profile, lossless))
         again, longer = self.change_of_profile(follows=False)
         self.assertEqual(self.stored(again, longer), [None] * 4)
         self.assertGreater(again.workers[0]._worker.counters.skipped, 0)

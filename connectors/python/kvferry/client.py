@@ -214,11 +214,21 @@ class Client:
         """Readable when poll() has something to do; for select, poll and event loops."""
         return int(lib.kvf_fd(self._c))
 
-    def info(self) -> Info:
-        """Facts about the connection."""
+    def _info(self) -> Any:
         c = ffi.new("struct kvf_info *")
         c.struct_bytes = ffi.sizeof("struct kvf_info")
         check(lib.kvf_client_info(self._c, c), "kvf_client_info")
+        return c
+
+    def link(self) -> Optional[int]:
+        """How often the handle has attached again; None: it is not attached. Of info(), in a
+        fraction of its time."""
+        c = self._info()
+        return int(c.reconnects) if c.connected else None
+
+    def info(self) -> Info:
+        """Facts about the connection."""
+        c = self._info()
         return Info(bool(c.connected), bool(c.lossless), text(c.profile), text(c.profile_text),
                     c.incarnation, c.namespace_id, c.credits, c.reconnects, c.staging_bytes,
                     c.record_bytes_max)

@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from kvferry.client import REQUEST_KEYS_MAX, Client, Event, Hit, Lookup, Put
 from kvferry.errors import BusyError, KvferryError, SessionError, Status
-from kvferry.session import Session
+from kvferry.session import Session, agrees
 
 # Blocks that one get asks for: they are leased together, and a client may hold a share of the arena
 GET_BLOCKS = 16
@@ -59,14 +59,16 @@ def fetch(client: Client, keys: Sequence[bytes], budget_ms: int,
           take: Callable[[int, Hit], bool]) -> int:
     """Get blocks in chain order and hand each to take(index, hit), which copies it to where it is
     wanted and says whether it could. How many leading ones are good to be used: what was copied
-    under a lease that was lost is not."""
+    under a lease that was lost is not. Nothing is taken of another kind of profile than the caller
+    has seen in force."""
     deadline = time.monotonic() + budget_ms / 1000
     try:
+        lossless = client.info().lossless
         attach(client)
         for first in range(0, len(keys), GET_BLOCKS):
             part = keys[first:first + GET_BLOCKS]
             left = left_ms(deadline)
-            good = _fetch_part(client, part, left, first, take) if left > 0 else 0
+            good = _fetch_part(client, part, left, first, take, lossless) if left > 0 else 0
             if good < len(part):
                 return first + good
     except KvferryError:
@@ -75,9 +77,10 @@ def fetch(client: Client, keys: Sequence[bytes], budget_ms: int,
 
 
 def _fetch_part(client: Client, keys: Sequence[bytes], budget_ms: int, first: int,
-                take: Callable[[int, Hit], bool]) -> int:
-    good, whole = 0, True
-    for index, hit in enumerate(client.get(keys, budget_ms), first):
+                take: Callable[[int, Hit], bool], lossless: bool) -> int:
+    hits = client.get(keys, budget_ms)
+    good, whole = 0, client.info().lossless == lossless
+    for index, hit in enumerate(hits, first):
         whole = whole and hit.status == 0 and take(index, hit)
         if hit.status == 0:
             whole = client.release(hit.lease) and whole
@@ -88,14 +91,15 @@ def _fetch_part(client: Client, keys: Sequence[bytes], budget_ms: int, first: in
 def store(client: Client, items: Sequence[Put], parent: Optional[bytes], depth: int,
           budget_ms: int) -> List[bool]:
     """Put blocks in chain order: which are stored now. Nothing is put behind one that had no
-    room."""
+    room, nor under another kind of profile than the caller has seen in force."""
     deadline = time.monotonic() + budget_ms / 1000
     stored = [False] * len(items)
     pending: Dict[int, int] = {}
     try:
+        lossless = client.info().lossless
         attach(client)
         for index, item in enumerate(items):
-            request = _submit(client, item, parent, depth, deadline, pending, stored)
+            request = _submit(client, item, parent, depth, deadline, pending, stored, lossless)
             if request is None:
                 break
             pending[request] = index
@@ -108,10 +112,13 @@ def store(client: Client, items: Sequence[Put], parent: Optional[bytes], depth: 
 
 
 def _submit(client: Client, item: Put, parent: Optional[bytes], depth: int, deadline: float,
-            pending: Dict[int, int], stored: List[bool]) -> Optional[int]:
-    """Queue one block, as soon as there is room for it. None: there was none in time."""
+            pending: Dict[int, int], stored: List[bool], lossless: bool) -> Optional[int]:
+    """Queue one block, as soon as there is room for it. None: there was none in time, or another
+    kind of profile is in force."""
     while True:
         try:
+            if not agrees(client, lossless):
+                return None
             return client.submit_put([item], parent=parent, depth=depth)
         except (BusyError, SessionError) as error:
             left = left_ms(deadline)

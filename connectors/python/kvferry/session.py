@@ -8,7 +8,17 @@ from kvferry.errors import KvferryError, SessionError, Status
 
 RETRY_S = 1.0
 RETRY_MAX_S = 60.0
+NOT_TAKEN = "the daemon does not take this engine: "
 CONNECT_TIMEOUT_MS = 5000  # the daemon touches all of the staging that a worker asks for
+
+
+def agrees(client: Client, lossless: bool) -> bool:
+    """Whether the profile in force is of the kind that has been decided for: a handle attaches to a
+    daemon that has come back in any of its calls. SessionError: it has not attached, so that nobody
+    knows."""
+    if client.link() is None:
+        client.ping(0)
+    return client.info().lossless == lossless
 
 
 class Session:
@@ -17,12 +27,14 @@ class Session:
 
     def __init__(self, warn: Callable[[str], None], on_open: Callable[[Client], None],
                  **options: Any):
-        """on_open(client) looks at each new handle, and may raise a KvferryError: then it is closed
-        again. The rest is of Client."""
+        """on_open(client) looks at each new handle, and again at one that has attached to another
+        daemon by itself. It may raise a KvferryError: then the handle is closed. The rest is of
+        Client."""
         self._warn = warn
         self._on_open = on_open
         self._options = options
         self._client: Optional[Client] = None
+        self._link = 0  # of the handle, when it was looked at
         self._next_try = 0.0
         self._wait = RETRY_S
         self._said = ""
@@ -35,19 +47,33 @@ class Session:
     def client(self) -> Optional[Client]:
         """The handle, or None while there is no daemon. Does not block where nobody listens; else
         the first time, up to CONNECT_TIMEOUT_MS."""
+        if self._client is not None:
+            self._look_again(self._client)
         if self._client is None and time.monotonic() >= self._next_try:
             try:
                 client = Client(connect_timeout_ms=CONNECT_TIMEOUT_MS, **self._options)
                 self._check(client)
-                self._client, self._said = client, ""
+                self._client, self._link, self._said = client, client.link() or 0, ""
             except SessionError as error:
                 slow = error.status == Status["ERR_TIMEOUT"]
                 self._wait = min(2 * self._wait, RETRY_MAX_S) if slow else RETRY_S
                 self._say(f"no daemon: {error}; requests are computed until there is one")
             except KvferryError as error:
-                self._say(f"the daemon does not take this engine: {error}")
+                self._say(NOT_TAKEN + str(error))
             self._next_try = time.monotonic() + self._wait
         return self._client
+
+    def _look_again(self, client: Client) -> None:
+        """Another daemon may have another profile in force."""
+        link = client.link()
+        if link is None or link == self._link:
+            return
+        self._link = link
+        try:
+            self._check(client)
+        except KvferryError as error:
+            self._client, self._next_try = None, time.monotonic() + self._wait
+            self._say(NOT_TAKEN + str(error))
 
     def _check(self, client: Client) -> None:
         try:

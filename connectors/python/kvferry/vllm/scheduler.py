@@ -511,7 +511,7 @@ class Scheduler:
         request.next_store = max(request.next_store, end)
         prompt = min(request.engine.num_prompt_tokens, self._limit(request))
         number, blocks = prompt // self._chunk, prompt % self._chunk // self._facts.block_tokens
-        if self._lossless and computed >= prompt and 0 < blocks <= self._tail_most:
+        if made.lossless and computed >= prompt and 0 < blocks <= self._tail_most:
             begun = request.tail_blocks if request.tail_chunk == number else 0
             if blocks > begun and number >= max(request.known, request.next_store):
                 self._store_chunk(made, request, number, blocks)
@@ -523,7 +523,7 @@ class Scheduler:
         begun = request.tail_blocks if request.tail_chunk == number else 0
         if blocks < self._blocks:
             request.tail_chunk, request.tail_blocks = number, blocks
-        if self._taint.forbids(request.pages, first, first + blocks, self._lossless):
+        if self._taint.forbids(request.pages, first, first + blocks, made.lossless):
             self.counters.stores_tainted += 1
             self._report("taint-refused", self._facts.shard_count)
             return

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from kvferry.buffers import Pages
 from kvferry.client import Client, Hit, Put
 from kvferry.errors import BusyError, KvferryError, SessionError, Status
-from kvferry.session import Session
+from kvferry.session import Session, agrees
 from kvferry.vllm.jobs import LoadChunk, LoadJob, Report, StoreChunk
 from kvferry.vllm.stats import WorkerCounters
 
@@ -93,15 +93,6 @@ def count(counters: WorkerCounters, stored: Dict[bytes, int], status: int,
         return
     if key is not None:
         stored[key] = 1
-
-
-def agrees(client: Client, lossless: bool) -> bool:
-    """Whether the profile in force is of the kind that the scheduler has decided for. Its handle is
-    another one, and attaches to a daemon that has come back in its own time. SessionError: this one
-    has not attached, so that nobody knows."""
-    if not client.info().connected:
-        client.ping(0)
-    return client.info().lossless == lossless
 
 
 class Worker:

@@ -15,7 +15,7 @@ from kvferry.buffers import Pages
 from kvferry.client import Client
 from kvferry.errors import BusyError, KvferryError, SessionError, Status
 from kvferry.gpu import Gpu, GpuEvent, GpuGet, GpuPut
-from kvferry.session import Session
+from kvferry.session import Session, agrees
 from kvferry.vllm import worker
 from kvferry.vllm.jobs import LoadJob, Report, StoreChunk
 from kvferry.vllm.stats import WorkerCounters
@@ -119,7 +119,7 @@ class GpuWorker:
     def _agrees(self, lossless: bool) -> bool:
         """Whether the profile in force is of the kind that the scheduler has decided for."""
         client = self._session.client()
-        return client is not None and worker.agrees(client, lossless)
+        return client is not None and agrees(client, lossless)
 
     def _put(self, gpu: Gpu, chain: List[StoreChunk], lossless: bool) -> int:
         """How many leading chunks have been taken; -1: none, and waiting does not help."""
