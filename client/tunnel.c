@@ -410,8 +410,8 @@ static unsigned send_queued(struct kvf_tunnel *tunnel)
 }
 
 /* Sum what pages do not know yet. A daemon that is to sum what came to it would take for right
- * whatever the way has made of it: bytes of records carry no MAC. A page that is wrong stays so, for
- * the daemon to find. */
+ * whatever the way has made of it: bytes of records carry no MAC. A page that is wrong stays so,
+ * for the daemon to find. */
 static void sum_records(struct kvf_tunnel *tunnel, struct kvf_shm_sqe *sqe)
 {
     for (uint32_t i = 0; i < sqe->n_keys; i++) {

@@ -61,7 +61,7 @@
 #define KVF_NET_WINDOW_BYTES (8u << 20)          /* of PIECEs that no CREDIT has been given for */
 #define KVF_NET_EVENTS_MAX   128                 /* in one EVENTS or SNAPSHOT */
 #define KVF_NET_CQES_MAX     64                  /* in one COMPLETE */
-#define KVF_NET_STAGING_MAX  (UINT64_C(1) << 32) /* a client's staging memory: what offset reaches */
+#define KVF_NET_STAGING_MAX  (UINT64_C(1) << 32) /* of staging memory: what offset reaches */
 
 /* request of the PIECEs of a profile's memory, which follow its CONTROL message; no lease has this
  * number. */

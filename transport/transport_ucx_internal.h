@@ -194,7 +194,7 @@ void kvf_link_offend(struct kvf_link *link, const char *why);
 /* Say something about a link, if this is a daemon. */
 void kvf_link_log(const struct kvf_link *link, int level, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
-/* Room for one more message of a link. NULL: there is none, nodes and each client have their own. */
+/* Room for one more message of a link: each client has its own. NULL: there is none. */
 struct kvf_link_send *kvf_link_send_new(struct kvf_link *link);
 /* Send a copy of a body of any length. False: the link is broken. */
 bool kvf_link_send_copy(struct kvf_link *link, enum kvf_net_type type, uint64_t request,
