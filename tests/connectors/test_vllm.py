@@ -726,6 +726,29 @@ class Identity(Case):
         self.assertEqual(len(engine.step({other: (0, 230)}).stores), 3)
         self.assertEqual((counters.handed, counters.skipped), (handed, 3))
 
+    def test_lossy_profile_of_a_daemon_that_comes_back(self):
+        self.kill()
+        self.start("allow_uncalibrated=false")
+        engine = self.engine(profile="balanced", allow_uncalibrated=True)
+        request = self.request("first", 200)
+        engine.prefill(request)
+        self.assertEqual(engine.load(self.request("again", 230)), 192)
+        self.kill()
+        self.start("allow_uncalibrated=true")
+        scheduler, at = engine.scheduler._scheduler, engine.workers[0]._worker
+        end, n = time.monotonic() + 120, 0
+        while scheduler._session.is_open or at._store_session.is_open:
+            self.assertLess(time.monotonic(), end)
+            n += 1
+            other = self.request(f"other {n}", 100, seed=n)
+            self.assertEqual(engine.load(other), 0)
+            engine.allocate(other)
+            engine.step({other: (0, 100)}, compute=[(other, 0, 6)])
+            engine.finish(other)
+            time.sleep(0.001)
+        self.assertEqual(at.counters.stored, 3)
+        self.assertTrue(any("tokens cannot be told apart" in line for line in self.warnings))
+
     def test_lossy_profile_on_pages_of_the_cpu(self):
         engine = self.engine(profile="balanced", allow_uncalibrated=True)
         request = self.request("r", 200)
