@@ -752,15 +752,15 @@ static void test_data_port(void **state)
     pair_close(&pair);
 }
 
-static char logged[4096];
+static _Atomic bool has_made_way;
 
-static void keep_log(void *arg, int severity, const char *text)
+static void hear_log(void *arg, int severity, const char *text)
 {
-    size_t length = strlen(logged);
-
     (void)arg;
     (void)severity;
-    (void)snprintf(logged + length, sizeof(logged) - length, "%s\n", text);
+    if (strstr(text, "others came while it had not said who it is") != NULL) {
+        has_made_way = true;
+    }
 }
 
 #define CROWD (KVF_NET_STRANGERS_MAX + 4)
@@ -771,20 +771,22 @@ static void test_silent_crowd(void **state)
     struct pair pair;
     struct stranger strangers[CROWD];
     struct node third;
-    uint32_t n_cut = 0;
 
     (void)state;
     pair_open(&pair);
-    logged[0] = '\0';
-    kvf_log_init(keep_log, NULL, KVF_LOG_DEBUG);
+    has_made_way = false;
+    kvf_log_init(hear_log, NULL, KVF_LOG_DEBUG);
     for (uint32_t i = 0; i < CROWD; i++) {
         stranger_open(&strangers[i], &pair.a);
     }
-    for (uint64_t end_ns = kvf_now_ns() + WAIT_MS * KVF_NS_PER_MS; n_cut < 4;) {
-        n_cut = 0;
+    /* A slow listener turns those away that come all at once: they come again. */
+    for (uint64_t end_ns = kvf_now_ns() + WAIT_MS * KVF_NS_PER_MS; !has_made_way;) {
         for (uint32_t i = 0; i < CROWD; i++) {
             (void)strangers[i].ucx.ucp_worker_progress(strangers[i].worker);
-            n_cut += strangers[i].is_cut;
+            if (strangers[i].is_cut) {
+                stranger_close(&strangers[i]);
+                stranger_open(&strangers[i], &pair.a);
+            }
         }
         assert_true(kvf_now_ns() < end_ns);
     }
@@ -800,7 +802,6 @@ static void test_silent_crowd(void **state)
     }
     node_close(&third);
     kvf_log_init(NULL, NULL, KVF_LOG_ERROR);
-    assert_non_null(strstr(logged, "others came while it had not said who it is"));
     pair_close(&pair);
 }
 
