@@ -39,9 +39,7 @@ class DaemonCase(logged.DaemonCase):
     """self.start() starts the program that is the first argument; self.warnings has lines."""
 
     FOLDER = "kvferry-connectors-"
-    SMALL = ("dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
-             "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
-             "nvme.0.segment_bytes=8MiB", "clients.max=32")
+    SMALL = (*logged.SMALL, "clients.max=32")
 
     def setUp(self):
         super().setUp()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""node.py: a kvferryd in a folder of its own, for scripts that are run by hand."""
+"""node.py: a kvferryd in a folder of its own, and what was seen, for scripts run by hand."""
 import os
 import subprocess
 import time
@@ -47,3 +47,18 @@ class Daemon:
                 byte = file.read(1)
                 file.seek(offset)
                 file.write(bytes([byte[0] ^ 0x10]))
+
+
+class Run:
+    """Phases of a script: say() prints what one has shown, and keeps it. corrupt: the script is to
+    spoil what was loaded, and then to find it."""
+
+    def __init__(self, daemon, corrupt):
+        self.daemon, self.corrupt = daemon, corrupt
+        self.results, self.bad = {}, []
+
+    def say(self, name, good, **facts):
+        self.results[name] = {"good": bool(good), **facts}
+        print(f"{'ok  ' if good else 'BAD '} {name} {facts}", flush=True)
+        if not good:
+            self.bad.append(name)

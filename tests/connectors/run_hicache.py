@@ -56,7 +56,7 @@ from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost  # noqa: E40
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 from sglang.srt.mem_cache.utils import get_storage_hash_str  # noqa: E402
 
-from node import Daemon  # noqa: E402
+from node import Daemon, Run  # noqa: E402
 
 PAGE, PAGES = 64, 24
 SLOTS = 16384
@@ -243,17 +243,7 @@ def rank_main(rank, folder, socket, said):
     engine.close()
 
 
-class Run:
-    def __init__(self, daemon, corrupt):
-        self.daemon, self.corrupt = daemon, corrupt
-        self.results, self.bad = {}, []
-
-    def say(self, name, good, **facts):
-        self.results[name] = {"good": bool(good), **facts}
-        print(f"{'ok  ' if good else 'BAD '} {name} {facts}", flush=True)
-        if not good:
-            self.bad.append(name)
-
+class Phases(Run):
     def engine(self, cls=Engine, **how):
         return cls(self.daemon.socket, **how)
 
@@ -427,7 +417,7 @@ def main():
         daemon = Daemon(args.daemon, folder, "dram.bytes=512MiB", "nvme.0.bytes=1GiB")
         daemon.start()
         try:
-            run = Run(daemon, args.corrupt)
+            run = Phases(daemon, args.corrupt)
             run.layouts()
             run.names()
             run.hybrid()

@@ -38,7 +38,7 @@ from vllm.v1.kv_offload.config import (OffloadingCacheConfig, OffloadingConfig,
                                        OffloadingParallelConfig)
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from node import Daemon
+from node import Daemon, Run
 
 BLOCK, BLOCKS, RANKS = 16, 4, 2  # tokens of a block, blocks of a chunk
 BLOCK_BYTES = 24_000  # of a rank
@@ -135,17 +135,7 @@ class Engine:
         self.manager.shutdown()
 
 
-class Run:
-    def __init__(self, daemon, corrupt):
-        self.daemon, self.corrupt = daemon, corrupt
-        self.results, self.bad = {}, []
-
-    def say(self, name, good, **facts):
-        self.results[name] = {"good": bool(good), **facts}
-        print(f"{'ok  ' if good else 'BAD '} {name} {facts}", flush=True)
-        if not good:
-            self.bad.append(name)
-
+class Phases(Run):
     def again(self, engine, name, seed=0):
         context, keys = engine.request(name, seed)
         found = engine.load(context, keys, seed, self.corrupt)
@@ -220,7 +210,7 @@ def main():
         daemon = Daemon(args.daemon, folder, "dram.bytes=256MiB", "nvme.0.bytes=1GiB")
         daemon.start()
         try:
-            run = Run(daemon, args.corrupt)
+            run = Phases(daemon, args.corrupt)
             run.restored()
             run.names()
             run.failures()

@@ -18,13 +18,10 @@ import unittest
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 
 from llama_server import Server  # noqa: E402
-from logged import DaemonCase  # noqa: E402
+from logged import SMALL, DaemonCase  # noqa: E402
 
 KVFERRYD, PROGRAM = sys.argv[1:3]
 CHUNK = 16
-SMALL = ("dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
-         "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
-         "nvme.0.segment_bytes=8MiB", "clients.max=32")
 BUDGET_MS = 60_000  # no verdict depends on how fast the machine is
 WAIT_S = 150
 
@@ -35,7 +32,7 @@ def ids(n, seed=0):
 
 class LlamaCase(DaemonCase):
     FOLDER = "kvferry-llama-"
-    SMALL = SMALL
+    SMALL = (*SMALL, "clients.max=32")
 
     def setUp(self):
         super().setUp()
@@ -263,20 +260,25 @@ class TestDaemon(LlamaCase):
 
         self.until(told, server)
 
-    def test_taint(self):
-        """What is computed behind a lossy prefix is no block of a profile without loss."""
+    def serve_loaded(self, prompt, profile):
+        """A server whose slot has a prompt, the first 64 tokens loaded by a profile with loss."""
         self.start("allow_uncalibrated=true")
-        server = self.serve_attached("--profile", "saw8", "--allow-uncalibrated",
+        server = self.serve_attached("--profile", profile, "--allow-uncalibrated",
                                      model=self.model("dim 64\n"))
-        prompt = ids(70)
         server.complete(prompt, 1)
 
         def load():
             server.forget()
             answer = server.complete(prompt, 1, store=False)
-            return (answer["hit_tokens"], answer["profile"]) == (64, "saw8")
+            return (answer["hit_tokens"], answer["profile"]) == (64, profile)
 
         self.until(load, server)
+        return server
+
+    def test_taint(self):
+        """What is computed behind a lossy prefix is no block of a profile without loss."""
+        prompt = ids(70)
+        server = self.serve_loaded(prompt, "saw8")
         # the daemon comes back without that profile; the slot still has the prefix
         self.kill()
         self.start()
@@ -304,18 +306,8 @@ class TestDaemon(LlamaCase):
 
     def test_what_was_loaded_is_not_stored_again(self):
         """It would lose more each time: the daemon that has lost it gets what was computed."""
-        self.start("allow_uncalibrated=true")
-        server = self.serve_attached("--profile", "balanced", "--allow-uncalibrated",
-                                     model=self.model("dim 64\n"))
         prompt = ids(70)
-        server.complete(prompt, 1)
-
-        def load():
-            server.forget()
-            answer = server.complete(prompt, 1, store=False)
-            return (answer["hit_tokens"], answer["profile"]) == (64, "balanced")
-
-        self.until(load, server)
+        server = self.serve_loaded(prompt, "balanced")
         self.kill()
         os.remove(os.path.join(self.folder, "nvme.store"))
         self.start("allow_uncalibrated=true")

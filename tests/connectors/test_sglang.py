@@ -23,7 +23,7 @@ import standin_sglang as sg  # noqa: E402
 
 sg.install(TESTED)
 
-from logged import DaemonCase  # noqa: E402
+from logged import SMALL, DaemonCase  # noqa: E402
 from standin_sglang import MambaPoolHost, MHATokenToKVPoolHost, MLATokenToKVPoolHost  # noqa: E402
 
 import kvferry  # noqa: E402
@@ -43,9 +43,7 @@ def keys(n, seed=0):
 
 class Case(DaemonCase):
     FOLDER = "kvferry-sglang-"
-    SMALL = ("dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
-             "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
-             "nvme.0.segment_bytes=8MiB", "clients.max=64")
+    SMALL = (*SMALL, "clients.max=64")
 
     def setUp(self):
         super().setUp()

@@ -27,7 +27,7 @@ sys.path[:0] = [HERE, os.path.join(HERE, "..", "support"), PACKAGE]
 TESTED = json.loads((Path(PACKAGE) / "kvferry/tested_versions.json").read_text())["vllm"][-1]
 FACTS = json.loads((Path(HERE) / "tier_interface.json").read_text())
 
-from logged import DaemonCase  # noqa: E402
+from logged import SMALL, DaemonCase  # noqa: E402
 from standin import _class  # noqa: E402
 
 
@@ -154,9 +154,7 @@ class Engine:
 
 class Case(DaemonCase):
     FOLDER = "kvferry-tier-"
-    SMALL = ("dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
-             "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
-             "nvme.0.segment_bytes=8MiB", "clients.max=64")
+    SMALL = (*SMALL, "clients.max=64")
 
     def setUp(self):
         super().setUp()

@@ -8,6 +8,10 @@ import tempfile
 import time
 import unittest
 
+# A daemon of chunks of some hundred KiB; clients.max is its test's.
+SMALL = ("dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
+         "staging.total=96MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
+         "nvme.0.segment_bytes=8MiB")
 # what a loaded machine may need
 READY_S = 120
 
