@@ -11,7 +11,9 @@ connector stores them while the model goes on. Then the pages are wiped, fetched
 while the model computes something else, and generation goes on from there. Weights are random, in
 the shape of Llama-3.1-8B: what is compared is bytes and tokens, not what the model has to say.
 
-  identical   pages equal those that went out; tokens and logits those of a run that never left
+  identical   pages equal those that went out; tokens and logits those of a run that never left.
+              Both runs take the plain attention and cuBLAS with a workspace of its own: the fast
+              ways may sum in another order each time, as a third run that never left would show
   ttft        time to the first token: prefix fetched, computed, and from a pinned copy of raw KV
 """
 import argparse
@@ -23,6 +25,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
@@ -46,6 +50,7 @@ class Model:
         from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
         self.torch, self.cache_type = torch, DynamicCache
         torch.manual_seed(1)
+        torch.use_deterministic_algorithms(True, warn_only=True)
         config = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=layers,
                              num_attention_heads=32, num_key_value_heads=8, head_dim=128,
                              vocab_size=32000, max_position_embeddings=16384, rope_theta=500000.0)
@@ -68,12 +73,14 @@ class Model:
 
     def go_on(self, ids, cache, n=TOKENS):
         """n greedy tokens from a cache and the tokens behind it: (tokens, logits)"""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
         tokens, logits = [], []
-        for _ in range(n):
-            last, cache = self.run(ids, cache)
-            logits.append(last.clone())
-            ids = last.argmax(-1, keepdim=True)
-            tokens.append(ids)
+        with sdpa_kernel(SDPBackend.MATH):
+            for _ in range(n):
+                last, cache = self.run(ids, cache)
+                logits.append(last.clone())
+                ids = last.argmax(-1, keepdim=True)
+                tokens.append(ids)
         return self.torch.cat(tokens, 1), self.torch.cat(logits)
 
     def kv(self, cache, layer):
