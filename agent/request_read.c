@@ -284,6 +284,21 @@ void kvf_request_settle_lookup(struct kvf_request *request)
 /* ----------------------------------------------------------------------------------------------
  * Prefetch and evict: whole sets
  */
+
+/* Is there a shard that neither this node nor a peer has? */
+static bool lacks_shard(const struct kvf_session *session, const uint8_t key_id[32])
+{
+    struct kvf_agent *agent = session->agent;
+
+    for (uint32_t shard = 0; shard < session->shard_count; shard++) {
+        if (kvf_index_find(&agent->index, key_id, shard) == NULL &&
+            !kvf_peers_have(agent, key_id, shard)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void kvf_request_start_prefetch(struct kvf_request *request, const struct kvf_shm_key *key)
 {
     struct kvf_session *session = request->session;
@@ -292,6 +307,11 @@ void kvf_request_start_prefetch(struct kvf_request *request, const struct kvf_sh
     uint8_t key_id[32];
 
     kvf_request_key_id(session, key, key_id);
+    if (session->shard == KVF_SHARD_NONE && lacks_shard(session, key_id)) {
+        /* nothing is fetched for a set that no lookup would find */
+        kvf_request_block(request, request->next_key, KVF_MISS, KVF_TIER_NONE);
+        return;
+    }
     for (uint32_t shard = 0; shard < session->shard_count; shard++) {
         struct kvf_entry *entry = is_off(session) ? NULL
                                                   : kvf_index_find(&agent->index, key_id, shard);
