@@ -18,6 +18,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "agent/activation.h"
 #include "agent/admin_internal.h"
 #include "base/fd.h"
 #include "base/log.h"
@@ -220,11 +221,26 @@ static int thread_start(struct kvf_admin *admin)
     return KVF_OK;
 }
 
+/* The service manager's socket, if it has passed one, which then stays at its path; else ours. */
+static int listen_unix(const struct kvf_config *config, struct kvf_admin_socket *socket_out)
+{
+    int64_t gid;
+    int status;
+
+    *socket_out = (struct kvf_admin_socket){.fd = kvf_activation_take(config->admin_socket)};
+    if (socket_out->fd >= 0) {
+        return KVF_OK;
+    }
+    status = kvf_config_group(config->sockets[0].group, &gid);
+    return status != KVF_OK ? status
+                            : kvf_admin_listen_unix(config->admin_socket,
+                                                    (mode_t)config->admin_mode, gid, socket_out);
+}
+
 int kvf_admin_start(const struct kvf_config *config, struct kvf_agent *agent,
                     struct kvf_admin **admin_out)
 {
     struct kvf_admin *admin = calloc(1, sizeof(*admin));
-    int64_t gid;
     int status = KVF_ERR_NO_MEMORY;
 
     if (admin == NULL) {
@@ -240,11 +256,7 @@ int kvf_admin_start(const struct kvf_config *config, struct kvf_agent *agent,
         kvf_log(KVF_LOG_ERROR, "admin: eventfd: %s", strerror(errno));
         goto fail;
     }
-    status = kvf_config_group(config->sockets[0].group, &gid);
-    if (status == KVF_OK) {
-        status = kvf_admin_listen_unix(config->admin_socket, (mode_t)config->admin_mode, gid,
-                                       &admin->servers[0].socket);
-    }
+    status = listen_unix(config, &admin->servers[0].socket);
     if (status == KVF_OK && config->admin_listen[0] != '\0') {
         status = kvf_admin_listen_tcp(config->admin_listen, &admin->servers[1].socket);
     }

@@ -846,8 +846,9 @@ bool kvf_service_has(const struct kvf_agent *agent, uint64_t namespace_id);
 int kvf_service_disable(struct kvf_agent *agent, uint64_t namespace_id, char *text, size_t bytes);
 int kvf_service_enable(struct kvf_agent *agent, uint64_t namespace_id, char *text, size_t bytes);
 
-/* predecessor.c: make the file that clients of this socket lock. What fails is logged. */
-void kvf_predecessor_make(const struct kvf_config_socket *config, bool set_gid, gid_t gid);
+/* predecessor.c: make the file that clients of a socket with this mode lock; gid -1: of the
+ * daemon's group. What fails is logged. */
+void kvf_predecessor_make(const char *socket_path, mode_t mode, int64_t gid);
 /* May the arena take so many bytes more? ctx: the agent. As kvf_dram_memory_allows, and not while
  * clients map memory of the daemon before. */
 bool kvf_predecessor_allows(void *ctx, uint64_t bytes);

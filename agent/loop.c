@@ -10,8 +10,10 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "agent/activation.h"
 #include "agent/calibration.h"
 #include "agent/notify.h"
 #include "agent/observe.h"
@@ -470,41 +472,64 @@ static int watch(struct kvf_agent *agent, int fd, uint32_t events, struct kvf_fd
     return status;
 }
 
-static int open_listener(struct kvf_agent *agent, const struct kvf_config_socket *config,
-                         uint16_t tenant)
+/* Make the socket of a listener. *group_out: whose its file is, or -1: as the daemon's. */
+static int make_listener(struct kvf_listener *listener, int64_t *group_out)
 {
-    struct kvf_listener *listener = &agent->listeners[agent->n_listeners];
+    const struct kvf_config_socket *config = listener->config;
     struct kvf_seqpacket_listen_options options = {.path = config->path,
                                                    .mode = (mode_t)config->mode};
     char text[KVF_ERROR_TEXT_BYTES];
     int status;
 
-    if (config->group[0] != '\0') {
-        int64_t gid;
-
-        if (kvf_config_group(config->group, &gid) != KVF_OK) {
-            kvf_log(KVF_LOG_ERROR, "sockets: group %s does not exist; create it or name another",
-                    config->group);
-            return KVF_ERR_CONFIG;
-        }
+    if (kvf_config_group(config->group, group_out) != KVF_OK) {
+        kvf_log(KVF_LOG_ERROR, "sockets: group %s does not exist; create it or name another",
+                config->group);
+        return KVF_ERR_CONFIG;
+    }
+    if (*group_out >= 0) {
         options.set_gid = 1;
-        options.gid = (gid_t)gid;
+        options.gid = (gid_t)*group_out;
     }
     status = kvf_seqpacket_listen(&options, &listener->listener, text, sizeof(text));
     if (status != KVF_OK) {
         kvf_log(KVF_LOG_ERROR, "%s", text);
-        return status;
     }
-    kvf_predecessor_make(config, options.set_gid != 0, options.gid);
+    return status;
+}
+
+static int open_listener(struct kvf_agent *agent, const struct kvf_config_socket *config,
+                         uint16_t tenant)
+{
+    struct kvf_listener *listener = &agent->listeners[agent->n_listeners];
+    int fd = kvf_activation_take(config->path);
+    mode_t mode = (mode_t)config->mode;
+    struct stat st;
+    int64_t gid = -1;
+    int status = KVF_OK;
+
     listener->source.kind = KVF_SOURCE_LISTENER;
     listener->source.owner = listener;
     listener->tenant = tenant;
     listener->config = config;
+    if (fd >= 0) {
+        /* without a path: its file stays when we end, and so does who waits there */
+        listener->listener = (struct kvf_seqpacket_listener){.fd = fd};
+    } else {
+        status = make_listener(listener, &gid);
+    }
+    if (status != KVF_OK) {
+        return status;
+    }
     agent->n_listeners++;
+    if (fd >= 0 && lstat(config->path, &st) == 0) {
+        mode = st.st_mode & 0777;
+        gid = st.st_gid;
+    }
+    kvf_predecessor_make(config->path, mode, gid);
     kvf_log(KVF_LOG_INFO,
-            "listening on %s: all its clients are tenant %s and can read each "
+            "listening on %s%s: all its clients are tenant %s and can read each "
             "other's blocks",
-            config->path, config->tenant);
+            config->path, fd >= 0 ? ", which the service manager keeps" : "", config->tenant);
     return watch(agent, listener->listener.fd, EPOLLIN, &listener->source);
 }
 

@@ -16,6 +16,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "agent/activation.h"
 #include "agent/admin.h"
 #include "agent/agent.h"
 #include "agent/calibration.h"
@@ -341,6 +342,10 @@ static int serve(const struct kvf_config *config)
 
     if (kvf_failpoint_arm_env(why, sizeof(why)) != KVF_OK) {
         fprintf(stderr, "kvferryd: KVFERRY_FAILPOINTS: %s\n", why);
+        return EXIT_CONFIG;
+    }
+    if (kvf_activation_init(config, why, sizeof(why)) != KVF_OK) {
+        fprintf(stderr, "kvferryd: %s\n", why);
         return EXIT_CONFIG;
     }
     kvf_notify_init();

@@ -23,13 +23,13 @@ static bool is_held(struct kvf_agent *agent)
     return false;
 }
 
-void kvf_predecessor_make(const struct kvf_config_socket *config, bool set_gid, gid_t gid)
+void kvf_predecessor_make(const char *socket_path, mode_t mode, int64_t gid)
 {
-    if (kvf_held_make(config->path, (mode_t)config->mode, set_gid, gid) != KVF_OK) {
+    if (kvf_held_make(socket_path, mode, gid >= 0, (gid_t)gid) != KVF_OK) {
         kvf_log(KVF_LOG_WARNING,
                 "%s.held cannot be made: %s; after a restart there may be two arenas in memory "
                 "until clients have left the first one",
-                config->path, strerror(errno));
+                socket_path, strerror(errno));
     }
 }
 

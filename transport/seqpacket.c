@@ -235,7 +235,12 @@ void kvf_seqpacket_listener_close(struct kvf_seqpacket_listener *listener)
 int kvf_seqpacket_accept(const struct kvf_seqpacket_listener *listener, int *fd_out)
 {
     int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    struct pollfd poll_fd = {.fd = fd, .events = POLLRDHUP};
 
+    if (fd >= 0 && poll(&poll_fd, 1, 0) == 1) {
+        close(fd); /* has waited for a daemon in vain, and is not to get memory now */
+        return KVF_EMPTY;
+    }
     if (fd >= 0) {
         *fd_out = fd;
         return KVF_OK;

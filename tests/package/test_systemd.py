@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The systemd unit: installed where it says, right in systemd's eyes, and no hindrance: the daemon
-serves hits under its system call filter, and tells the service manager when it is ready.
+"""The systemd units: installed where they say, right in systemd's eyes, and no hindrance: the
+daemon serves hits under its system call filter, and tells the service manager when it is ready.
 
 usage: test_systemd.py CC KVFERRYD KVFERRY CMAKE BUILD_DIR [unittest arguments]
 """
@@ -42,10 +42,15 @@ class Unit(filtered.Case):
         self.unit = os.path.join(self.prefix, "lib", "systemd", "system", "kvferryd.service")
         os.mkdir(os.path.join(self.prefix, "sbin"))
         os.symlink(KVFERRYD, os.path.join(self.prefix, "sbin", "kvferryd"))
+        self.socket_unit = os.path.join(os.path.dirname(self.unit), "kvferryd.socket")
+        self.service = self.read(self.unit)["Service"]
+
+    @staticmethod
+    def read(unit):
         parser = configparser.ConfigParser(interpolation=None, strict=False)
         parser.optionxform = str
-        parser.read(self.unit)
-        self.service = parser["Service"]
+        parser.read(unit)
+        return parser
 
     def test_paths_follow_the_prefix(self):
         self.assertEqual(self.service["ExecStart"], f"{self.prefix}/sbin/kvferryd --config "
@@ -54,7 +59,7 @@ class Unit(filtered.Case):
     @unittest.skipUnless(ANALYZE, "skipped: no systemd-analyze")
     def test_verify(self):
         # its manual pages are not installed here
-        done = run(ANALYZE, "verify", "--man=no", self.unit)
+        done = run(ANALYZE, "verify", "--man=no", self.unit, self.socket_unit)
         ours = [line for line in (done.stdout + done.stderr).splitlines() if "kvferry" in line]
         self.assertEqual((done.returncode, ours), (0, []), done.stderr)
 
@@ -64,6 +69,24 @@ class Unit(filtered.Case):
         found = re.search(r"exposure level for kvferryd.service: ([\d.]+)", done.stdout)
         self.assertIsNotNone(found, done.stdout + done.stderr)
         self.assertLessEqual(float(found.group(1)), EXPOSURE_MOST, done.stdout)
+
+    def test_socket_unit(self):
+        """It makes the default socket as the daemon would, in a folder that outlives the service,
+        and runs nothing."""
+        options = run(KVFERRYD, "--print-options").stdout
+        unit = self.read(self.socket_unit)["Socket"]
+        for option, key in (("path", "ListenSequentialPacket"), ("mode", "SocketMode")):
+            default = re.search(rf"^sockets\[\]\.{option}\t\w+\t(\S+)\t", options, re.MULTILINE)
+            self.assertEqual(unit[key], default.group(1))
+        self.assertEqual((unit["SocketUser"], unit["SocketGroup"]),
+                         (self.service["User"], self.service["Group"]))
+        self.assertEqual([key for key in unit if key.startswith("Exec") or key == "Accept"], [])
+        self.assertEqual(self.service["RuntimeDirectoryPreserve"], "yes")
+        with open(os.path.join(self.prefix, "lib", "tmpfiles.d", "kvferry.conf"),
+                  encoding="utf-8") as file:
+            self.assertIn("d %s %s kvferry kvferry -" % (
+                os.path.dirname(unit["ListenSequentialPacket"]),
+                self.service["RuntimeDirectoryMode"]), file.read())
 
     def test_default_file_is_right(self):
         """What `install` puts where ExecStart looks, with a socket that a user here can make."""
