@@ -61,3 +61,21 @@ class DaemonCase(logged.DaemonCase):
     def request(name, n, seed=0, **more):
         """A request for n tokens; those of one seed have one text."""
         return Request(name, [seed * 100_000 + i for i in range(n)], Engine.BLOCK, **more)
+
+
+class EngineCase(DaemonCase):
+    """Of the vLLM connector under its stand-in."""
+
+    def engine(self, tp=1, changes=None, **settings):
+        engine = Engine(self.settings(**settings), tp, **(changes or {}))
+        self.addCleanup(engine.close)
+        return engine
+
+    def stored(self, n=200, seed=0, **settings):
+        """An engine that has computed and stored a prompt, and has forgotten it."""
+        engine = self.engine(**settings)
+        request = self.request("first", n, seed)
+        self.assertEqual(engine.load(request), 0)
+        engine.prefill(request)
+        engine.finish(request)
+        return engine

@@ -49,6 +49,17 @@ class FakeDevice:
     def wait(self):
         cuda("cuStreamSynchronize", self.pointer)
 
+    def fetch(self, arrays, ids, n_bytes):
+        """Queue copies of pages to memory of ours."""
+        memory = ctypes.create_string_buffer(len(arrays) * len(ids) * n_bytes)
+        starts = [ctypes.addressof(memory) + i * len(ids) * n_bytes for i in range(len(arrays))]
+        for start, array in zip(starts, arrays):
+            for i, page in enumerate(ids):
+                cuda("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(start + i * n_bytes),
+                     ctypes.c_uint64(array.address + page * array.strides[0]),
+                     ctypes.c_size_t(n_bytes), self.pointer)
+        return starts, self.wait, memory
+
 
 class DeviceArray(Array):
     """An array in memory of the fake device."""

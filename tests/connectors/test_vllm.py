@@ -24,31 +24,15 @@ import standin  # noqa: E402
 
 standin.install(TESTED)
 
-from case import DIGEST, DaemonCase, metrics  # noqa: E402
+from case import DIGEST, EngineCase as Case  # noqa: E402
 from standin import Engine, FullAttentionSpec  # noqa: E402
 
 import kvferry  # noqa: E402
 from kvferry import session  # noqa: E402
-from kvferry.vllm import KvferryConnector, events, identity, stats, worker  # noqa: E402
+from kvferry.vllm import KvferryConnector, identity, worker  # noqa: E402
 from kvferry.vllm import scheduler as scheduler_module  # noqa: E402
 
 CHUNK, BLOCK = 64, Engine.BLOCK
-
-
-class Case(DaemonCase):
-    def engine(self, tp=1, changes=None, **settings):
-        engine = Engine(self.settings(**settings), tp, **(changes or {}))
-        self.addCleanup(engine.close)
-        return engine
-
-    def stored(self, n=200, seed=0, **settings):
-        """An engine that has computed and stored a prompt, and has forgotten it."""
-        engine = self.engine(**settings)
-        request = self.request("first", n, seed)
-        self.assertEqual(engine.load(request), 0)
-        engine.prefill(request)
-        engine.finish(request)
-        return engine
 
 
 class Hits(Case):
@@ -757,163 +741,6 @@ class Identity(Case):
         self.assertTrue(any("tokens cannot be told apart" in line for line in self.warnings),
                         self.warnings)
         self.assertEqual(engine.load(self.request("s", 230)), 0)
-
-
-class Told(Case):
-    """What vLLM and the daemon get to know: statistics and events."""
-
-    def setUp(self):
-        super().setUp()
-        self.start()
-
-    def numbers(self, *connectors):
-        made = KvferryConnector.build_kv_connector_stats()
-        for connector in connectors:
-            grown = connector.get_kv_connector_stats()
-            if grown is not None:
-                made = made.aggregate(grown)
-        return made
-
-    def test_statistics(self):
-        engine = self.stored(230)
-        both = (engine.scheduler, engine.workers[0])
-        first = self.numbers(*both)
-        self.assertEqual(first.data["stored"], 4)
-        self.assertEqual(self.numbers(*both).data, {})
-        self.assertTrue(self.numbers(*both).is_empty())
-        request = self.request("again", 230)
-        self.assertEqual(engine.load(request), 224)
-        more = self.numbers(*both)
-        self.assertEqual((more.data["loaded"], more.data["loads"], more.data["hit_tokens"]),
-                         (4, 1, 224))
-        self.assertIn("kvferry avg load (ms)", more.reduce())
-        self.assertEqual(set(first.aggregate(more).data) - set(stats.TEXTS), set())
-
-    def test_failed_loads_have_reasons(self):
-        engine = self.stored(200)
-        real = kvferry.Client.get
-        self.addCleanup(setattr, kvferry.Client, "get", real)
-        for status, name in (("TOO_SLOW", "failed_too_slow"), ("MISS", "failed_gone"),
-                             ("ERR_CORRUPT", "failed_lost")):
-            kvferry.Client.get = lambda client, keys, budget=0, s=status: [
-                kvferry.client.Hit(kvferry.Status[s])] * len(keys)
-            request = self.request(name, 230)
-            engine.load(request)
-            self.assertEqual(engine.workers[0].get_kv_connector_stats().data[name], 3)
-            engine.finish(request)
-        kvferry.Client.get = real
-        self.assertEqual(engine.scheduler._scheduler.counters.loads_failed, 3)
-
-    def test_late_loads(self):
-        engine = self.stored(200, load_budget_ms=0)
-        request = self.request("again", 230)
-        engine.load(request)
-        self.assertEqual(engine.workers[0].get_kv_connector_stats().data["loads_late"], 1)
-
-    def test_prometheus(self):
-        made = {}
-
-        class Counter:
-            def __init__(self, name, documentation, labelnames):
-                made[name], self.n = self, 0
-
-            def labels(self, *values):
-                return self
-
-            def inc(self, value):
-                self.n += value
-
-        page = KvferryConnector.build_prom_metrics(None, {"counter": Counter}, ["engine"],
-                                                   {0: ["0"]})
-        page.observe({"stored": 3, "load_s": 0.5})
-        self.assertEqual(made["vllm:kvferry_stored"].n, 3)
-        self.assertEqual(made["vllm:kvferry_load_seconds"].n, 0.5)
-        self.assertEqual(len(made), len(stats.TEXTS))
-
-    def test_the_daemon_is_told(self):
-        engine = self.stored(200)
-        request = self.request("again", 230)
-        self.assertEqual(engine.load(request), 192)
-        engine.step({request: (192, 38)})
-        engine.finish(request)
-        request = self.request("fails", 230, seed=0)
-        engine.workers[0]._worker._load_one = lambda *what: False
-        engine.load(request)
-        sessions = (engine.scheduler._scheduler._session, engine.workers[0]._worker._store_session)
-        for side in sessions:
-            side.client().ping(60_000)  # behind what was reported
-        said = metrics(self.socket)
-        engine_said = {name: said[f"kvferry_engine_prompt_tokens_{name}_total"]
-                       for name in ("computed", "loaded", "cached")}
-        self.assertEqual(engine_said, {"computed": 238, "loaded": 192, "cached": 0})
-
-    def test_events(self):
-        engine = self.engine(changes={"events": True}, tp=2)
-        request = self.request("first", 230)
-        engine.load(request)
-        engine.prefill(request)
-        engine.step({})
-        told = list(engine.scheduler.take_events())
-        self.assertEqual([type(e).__name__ for e in told], ["BlockStored"] * 4)
-        hashes = request.block_hashes
-        self.assertEqual([h for e in told for h in e.block_hashes], hashes)
-        self.assertEqual([e.parent_block_hash for e in told],
-                         [None, hashes[3], hashes[7], hashes[11]])
-        self.assertEqual([t for e in told for t in e.token_ids], request.tokens[:224])
-        self.assertEqual({(e.block_size, e.medium, e.group_idx) for e in told}, {(16, "CPU", 0)})
-        self.assertEqual(list(engine.scheduler.take_events()), [])
-        engine.finish(request)
-        engine.scheduler._scheduler._session.client().evict([hashes[7]])
-        self.assertEqual(engine.ask(self.request("again", 230))[0], 64)
-        gone, = engine.scheduler.take_events()
-        self.assertEqual((type(gone).__name__, gone.block_hashes), ("BlockRemoved", hashes[4:8]))
-
-    def test_events_of_a_rank_that_has_not_stored(self):
-        engine = self.engine(changes={"events": True}, tp=2)
-        engine.workers[1]._worker._stores = False
-        request = self.request("first", 230)
-        engine.load(request)
-        engine.allocate(request)
-        engine.step({request: (0, 230)}, compute=[(request, 0, 14)])
-        engine.settle()
-        engine.step({})
-        self.assertEqual(list(engine.scheduler.take_events()), [])
-
-    def test_a_rank_that_stores_twice_is_one_rank(self):
-        """EXISTS is an answer too: of one whose engine has computed a chunk again."""
-        engine = self.engine(changes={"events": True}, tp=2)
-        engine.workers[1]._worker._stores = False
-        for name in ("first", "again"):
-            request = self.request(name, 230)
-            engine.allocate(request)
-            engine.step({request: (0, 230)}, compute=[(request, 0, 14)])
-            engine.settle()
-            engine.step({})
-        self.assertEqual(list(engine.scheduler.take_events()), [])
-        engine.workers[1]._worker._stores = True
-        request = self.request("all", 230)
-        engine.prefill(request)
-        engine.step({})
-        self.assertEqual(len(list(engine.scheduler.take_events())), 4)
-
-    def test_two_keys_of_one_hash(self):
-        """An adapter that is loaded again under its name has hashes of the one before it."""
-        ledger = events.Ledger(1)
-        for key in (b"one", b"two"):
-            ledger.begun(key, events.Chunk([b"hash"], None, [], 1, "adapter"))
-        ledger.stored({b"one": 1, b"two": 1})
-        self.assertEqual([change.is_stored for change in ledger.take()], [True, True])
-
-    def test_what_is_told_has_a_bound(self):
-        self.addCleanup(setattr, events, "TOLD_MAX", events.TOLD_MAX)
-        events.TOLD_MAX = 2
-        ledger = events.Ledger(1)
-        for i in range(4):
-            key = bytes([i])
-            ledger.begun(key, events.Chunk([key], None, [], None, None))
-            ledger.stored({key: 1})
-        self.assertEqual([(c.is_stored, c.chunk.hashes[0][0]) for c in ledger.take()],
-                         [(True, 0), (True, 1), (True, 2), (False, 0), (True, 3), (False, 1)])
 
 
 class SetUp(Case):

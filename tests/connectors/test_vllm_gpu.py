@@ -25,10 +25,11 @@ import standin  # noqa: E402
 
 standin.install(json.loads(VERSIONS.read_text())["vllm"][-1])
 
-from case import DIGEST  # noqa: E402
+from case import DIGEST, metrics  # noqa: E402
 from standin_gpu import BLOCK, CUDA, Case, GpuEngine  # noqa: E402
 
 import kvferry  # noqa: E402
+from kvferry.vllm import scheduler as scheduler_module  # noqa: E402
 from kvferry.vllm import taint  # noqa: E402
 from kvferry.vllm.scheduler import Scheduler  # noqa: E402
 
@@ -117,6 +118,38 @@ class Gpu(Case):
         self.assertEqual(engine.load(request), 192)
         self.assertEqual(engine.finish(request)["kvferry.profile"], "balanced")
         self.assertEqual(engine.bad, set())
+
+
+class Drift(Case):
+    def again(self, engine, name, content):
+        """A prompt that is stored, found, and computed all the same; its pages are given to others
+        in the same moment."""
+        engine.content = lambda *what: engine.numbers(content(*what))
+        request = self.request(name, 230)
+        engine.ask(request)
+        engine.allocate(request)
+        engine.step({request: (0, 230)}, compute=[(request, 0, 14)])
+        for page in engine.table[name]:
+            engine.write(page, lambda rank, layer: bytes(engine.arrays[0][0].strides[0]))
+        engine.settle()
+        engine.finish(request)
+        self.assertTrue(engine.workers[0]._drift._is_free.wait(60))
+        engine.scheduler._scheduler._session.client().ping(60_000)
+        said = metrics(self.socket)
+        return [said[f"kvferry_engine_drift_{what}_total"] for what in ("chunks", "error_ppm")]
+
+    def test_pages_are_copied_behind_the_step(self):
+        self.addCleanup(setattr, scheduler_module, "AGAIN_S_LEAST", scheduler_module.AGAIN_S_LEAST)
+        scheduler_module.AGAIN_S_LEAST = 0.0
+        engine = self.engine()
+        content = engine.content
+        self.assertEqual(self.again(engine, "first", content), [0, 0])
+        for turn in range(1, 4):
+            self.assertEqual(self.again(engine, f"same {turn}", content), [turn, 0])
+        chunks, ppm = self.again(engine, "other", lambda *what: content(*what)[::-1])
+        self.assertEqual(chunks, 4)
+        self.assertGreater(ppm, 10_000)
+        self.assertEqual((engine.bad, self.warnings), (set(), []))
 
 
 class ChainedEngine(GpuEngine):

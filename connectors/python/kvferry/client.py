@@ -26,6 +26,7 @@ REPORTS = {"load-failed": lib.KVF_REPORT_LOAD_FAILED,
            "tokens-computed": lib.KVF_REPORT_TOKENS_COMPUTED,
            "tokens-engine": lib.KVF_REPORT_TOKENS_ENGINE,
            "tokens-loaded": lib.KVF_REPORT_TOKENS_LOADED,
+           "saved-us": lib.KVF_REPORT_SAVED_US,
            "spent-us": lib.KVF_REPORT_SPENT_US}
 TIERS = {0: "", 1: "hbm", 2: "dram", 3: "nvme", 4: "remote"}
 
@@ -251,6 +252,14 @@ class Client:
         """Count what only an engine knows, for the daemon's metrics (kvferry_engine_*)."""
         if amount > 0:
             check(lib.kvf_report(self._c, REPORTS[kind], amount), "kvf_report")
+
+    def drift(self, item: Put) -> Optional[float]:
+        """Compare pages with what is stored under their key, both as the profile gives them back,
+        and report it: the relative error, 0 the same. None: nothing is stored. Blocks, up to 100
+        ms."""
+        built, out = _Items([item]), ffi.new("double *")
+        status = check(lib.kvf_drift(self._c, built.c, out), "kvf_drift")
+        return float(out[0]) if status == Status["OK"] else None
 
     # --- blocking calls ---------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ vLLM makes one object in the scheduler's process and one in each worker's. This 
 that vLLM sees; scheduler.py and worker.py do the work and know nothing of vLLM's classes.
 """
 import logging
+import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, Optional, Set, Tuple, Union
 
@@ -25,12 +26,13 @@ from kvferry import SHARD_NONE, Client, KvferryError, Put, Status, identity
 from kvferry.session import Session
 from kvferry.vllm import facts as engine_facts
 from kvferry.vllm import stats
+from kvferry.vllm.drift import Drift, Fetch, fetch_host
 from kvferry.vllm.events import Change
 from kvferry.vllm.jobs import Report, Step
 from kvferry.vllm.scheduler import Scheduler
 from kvferry.vllm.settings import Settings
 from kvferry.vllm.stats import Since
-from kvferry.vllm.worker import Worker, make_session
+from kvferry.vllm.worker import LOAD_STAGING_BYTES, Worker, make_session
 from kvferry.vllm.worker_gpu import GpuWorker, TorchDevice
 
 logger = logging.getLogger("vllm.kvferry")
@@ -127,6 +129,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
                              'to be loaded, and its request would fail; set it to "recompute"')
         self._scheduler: Optional[Scheduler] = None
         self._worker: Union[Worker, GpuWorker, None] = None
+        self._drift: Optional[Drift] = None
         self._bad_pages: Set[int] = set()
         self._report = Report()
         self._none_hash_checked = False
@@ -268,11 +271,18 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
             return
         facts, session = self._facts, self._session(self._facts.shard)
         if facts.device == "cuda":
-            n_pages = int(next(iter(kv_caches.values())).shape[0])
-            self._worker = GpuWorker(pages, n_pages, session, facts.stores, TorchDevice(),
+            n_pages, device = int(next(iter(kv_caches.values())).shape[0]), TorchDevice()
+            self._worker = GpuWorker(pages, n_pages, session, facts.stores, device,
                                      self._warn_once)
+            fetch: Fetch = device.fetch
         else:
             self._worker = Worker(pages, session, facts.stores, self._warn_once)
+            fetch = fetch_host(pages)
+        if facts.stores:
+            self._drift = Drift(pages, facts.geometry,
+                                engine_facts.ITEM_BYTES[facts.geometry.dtype], fetch,
+                                lambda: session(staging_bytes=LOAD_STAGING_BYTES),
+                                self._warn_once)
 
     def _step(self) -> Optional[Step]:
         if self._worker is None or not self.has_connector_metadata():
@@ -296,9 +306,15 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         step = self._step()
-        if step is not None:
-            assert self._worker is not None
-            self._worker.store(step.stores, step.lossless)
+        if step is None:
+            return
+        assert self._worker is not None
+        began = time.monotonic()
+        self._worker.store(step.stores, step.lossless)
+        if step.again is not None and self._drift is not None:
+            self._drift.look(step.again)
+        if step.number:
+            self._report.ran[step.number] = time.monotonic() - began
 
     def get_finished(self, finished_req_ids: Set[str]) -> Tuple[Optional[Set[str]],
                                                                 Optional[Set[str]]]:
@@ -319,12 +335,15 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_worker_meta(self) -> Optional[KVConnectorWorkerMetadata]:
         if not self._tells:
             self._report.stored.clear()
-        if not self._report.failed and not self._report.stored:
+        if not self._report.failed and not self._report.stored and not self._report.ran:
             return None
         report, self._report = self._report, Report()
         return KvferryWorkerMetadata(report)
 
     def shutdown(self) -> None:
+        if self._drift is not None:
+            self._drift.close()
+            self._drift = None
         if self._worker is not None:
             self._worker.close()
             self._worker = None
@@ -358,8 +377,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         made = KvferryMetadata()
         if self._scheduler is not None:
-            step = self._scheduler.step(scheduler_output)
-            made.loads, made.stores, made.lossless = step.loads, step.stores, step.lossless
+            vars(made).update(vars(self._scheduler.step(scheduler_output)))
         return made
 
     def update_connector_output(self, connector_output: Any) -> None:

@@ -44,22 +44,29 @@ class StoreChunk:
 @dataclass
 class Step:
     """Everything of one step. lossless: the kind of profile that the stores are meant for; a worker
-    under another one leaves them out."""
+    under another one leaves them out. number: of a step that is timed; 0: it is not. again: a chunk
+    that has been computed though it is stored, to be compared with that."""
 
     loads: List[LoadJob] = field(default_factory=list)
     stores: List[StoreChunk] = field(default_factory=list)
     lossless: bool = True
+    number: int = 0
+    again: Optional[StoreChunk] = None
 
 
 @dataclass
 class Report:
-    """Keys that did not load, by request: each is a miss for that request from then on. And which
-    ranks, a bit each, have stored which keys."""
+    """Keys that did not load, by request: each is a miss for that request from then on. Which
+    ranks, a bit each, have stored which keys. And the number of a step that is timed, with the
+    seconds that storing has taken in it, on the slowest rank."""
 
     failed: Dict[str, Set[bytes]] = field(default_factory=dict)
     stored: Dict[bytes, int] = field(default_factory=dict)
+    ran: Dict[int, float] = field(default_factory=dict)
 
     def merge(self, other: "Report") -> None:
+        for number, seconds in other.ran.items():
+            self.ran[number] = max(self.ran.get(number, 0.0), seconds)
         for request_id, keys in other.failed.items():
             self.failed.setdefault(request_id, set()).update(keys)
         for key, bits in other.stored.items():

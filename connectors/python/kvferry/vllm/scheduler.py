@@ -18,6 +18,7 @@ from kvferry.identity import adapter_key
 from kvferry.vllm.facts import Facts
 from kvferry.vllm.events import Chunk, Ledger
 from kvferry.vllm.jobs import LoadChunk, LoadJob, Report, Step, StoreChunk
+from kvferry.vllm.rate import PrefillRate
 from kvferry.vllm.settings import RequestSettings, Settings
 from kvferry.vllm.stats import SchedulerCounters
 from kvferry.vllm.taint import Taint
@@ -25,6 +26,7 @@ from kvferry.vllm.taint import Taint
 POLL_MS = 2  # a round trip takes a twentieth of that
 AGAIN_S = 0.002  # between two lookups of a request whose chunks are coming
 LEASE_S = 10.0  # a hit that has not been taken up by then is looked up again
+AGAIN_S_LEAST = 10.0  # between two chunks that are compared with what is stored of them
 
 
 @dataclass
@@ -70,11 +72,13 @@ class Request:
     local_tokens: int = 0
     loading: List[LoadChunk] = field(default_factory=list)
     load_began: float = 0.0
+    load_first: int = 0  # the first token that is loaded
     load_tokens: int = 0  # of them, those that the engine counts as computed
     failed: Set[bytes] = field(default_factory=set)
     hit_tokens: int = 0
     pages: List[int] = field(default_factory=list)
     next_store: Optional[int] = None
+    own: int = 0  # chunks from this one on are computed by this engine, now
     known: int = 0  # chunks before this one are stored somewhere
     tail_chunk: int = -1  # the chunk of which the beginning is stored, as a tail
     tail_blocks: int = 0  # of so many blocks
@@ -102,6 +106,9 @@ class Scheduler:
         self._lossless = True
         self._reconnects = 0
         self._taint = Taint(facts.block_tokens)
+        self._rate = PrefillRate()
+        self._next_again = 0.0
+        self._n_again = 0
         self.counters = SchedulerCounters()
         self.ledger: Optional[Ledger] = Ledger(facts.shard_count) if tells else None
 
@@ -404,6 +411,7 @@ class Scheduler:
                                    self._lossless))
         self._taint.loads([page for chunk in chunks for page in chunk.pages], self._lossless)
         request.loading, request.load_tokens = chunks, external
+        request.load_first = request.local_tokens
         request.load_began = time.monotonic()
 
     def _pages(self, request: Request, begin: int, end: int) -> List[int]:
@@ -424,6 +432,8 @@ class Scheduler:
             if request is not None:
                 self._is_loaded(request)
                 self._drop(request)
+        self._rate.ended(report.ran if report is not None else {})
+        self._tell_saved()
 
     def _is_loaded(self, request: Request) -> None:
         """Count what has come: all before the first chunk that has not."""
@@ -436,11 +446,20 @@ class Scheduler:
                 self.counters.loads_failed += 1
                 break
             tokens += chunk.n_tokens
+        self._rate.saved(request.load_first,
+                         request.load_first + min(tokens, request.load_tokens))
         if not getattr(request.engine, "num_preemptions", 0):  # as vLLM counts
             more = max(0, min(tokens, request.load_tokens) - request.hit_tokens)
             request.hit_tokens += more
             self.counters.hit_tokens += more
         request.loading = []
+
+    def _tell_saved(self) -> None:
+        """What loads have saved, as far as a rate of this engine is known. Their own time is not
+        taken off: the daemon hears of it as of time that was spent."""
+        seconds = self._rate.take()
+        self.counters.saved_s += seconds
+        self._report("saved-us", int(seconds * 1e6))
 
     # --- stores -----------------------------------------------------------------------------------
 
@@ -452,13 +471,16 @@ class Scheduler:
             self._poll(client, None, 0)
             self._follow(client)
         made, self._loads = Step(loads=self._loads, lossless=self._lossless), []
+        prompts: List[Tuple[int, int]] = []
         for new in output.scheduled_new_reqs:
-            self._scheduled(made, new.req_id, new.block_ids, False, new.num_computed_tokens, output)
+            prompts += self._scheduled(made, new.req_id, new.block_ids, False,
+                                       new.num_computed_tokens, output)
         cached = output.scheduled_cached_reqs
         for i, request_id in enumerate(cached.req_ids):
-            self._scheduled(made, request_id, cached.new_block_ids[i],
-                            request_id not in cached.resumed_req_ids,
-                            cached.num_computed_tokens[i], output)
+            prompts += self._scheduled(made, request_id, cached.new_block_ids[i],
+                                       request_id not in cached.resumed_req_ids,
+                                       cached.num_computed_tokens[i], output)
+        made.number = self._rate.scheduled(prompts, sum(output.num_scheduled_tokens.values()))
         self._drop_old()
         return made
 
@@ -470,10 +492,11 @@ class Scheduler:
             self.connected(info.profile, info.lossless)
 
     def _scheduled(self, made: Step, request_id: str, pages: Any, appended: bool, computed: int,
-                   output: Any) -> None:
+                   output: Any) -> List[Tuple[int, int]]:
+        """A request takes part in the step. The part of its prompt that this computes, if any."""
         request = self._requests.get(request_id)
         if request is None:
-            return
+            return []
         if pages is not None:
             request.pages = (request.pages if appended else []) + list(pages[0])
         if request.next_store is None:
@@ -484,9 +507,12 @@ class Scheduler:
             # What was in the engine's own cache was stored when it was computed; a chunk that it
             # has in part is stored whole.
             request.next_store = computed // self._chunk
+            request.own = -(-computed // self._chunk)
         end = computed + output.num_scheduled_tokens[request_id]
         self._taint.computes(request.pages, computed, end)
         self._store(made, request, end)
+        prompt_end = min(end, request.engine.num_prompt_tokens)
+        return [(computed, prompt_end)] if prompt_end > computed else []
 
     def _limit(self, request: Request) -> int:
         """Tokens of a request that may be stored."""
@@ -506,6 +532,9 @@ class Scheduler:
         tokens = min(computed, self._limit(request))
         first = max(request.next_store, request.known)
         end = min(tokens // self._chunk, self._full_chunks(request))
+        if made.again is None and time.monotonic() >= self._next_again:
+            self._compare(made, request, max(request.next_store, request.own),
+                          min(end, request.known))
         for number in range(first, end):
             self._store_chunk(made, request, number, self._blocks)
         request.next_store = max(request.next_store, end)
@@ -515,6 +544,20 @@ class Scheduler:
             begun = request.tail_blocks if request.tail_chunk == number else 0
             if blocks > begun and number >= max(request.known, request.next_store):
                 self._store_chunk(made, request, number, blocks)
+
+    def _compare(self, made: Step, request: Request, first: int, end: int) -> None:
+        """Have one of chunks first..end - 1, which are stored and computed all the same, compared
+        with what is stored; not behind what was loaded with loss, of which they would speak."""
+        if first >= end:
+            return
+        self._n_again += 1
+        number = first + self._n_again % (end - first)
+        begin = number * self._blocks
+        if not self._taint.forbids(request.pages, begin, begin + self._blocks, True):
+            made.again = StoreChunk(self._key(request, begin + self._blocks - 1), None, number,
+                                    number * self._chunk,
+                                    request.pages[begin:begin + self._blocks])
+            self._next_again = time.monotonic() + AGAIN_S_LEAST
 
     def _store_chunk(self, made: Step, request: Request, number: int, blocks: int) -> None:
         """Store chunk `number`, or so many blocks of it, in place of what there was of it."""

@@ -25,6 +25,7 @@ TEXTS = {
     "lookups_late": "lookups cut short because lookup_budget_ms was used up",
     "lookup_s": "time that requests have waited for lookups",
     "hit_tokens": "tokens of prompts that were loaded",
+    "saved_s": "time that computing these would have taken, by the rate of this engine's prefills",
     "loads_failed": "requests of which a part of the hit did not come",
     "stores_tainted": "chunks not stored, because they follow from what was loaded with loss",
 }
@@ -58,6 +59,7 @@ class SchedulerCounters:
     lookups_late: int = 0
     lookup_s: float = 0.0
     hit_tokens: int = 0
+    saved_s: float = 0.0
     loads_failed: int = 0
     stores_tainted: int = 0
 

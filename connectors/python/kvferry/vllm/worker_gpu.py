@@ -31,13 +31,17 @@ class Device(Protocol):
     def record(self) -> Tuple[int, Any]:
         """An event recorded on that stream, and what keeps it alive."""
 
+    def fetch(self, tensors: List[Any], ids: List[int],
+              n_bytes: int) -> Tuple[List[int], Callable[[], None], Any]:
+        """Queue copies of pages there, as drift.Fetch."""
+
 
 class TorchDevice:
     """The current stream of torch."""
 
     def __init__(self) -> None:
         import torch
-        self._cuda = torch.cuda
+        self._torch, self._cuda = torch, torch.cuda
 
     def stream(self) -> int:
         return int(self._cuda.current_stream().cuda_stream)
@@ -46,6 +50,20 @@ class TorchDevice:
         event = self._cuda.Event()
         event.record()
         return int(event.cuda_event), event
+
+    def fetch(self, tensors: List[Any], ids: List[int],
+              n_bytes: int) -> Tuple[List[int], Callable[[], None], Any]:
+        """Into pinned memory, a copy for each page: one for all would need room on the GPU."""
+        n = n_bytes // tensors[0].element_size()
+        memory = self._torch.empty((len(tensors), len(ids), n), dtype=tensors[0].dtype,
+                                   pin_memory=True)
+        for to, tensor in zip(memory, tensors):
+            for i, page in enumerate(ids):
+                at = tensor.storage_offset() + page * tensor.stride(0)
+                to[i].copy_(tensor.as_strided((n,), (1,), at), non_blocking=True)
+        event = self._cuda.Event()
+        event.record()
+        return [int(part.data_ptr()) for part in memory], event.synchronize, memory
 
 
 class Load:
