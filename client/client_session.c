@@ -741,7 +741,11 @@ static void attach_step(struct kvf_client *client, uint64_t now_ns)
         attach_fail(client, status, text);
     } else if (session != NULL && session->state != KVF_SESSION_LIVE &&
                now_ns >= session->deadline_ns) {
-        attach_fail(client, KVF_ERR_TIMEOUT, "the daemon did not finish the attach in time");
+        attach_fail(client, KVF_ERR_TIMEOUT,
+                    session->tunnel != NULL && kvf_tunnel_is_resolving(session->tunnel)
+                        ? "no name server has told the address of its host in time; look at "
+                          "/etc/resolv.conf, or give an address in the place of the name"
+                        : "the daemon did not finish the attach in time");
     }
 }
 

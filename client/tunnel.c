@@ -2,19 +2,22 @@
  *
  * tunnel.c: a daemon on another node, as a daemon of this one looks to the session.
  *
- * Open and close belong to the handle's thread, everything else to the tunnel's. A record that came
+ * Open and close belong to the handle's thread, everything else to the tunnel's, which also frees
+ * all of it when the link is closed: no call of the handle's waits for that. A record that came
  * is checked by its own checksums before the session hears of it; one that is not right, or for
  * which there was no room, is a miss.
  */
 #include "client/tunnel.h"
 
 #include <errno.h>
-#include <netdb.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/crc32c.h"
@@ -32,6 +35,11 @@
 #define MESSAGES_MAX 16
 #define SUBMITS_MAX  64 /* taken a turn */
 #define LANDING_MIN  (UINT64_C(16) << 20)
+#define CLOSING_MAX  32 /* tunnels that no handle has any more, and whose threads have not ended */
+#define EXIT_STEP_NS (KVF_NS_PER_MS)
+#define EXIT_STEPS   2000
+
+static _Atomic uint32_t n_closing; /* in this process */
 
 /* ----------------------------------------------------------------------------------------------
  * To the session
@@ -465,43 +473,68 @@ static unsigned take_submissions(struct kvf_tunnel *tunnel)
 /* ----------------------------------------------------------------------------------------------
  * Calls of the network's thread
  */
-static void tunnel_begin(void *ctx, struct kvf_net *net)
+static void connect_to(struct kvf_tunnel *tunnel, const struct kvf_net_address *address)
 {
-    struct kvf_tunnel *tunnel = ctx;
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *all = NULL;
-    struct kvf_net_address address = {0};
-    uint32_t n = 0;
-    int error;
-
-    tunnel->net = net;
-    error = getaddrinfo(tunnel->address.host, tunnel->address.port, &hints, &all);
-    if (error != 0) {
-        hang_up(tunnel, KVF_ERR_NO_DAEMON, gai_strerror(error));
-        return;
-    }
-    for (const struct addrinfo *i = all; i != NULL; i = i->ai_next) {
-        n++;
-    }
-    n = tunnel->try_number % n;
-    for (const struct addrinfo *i = all; i != NULL; i = i->ai_next) {
-        if (n-- == 0) {
-            memcpy(&address.address, i->ai_addr, i->ai_addrlen);
-            address.bytes = i->ai_addrlen;
-        }
-    }
-    freeaddrinfo(all);
-    if (kvf_net_watch(net, tunnel->fd, false) != KVF_OK ||
-        kvf_net_connect(net, &address, 1) != KVF_OK) {
+    if (kvf_net_connect(tunnel->net, address, 1) != KVF_OK) {
         hang_up(tunnel, KVF_ERR_NO_MEMORY, "no memory or descriptors here");
     }
 }
 
+static void tunnel_begin(void *ctx, struct kvf_net *net)
+{
+    struct kvf_tunnel *tunnel = ctx;
+    struct kvf_net_address address;
+    int status;
+
+    tunnel->net = net;
+    if (kvf_resolve_numeric(tunnel->address.host, tunnel->address.port, &address) == KVF_OK) {
+        connect_to(tunnel, &address);
+        return;
+    }
+    status = kvf_resolve_begin(tunnel->address.host, tunnel->address.port, &tunnel->resolve);
+    if (status == KVF_ERR_BUSY) {
+        hang_up(tunnel, KVF_ERR_NO_DAEMON,
+                "its name is not looked up: no name server has answered as many look-ups of this "
+                "process as it may have; give an address");
+    } else if (status != KVF_OK ||
+               kvf_net_watch(net, kvf_resolve_fd(tunnel->resolve), true) != KVF_OK) {
+        hang_up(tunnel, KVF_ERR_NO_MEMORY, "no memory or descriptors here");
+    } else {
+        atomic_store(&tunnel->is_resolving, true);
+    }
+}
+
+/* Has the name server answered? */
+static unsigned take_address(struct kvf_tunnel *tunnel)
+{
+    struct kvf_net_address address;
+    const char *why = "";
+    int status = kvf_resolve_take(tunnel->resolve, tunnel->try_number, &address, &why);
+
+    if (status == KVF_EMPTY) {
+        return 0;
+    }
+    atomic_store(&tunnel->is_resolving, false);
+    kvf_net_unwatch(tunnel->net, kvf_resolve_fd(tunnel->resolve));
+    kvf_resolve_end(tunnel->resolve);
+    tunnel->resolve = NULL;
+    if (status == KVF_OK) {
+        connect_to(tunnel, &address);
+    } else {
+        hang_up(tunnel, KVF_ERR_NO_DAEMON, why);
+    }
+    return 1;
+}
+
+/* The session's socket is not watched before that: what has been said there waits for the link. */
 static void tunnel_up(void *ctx)
 {
     struct kvf_tunnel *tunnel = ctx;
 
     tunnel->state = KVF_TUNNEL_GREETS;
+    if (kvf_net_watch(tunnel->net, tunnel->fd, false) != KVF_OK) {
+        end(tunnel, KVF_ERR_NO_MEMORY, "no memory or descriptors here");
+    }
 }
 
 static void tunnel_message(void *ctx, const struct kvf_net_head *head, const void *body)
@@ -547,6 +580,9 @@ static unsigned tunnel_turn(void *ctx, uint64_t now_ns, bool has_slept)
     struct kvf_tunnel *tunnel = ctx;
     unsigned n = 0;
 
+    if (tunnel->resolve != NULL && tunnel->state == KVF_TUNNEL_CONNECTS) {
+        return take_address(tunnel);
+    }
     if (tunnel->state == KVF_TUNNEL_CONNECTS || tunnel->state == KVF_TUNNEL_OVER) {
         return 0;
     }
@@ -637,6 +673,11 @@ static int open_net(struct kvf_tunnel *tunnel, const char *client_name, char *wh
     return kvf_net_open(&config, &tunnel->opened, why_out, why_bytes);
 }
 
+bool kvf_tunnel_is_resolving(const struct kvf_tunnel *tunnel)
+{
+    return atomic_load(&tunnel->is_resolving);
+}
+
 const char *kvf_tunnel_why(const struct kvf_tunnel *tunnel)
 {
     return tunnel->why;
@@ -646,10 +687,14 @@ int kvf_tunnel_open(const char *address, const struct kvf_wire_hello *hello, uin
                     struct kvf_tunnel **tunnel_out, int *socket_fd_out, char *why_out,
                     size_t why_bytes)
 {
-    struct kvf_tunnel *tunnel = tunnel_new();
+    struct kvf_tunnel *tunnel;
     int fds[2];
     int status;
 
+    if (atomic_load(&n_closing) >= CLOSING_MAX) {
+        return KVF_ERR_BUSY;
+    }
+    tunnel = tunnel_new();
     if (tunnel == NULL) {
         return KVF_ERR_NO_MEMORY;
     }
@@ -689,12 +734,10 @@ int kvf_tunnel_open(const char *address, const struct kvf_wire_hello *hello, uin
     return KVF_OK;
 }
 
-void kvf_tunnel_close(struct kvf_tunnel *tunnel)
+/* Nobody else knows it any more. */
+static void tunnel_free(struct kvf_tunnel *tunnel)
 {
-    if (tunnel == NULL) {
-        return;
-    }
-    kvf_net_close(tunnel->opened); /* the thread has ended then */
+    kvf_resolve_end(tunnel->resolve);
     kvf_fd_close(&tunnel->fd);
     kvf_fd_close(&tunnel->event_fd);
     kvf_fd_close(&tunnel->ring_fd);
@@ -724,4 +767,40 @@ void kvf_tunnel_close(struct kvf_tunnel *tunnel)
     free(tunnel->keys);
     free(tunnel->scratch);
     free(tunnel);
+}
+
+static void tunnel_closed(void *ctx)
+{
+    tunnel_free(ctx);
+    atomic_fetch_sub(&n_closing, 1);
+}
+
+/* A process that ends waits for links that are being closed: UCX must not be taken apart under
+ * their threads. */
+static void wait_for_closing(void)
+{
+    for (uint32_t i = 0; i < EXIT_STEPS && atomic_load(&n_closing) > 0; i++) {
+        (void)nanosleep(&(struct timespec){.tv_nsec = EXIT_STEP_NS}, NULL);
+    }
+}
+
+static void wait_at_exit(void)
+{
+    (void)atexit(wait_for_closing); /* behind UCX's own: it runs before them */
+}
+
+void kvf_tunnel_close(struct kvf_tunnel *tunnel)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    if (tunnel == NULL) {
+        return;
+    }
+    if (tunnel->opened == NULL) {
+        tunnel_free(tunnel);
+        return;
+    }
+    (void)pthread_once(&once, wait_at_exit);
+    atomic_fetch_add(&n_closing, 1);
+    kvf_net_close_later(tunnel->opened, tunnel_closed, tunnel);
 }

@@ -50,7 +50,8 @@ int kvf_tunnel_key_read(const char *path, char tenant_out[KVF_NET_NAME_BYTES], u
 /* Begin to connect, for a client that is going to say this HELLO. *socket_fd_out: as if a daemon's
  * socket had been connected to; what goes wrong later is a WELCOME that refuses, or a hang-up.
  * try_number: of this client, so that a name with several addresses is tried at each of them.
- * KVF_OK; KVF_ERR_INVALID, _CONFIG, _UNSUPPORTED (no UCX or no libsodium), _NO_MEMORY. */
+ * Blocks for what UCX takes to start here, some milliseconds. KVF_OK; KVF_ERR_BUSY: too many are
+ * being closed; KVF_ERR_INVALID, _CONFIG, _UNSUPPORTED (no UCX or no libsodium), _NO_MEMORY. */
 int kvf_tunnel_open(const char *address, const struct kvf_wire_hello *hello, uint32_t try_number,
                     struct kvf_tunnel **tunnel_out, int *socket_fd_out, char *why_out,
                     size_t why_bytes);
@@ -58,7 +59,11 @@ int kvf_tunnel_open(const char *address, const struct kvf_wire_hello *hello, uin
 /* Why it has hung up: to be asked after that has been seen. */
 const char *kvf_tunnel_why(const struct kvf_tunnel *tunnel);
 
-/* Ends the thread: a second at most, or what a look-up of the host's name takes. NULL is fine. */
+/* Is the name of its host still being looked up? Any time. */
+bool kvf_tunnel_is_resolving(const struct kvf_tunnel *tunnel);
+
+/* Give it up: its thread closes the link and frees it, which takes a second at most. Never blocks;
+ * exit() waits for that, 2 s at most. NULL is fine. */
 void kvf_tunnel_close(struct kvf_tunnel *tunnel);
 
 #endif /* KVF_CLIENT_TUNNEL_H */

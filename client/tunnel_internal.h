@@ -9,6 +9,7 @@
 #define KVF_CLIENT_TUNNEL_INTERNAL_H
 
 #include "base/clock.h"
+#include "client/resolve.h"
 #include "client/stage_area.h"
 #include "client/tunnel.h"
 #include "transport/net_proto.h"
@@ -75,6 +76,8 @@ struct kvf_tunnel {
     struct kvf_tunnel_address address;
     uint32_t try_number;
     bool is_scheduler;
+    struct kvf_resolve *resolve; /* CONNECTS: its host's name is being looked up */
+    _Atomic bool is_resolving;   /* the same, for any thread */
     enum kvf_tunnel_state state;
     int fd;                        /* the other end of the session's socket */
     char why[KVF_WIRE_TEXT_BYTES]; /* once it has hung up */

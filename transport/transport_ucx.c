@@ -272,6 +272,74 @@ static void wait_for_something(struct kvf_net *net)
     net->has_slept = true;
 }
 
+/* What was given and not taken, taken and not given. */
+static void drop_queues(struct kvf_net *net)
+{
+    struct kvf_net_command command;
+    struct kvf_net_event event;
+
+    while (net->commands.entries != NULL && kvf_ring_pop(&net->commands, &command)) {
+        if (command.kind == KVF_NET_COMMAND_CONNECT || command.kind == KVF_NET_COMMAND_SEND) {
+            free(command.data);
+        }
+    }
+    while (net->events.entries != NULL && kvf_ring_pop(&net->events, &event)) {
+        free(event.body);
+        if (event.kind == KVF_NET_EVENT_CLIENT) {
+            kvf_fd_close(&event.fd);
+        }
+    }
+    for (uint32_t i = 0; i < net->sends.count; i++) {
+        struct kvf_link_send *send = kvf_pool_at(&net->sends, i);
+
+        if (send != NULL) {
+            free(send->owned);
+            kvf_pool_put(&net->sends, send);
+        }
+    }
+}
+
+/* The thread has ended, or is at its end. */
+static void net_free(struct kvf_net *net)
+{
+    if (net->listener != NULL) {
+        net->ucx.ucp_listener_destroy(net->listener);
+    }
+    if (net->worker != NULL) {
+        net->ucx.ucp_worker_destroy(net->worker);
+    }
+    if (net->context != NULL) {
+        net->ucx.ucp_cleanup(net->context);
+    }
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        kvf_relay_free(&net->links[i]); /* of links that UCX had not closed in time */
+    }
+    drop_queues(net);
+    kvf_fd_close(&net->epoll_fd);
+    kvf_fd_close(&net->waker_fd);
+    kvf_ring_fini(&net->commands);
+    kvf_ring_fini(&net->events);
+    (void)kvf_pool_fini(&net->sends, NULL);
+    (void)pthread_mutex_destroy(&net->handover);
+    free(net);
+}
+
+/* Whoever closes waits for the thread and does the rest, or has left that to the thread. */
+static void leave(struct kvf_net *net)
+{
+    void (*closed)(void *ctx);
+    void *ctx;
+
+    (void)pthread_mutex_lock(&net->handover);
+    closed = net->closed;
+    ctx = net->closed_ctx;
+    (void)pthread_mutex_unlock(&net->handover);
+    if (closed != NULL) {
+        net_free(net);
+        closed(ctx);
+    }
+}
+
 static void *run(void *arg)
 {
     struct kvf_net *net = arg;
@@ -304,6 +372,7 @@ static void *run(void *arg)
         (void)progress(net);
         net->now_ns = kvf_now_ns();
     }
+    leave(net);
     return NULL;
 }
 
@@ -508,6 +577,7 @@ int kvf_net_open(const struct kvf_net_config *config, struct kvf_net **net_out, 
         return status;
     }
     net->config = *config;
+    (void)pthread_mutex_init(&net->handover, NULL);
     net->env = kvf_env_system();
     net->epoll_fd = -1;
     net->waker_fd = -1;
@@ -538,33 +608,6 @@ int kvf_net_open(const struct kvf_net_config *config, struct kvf_net **net_out, 
     return KVF_OK;
 }
 
-/* What was given and not taken, taken and not given. */
-static void drop_queues(struct kvf_net *net)
-{
-    struct kvf_net_command command;
-    struct kvf_net_event event;
-
-    while (net->commands.entries != NULL && kvf_ring_pop(&net->commands, &command)) {
-        if (command.kind == KVF_NET_COMMAND_CONNECT || command.kind == KVF_NET_COMMAND_SEND) {
-            free(command.data);
-        }
-    }
-    while (net->events.entries != NULL && kvf_ring_pop(&net->events, &event)) {
-        free(event.body);
-        if (event.kind == KVF_NET_EVENT_CLIENT) {
-            kvf_fd_close(&event.fd);
-        }
-    }
-    for (uint32_t i = 0; i < net->sends.count; i++) {
-        struct kvf_link_send *send = kvf_pool_at(&net->sends, i);
-
-        if (send != NULL) {
-            free(send->owned);
-            kvf_pool_put(&net->sends, send);
-        }
-    }
-}
-
 void kvf_net_close(struct kvf_net *net)
 {
     if (net == NULL) {
@@ -575,25 +618,18 @@ void kvf_net_close(struct kvf_net *net)
         wake_thread(net);
         (void)pthread_join(net->thread, NULL);
     }
-    if (net->listener != NULL) {
-        net->ucx.ucp_listener_destroy(net->listener);
-    }
-    if (net->worker != NULL) {
-        net->ucx.ucp_worker_destroy(net->worker);
-    }
-    if (net->context != NULL) {
-        net->ucx.ucp_cleanup(net->context);
-    }
-    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
-        kvf_relay_free(&net->links[i]); /* of links that UCX had not closed in time */
-    }
-    drop_queues(net);
-    kvf_fd_close(&net->epoll_fd);
-    kvf_fd_close(&net->waker_fd);
-    kvf_ring_fini(&net->commands);
-    kvf_ring_fini(&net->events);
-    (void)kvf_pool_fini(&net->sends, NULL);
-    free(net);
+    net_free(net);
+}
+
+void kvf_net_close_later(struct kvf_net *net, void (*closed)(void *ctx), void *closed_ctx)
+{
+    (void)pthread_mutex_lock(&net->handover);
+    net->closed = closed;
+    net->closed_ctx = closed_ctx;
+    (void)pthread_detach(net->thread);
+    atomic_store(&net->stop, true);
+    wake_thread(net);
+    (void)pthread_mutex_unlock(&net->handover);
 }
 
 uint16_t kvf_net_port(const struct kvf_net *net)

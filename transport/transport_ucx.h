@@ -153,6 +153,9 @@ int kvf_net_open(const struct kvf_net_config *config, struct kvf_net **net_out, 
 /* Ends all links; takes a second at most. Calls that are not over are forgotten: their memory is
  * not touched any more. NULL is fine. */
 void kvf_net_close(struct kvf_net *net);
+/* The same without waiting: the thread closes by itself, once the tunnel's call that it may be in
+ * has come back, and calls closed at its very end. Nothing is to be called for net any more. */
+void kvf_net_close_later(struct kvf_net *net, void (*closed)(void *ctx), void *closed_ctx);
 
 /* The port that is listened on, 0: none. */
 uint16_t kvf_net_port(const struct kvf_net *net);

@@ -144,6 +144,9 @@ struct kvf_net {
     int epoll_fd;
     pthread_t thread;
     bool has_thread;
+    pthread_mutex_t handover;  /* the closer holds it as long as it still knows net */
+    void (*closed)(void *ctx); /* the closer sets, before stop; NULL: it waits for the thread */
+    void *closed_ctx;
     _Atomic bool stop;        /* the owner sets */
     _Atomic bool is_sleeping; /* the owner skips the system call while the thread is awake */
 

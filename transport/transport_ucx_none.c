@@ -24,6 +24,14 @@ void kvf_net_close(struct kvf_net *net)
     }
 }
 
+void kvf_net_close_later(struct kvf_net *net, void (*closed)(void *ctx), void *closed_ctx)
+{
+    (void)net;
+    (void)closed;
+    (void)closed_ctx;
+    abort();
+}
+
 uint16_t kvf_net_port(const struct kvf_net *net)
 {
     (void)net;

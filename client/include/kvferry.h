@@ -260,14 +260,18 @@ KVF_API void kvf_options_init(struct kvf_options *options);
  * label, shard_count; blocks of another one are never found. X and latents need a weights_digest,
  * latents a factors_digest: else refused. Blocks up to connect_timeout_ms. *client_out is owned by
  * the caller, see kvf_close.
+ * A handle that has lost its daemon connects again inside of later calls, which do not block for
+ * that: what takes time (the name of another node's host, its answer) goes on between them. Only to
+ * start UCX for a daemon on another node takes such a call some milliseconds a try.
  * KVF_OK; KVF_ERR_INVALID, _NO_DAEMON, _VERSION, _BUSY (no staging left: retry), _TOO_LARGE (the
  * log names the chunk size that would fit), _REFUSED (profile not allowed), _TIMEOUT, _NO_MEMORY,
  * _PROTOCOL. */
 KVF_API int kvf_open(const struct kvf_options *options, struct kvf_client **client_out);
 
 /* Close: leases are given up, requests in flight are forgotten, every pointer obtained from the
- * handle is invalid. Accepts NULL. Does not block but for a daemon on another node, up to 1 s.
- * Returns NULL, so that `c = kvf_close(c)` leaves nothing behind. */
+ * handle is invalid. Accepts NULL. Does not block: the link to a daemon on another node is closed
+ * by a thread of its own, within a second, for which exit() waits (2 s at most). Returns NULL, so
+ * that `c = kvf_close(c)` leaves nothing behind. */
 KVF_API struct kvf_client *kvf_close(struct kvf_client *client);
 
 /* A descriptor that becomes readable when kvf_poll has something to do. Owned by the handle; only

@@ -30,6 +30,8 @@ if(TARGET kvf_test_daemon)
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_peers.c LIBS kvf_test_daemon)
         kvf_add_test(NAME peer_sets LABEL fault TIMEOUT 300
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_peer_sets.c LIBS kvf_test_daemon)
+        kvf_add_test(NAME resolver LABEL fault TIMEOUT 300
+            SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_resolver.c LIBS kvf_test_daemon)
         kvf_add_test(NAME remote_client LABEL fault TIMEOUT 300
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_remote_client.c
                     ${CMAKE_CURRENT_LIST_DIR}/raw_client.c

@@ -176,6 +176,23 @@ static void test_refused(void **state)
     refused(strchr(the_daemon.address, '?'), KVF_ERR_NO_DAEMON, "is kvferryd there");
 }
 
+/* By name, which may have addresses at which nobody listens. */
+static void test_name(void **state)
+{
+    struct kvf_options options;
+    struct kvf_client *client = NULL;
+    char address[2 * sizeof(the_daemon.address)];
+
+    (void)state;
+    (void)snprintf(address, sizeof(address), "tcp://localhost%s", strrchr(the_daemon.address, ':'));
+    options_at(&options, address);
+    options.connect_timeout_ms = WAIT_MS;
+    assert_int_equal(kvf_open(&options, &client), KVF_OK);
+    assert_int_equal(kvf_test_block_put(client, 1, BLOCK_BYTES, 0), KVF_OK);
+    assert_int_equal(kvf_test_block_get(client, 1, BLOCK_BYTES, NULL), KVF_OK);
+    kvf_close(client);
+}
+
 /* ----------------------------------------------------------------------------------------------
  * Memory for hits
  */
@@ -552,9 +569,16 @@ static bool is_alone(void *arg)
     return kvf_test_daemon_number(&the_daemon, "clients") == 0;
 }
 
+struct process {
+    int pid;
+    uint32_t n_fds;
+};
+
 static bool has_fds(void *arg)
 {
-    return fds_of(the_daemon.process.pid) <= *(const uint32_t *)arg;
+    const struct process *process = arg;
+
+    return fds_of(process->pid) <= process->n_fds;
 }
 
 static void come_and_go(void)
@@ -569,19 +593,20 @@ static void come_and_go(void)
 
 static void test_come_and_go(void **state)
 {
-    uint32_t own, daemons;
+    uint32_t own = fds_of(getpid());
+    uint32_t daemons;
 
     (void)state;
     come_and_go(); /* libraries are loaded */
     assert_true(kvf_test_wait_until(is_alone, NULL, WAIT_MS));
-    own = fds_of(getpid());
     daemons = fds_of(the_daemon.process.pid);
     for (uint32_t i = 0; i < 10; i++) {
         come_and_go();
     }
     assert_true(kvf_test_wait_until(is_alone, NULL, WAIT_MS));
-    assert_int_equal(fds_of(getpid()), own);
-    assert_true(kvf_test_wait_until(has_fds, &daemons, WAIT_MS));
+    assert_true(kvf_test_wait_until(has_fds, &(struct process){getpid(), own}, WAIT_MS));
+    assert_true(
+        kvf_test_wait_until(has_fds, &(struct process){the_daemon.process.pid, daemons}, WAIT_MS));
     assert_int_equal(kvf_test_daemon_number(&the_daemon, "metrics.protocol_errors"), 0);
 }
 
@@ -589,6 +614,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_name, setup, teardown),
         cmocka_unit_test_setup_teardown(test_landing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_sums, setup, teardown),
         cmocka_unit_test_setup_teardown(test_breach, setup, teardown),
