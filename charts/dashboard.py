@@ -35,7 +35,8 @@ def latency(name):
     return [(quantile(0.5, name), "p50"), (quantile(0.99, name), "p99")]
 
 
-HITS = " + ".join(rate(f"get_hits_{tier}_total") for tier in ("dram", "hbm", "hbm_copied", "nvme"))
+HITS = " + ".join(rate(f"get_hits_{tier}_total")
+                  for tier in ("dram", "hbm", "hbm_copied", "nvme", "remote"))
 
 # (row, [(title, unit, stacked, [(question, legend)], what it says)])
 ROWS = [
@@ -60,6 +61,7 @@ ROWS = [
         ("Blocks by source", "ops", True,
          [(rate("get_hits_dram_total"), "memory"), (rate("get_hits_nvme_total"), "drive"),
           (f"{rate('get_hits_hbm_total')} + {rate('get_hits_hbm_copied_total')}", "GPU memory"),
+          (rate("get_hits_remote_total"), "another node"),
           (rate("get_misses_total"), "miss"), (rate("get_too_slow_total"), "too slow")],
          "Blocks that were asked for, and where they came from. A block is one chunk of one rank."),
         ("Blocks found", "percentunit", False,
@@ -104,6 +106,33 @@ ROWS = [
         ("A put", "s", False, latency("put"), "Until the block is stored in memory."),
         ("One read of a drive", "s", False, latency("nvme_read"), "As the daemon sees it."),
         ("One write of a drive", "s", False, latency("nvme_write"), "As the daemon sees it."),
+    ]),
+    ("Other nodes", [
+        ("Links", "short", False, [(total("peers", "node"), "{{node}}")],
+         "Nodes whose blocks each one can fetch. 0 where there are others: see kvferry peers."),
+        ("Blocks known of others", "short", False, [(total("peer_hints", "node"), "{{node}}")],
+         "What others are said to have. At peers.entries the rest is not remembered."),
+        ("Traffic between nodes", "Bps", False,
+         [(rate_by("node", "peer_fetched_bytes_total"), "{{node}} fetched"),
+          (rate_by("node", "peer_served_bytes_total"), "{{node}} served")],
+         "Encoded bytes, as they lie in the other node's memory or on its drive."),
+        ("A block from another node", "s", False, latency("get_remote"),
+         "From acceptance to answer, by upper edges of power-of-two buckets."),
+        ("Fetches that brought nothing", "ops", True,
+         [(rate("peer_failed_fetches_total"), "no answer in time, or no room"),
+          (rate("peer_stale_hints_total"), "the block had gone there"),
+          (rate("peer_second_asks_total"), "asked for at a second node")],
+         "Of blocks that another node was said to have."),
+        ("Links that failed", "short", False,
+         [(increase("peer_refused_total"), "refused: key, release or no room"),
+          (increase("peer_protocol_errors_total"), "broken protocol"),
+          (increase("peer_strangers_total"), "messages under a wrong key"),
+          (increase("peer_gaps_total"), "gaps: told anew")],
+         "The daemon's log says which node, and why."),
+        ("Directory", "short", False,
+         [(total("directory_up", "node"), "{{node}} reaches it"),
+          (total("directory_nodes", "node"), "{{node}} knows so many nodes")],
+         "Where peers.directory is set. Links stay while its server is away."),
     ]),
     ("Clients", [
         ("Busy answers", "ops", False, [(rate_by("node", "requests_busy_total"), "{{node}}")],

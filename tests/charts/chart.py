@@ -95,6 +95,21 @@ def configuration(objects):
     return found
 
 
+def as_user(security):
+    """subprocess' words for a securityContext, pod's and container's together."""
+    groups = security.get("supplementalGroups", []) + (
+        [security["fsGroup"]] if "fsGroup" in security else [])
+    return {"user": security["runAsUser"], "group": security["runAsGroup"], "extra_groups": groups}
+
+
+def moved(text, places):
+    """Paths of containers as they are here; places: {in the container: here}."""
+    inside = "|".join(re.escape(path) for path in sorted(places, key=len, reverse=True))
+    # what begins a path, and no path of ours, which may begin with /tmp
+    return re.sub(rf"(?<![\w/-])({inside})(?=[/'\s]|$)(?!/kvf-node-)",
+                  lambda found: places[found.group(1)], text)
+
+
 def mebibytes(quantity):
     if not quantity.endswith("Mi"):
         raise AssertionError(f"{quantity} is not in Mi")

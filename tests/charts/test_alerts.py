@@ -41,8 +41,9 @@ class Alerts(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.mkdtemp(prefix="kvf-alerts-")
         cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
-        code, out, error = HELMS[-1].template("--set", "image.repository=registry.example/kvferry",
-                                              "--set", "metrics.alerts=true")
+        code, out, error = HELMS[-1].template(
+            "--set", "image.repository=registry.example/kvferry", "--set", "metrics.alerts=true",
+            "--set", "peers.enabled=true,clusterKey.secretName=key")
         assert code == 0, error
         rule = chart.the(chart.documents(yaml, out), "PrometheusRule")
         cls.alerts = [one for group in rule["spec"]["groups"] for one in group["rules"]]

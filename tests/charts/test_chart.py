@@ -195,18 +195,82 @@ class Rendered(unittest.TestCase):
             volume, = (one for one in pod["volumes"] if one["name"] == "nvme")
             self.assertIn(kind, volume)
 
-    def test_other_nodes(self):
-        objects = self.objects("options-values.yaml")
-        config = yaml.safe_load(chart.configuration(objects)["kvferryd.yaml"])
-        self.assertEqual(config["directory"]["address"], "valkey.kv.svc:6379")
-        policy = chart.the(objects, "NetworkPolicy")["spec"]
-        self.assertEqual(policy["egress"], [{"ports": [{"port": 6379, "protocol": "TCP"}]},
-                                            {"ports": [{"port": 53, "protocol": "UDP"}]}])
+    def policy(self, *where):
+        return chart.the(self.objects(*where), "NetworkPolicy")["spec"]
+
+    def test_a_way_out(self):
+        policy = self.policy("options-values.yaml")
+        self.assertEqual(policy["egress"], [{"ports": [{"port": 4318, "protocol": "TCP"}]}])
         self.assertEqual(len(policy["ingress"]), 1)
-        # who has no policy of the chart's, or one of their own, is let alone
-        self.objects("bare-values.yaml", "--set", "config.peers.nodes=a:7171",
-                     "--set", "config.peers.listen=10.0.0.1:7171",
-                     "--set", "clusterKey.secretName=key")
+
+    def test_other_nodes(self):
+        """What test_chart_peers.py, where it runs, sees at work."""
+        objects = self.objects("peers-values.yaml")
+        daemons = chart.the(objects, "DaemonSet")["spec"]["template"]
+        container, = daemons["spec"]["containers"]
+        self.assertEqual(container["command"][-2:], ["--set", "peers.listen=$(POD_IP):7171"])
+        env = {one["name"]: one for one in container["env"]}
+        self.assertEqual(env["POD_IP"]["valueFrom"]["fieldRef"]["fieldPath"], "status.podIP")
+        self.assertEqual(env["UCX_TCP_PORT_RANGE"]["value"], "7172-7179")
+        self.assertEqual(env["UCX_TLS"]["value"], "tcp")
+        self.assertIn({"name": "peers", "containerPort": 7171, "protocol": "TCP"},
+                      container["ports"])
+        service, = (one["spec"] for one in chart.of_kind(objects, "Service")
+                    if one["metadata"]["name"] == "k-kvferry-peers")
+        self.assertEqual((service["clusterIP"], service["publishNotReadyAddresses"]),
+                         ("None", True))
+        config = yaml.safe_load(chart.configuration(objects)["kvferryd.yaml"])
+        self.assertEqual(config["peers"], {
+            "nodes": "k-kvferry-peers.kv.svc:7171,kv-big-kvferry-peers.kvferry.svc:7171",
+            "timeout": "1s", "inflight_bytes": "256MiB"})
+        policy = chart.the(objects, "NetworkPolicy")["spec"]
+        ports = [{"port": port, "protocol": "TCP"} for port in range(7171, 7180)]
+        who = [{"podSelector": policy["podSelector"]},
+               {"podSelector": {"matchLabels": {"app.kubernetes.io/instance": "kv-big"}}},
+               {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "engines"}},
+                "podSelector": {"matchLabels": {"kvferry/remote-client": "true"}}}]
+        self.assertEqual(policy["ingress"][1:], [{"ports": ports, "from": who}])
+        self.assertEqual(policy["egress"][0], {"ports": ports, "to": who})
+        self.assertEqual({(one["port"], one["protocol"]) for one in policy["egress"][1]["ports"]},
+                         {(53, "UDP"), (53, "TCP")})
+        self.assertEqual(len(policy["egress"]), 2)
+        self.assertLessEqual(policy["podSelector"]["matchLabels"].items(),
+                             daemons["metadata"]["labels"].items())
+
+    def test_directory(self):
+        objects = self.objects("peers-directory-values.yaml")
+        self.assertEqual([one["metadata"]["name"] for one in chart.of_kind(objects, "Service")],
+                         ["k-kvferry"])
+        config = yaml.safe_load(chart.configuration(objects)["kvferryd.yaml"])
+        self.assertEqual(config["directory"], {
+            "address": "valkey.kv.svc:6379", "user": "kvferry", "lease": "20s",
+            "password_file": "/etc/kvferry-directory/password"})
+        self.assertEqual(config["peers"], {"entries": 1000000, "links": 16})
+        pod = chart.the(objects, "DaemonSet")["spec"]["template"]["spec"]
+        container, = pod["containers"]
+        self.assertEqual(container["command"][-1], "peers.listen=[$(POD_IP)]:7200")
+        self.assertIn("/etc/kvferry-directory",
+                      [one["mountPath"] for one in container["volumeMounts"]])
+        for which in ("requests", "limits"):
+            self.assertEqual(container["resources"][which]["rdma/hca_shared_devices_a"], "1")
+        env = {one["name"]: one.get("value") for one in container["env"]}
+        self.assertEqual((env["UCX_TLS"], env["UCX_NET_DEVICES"], env["UCX_TCP_PORT_RANGE"]),
+                         ("rc,tcp", "mlx5_0:1,eth0", "7300-7307"))
+        egress = self.policy("peers-directory-values.yaml")["egress"]
+        self.assertNotIn("to", egress[1])  # networkPolicy.dns is empty: DNS is anywhere
+        self.assertEqual(egress[2], {"ports": [{"port": 6379, "protocol": "TCP"}], "to": [
+            {"podSelector": {"matchLabels": {"app": "valkey"}}}]})
+        # further daemons are asked beside those that the directory tells of
+        config = yaml.safe_load(chart.configuration(self.objects(
+            "peers-directory-values.yaml", "--set", "peers.nodes={a:7171,[fd00::7]:7171}"))[
+                "kvferryd.yaml"])
+        self.assertEqual(config["peers"]["nodes"], "a:7171,[fd00::7]:7171")
+
+    def test_alerts_on_links_only_where_there_are_some(self):
+        groups = {name: [one["name"] for one in chart.the(self.objects(
+            f"{name}-values.yaml"), "PrometheusRule")["spec"]["groups"]]
+                  for name in ("tenants", "peers")}
+        self.assertEqual(groups, {"tenants": ["kvferry"], "peers": ["kvferry", "kvferry-peers"]})
 
     def test_huge_pages(self):
         pod = chart.the(self.objects("hugepages-values.yaml"), "DaemonSet")["spec"]["template"][
@@ -224,6 +288,8 @@ class Rendered(unittest.TestCase):
             monitor = chart.the(objects, kind)
             pod = chart.the(objects, "DaemonSet")["spec"]["template"]
             target = pod if kind == "PodMonitor" else chart.the(objects, "Service")
+            endpoint, = monitor["spec"].get("podMetricsEndpoints") or monitor["spec"]["endpoints"]
+            self.assertEqual(endpoint["port"], pod["spec"]["containers"][0]["ports"][0]["name"])
             wanted = monitor["spec"]["selector"]["matchLabels"].items()
             self.assertLessEqual(wanted, target["metadata"]["labels"].items())
             self.assertEqual(pod["spec"]["containers"][0]["ports"][0]["containerPort"], port)
@@ -250,6 +316,13 @@ class Rendered(unittest.TestCase):
                       "hostPath: {path: /run/kvferry/default, type: DirectoryOrCreate}",
                       "helm test k --namespace kv"):
             self.assertIn(words, out)
+        self.assertNotIn("kvferry peers", out)
+        code, out, error = HELMS[-1].run(
+            "install", "k", chart.CHART, "--namespace", "kv", "--dry-run=client", *IMAGE, "--set",
+            "peers.enabled=true,clusterKey.secretName=s,networkPolicy.enabled=false")
+        self.assertEqual(code, 0, error)
+        self.assertIn("kvferry peers --admin-socket /run/kvferry-admin/admin.sock", out)
+        self.assertIn("every pod of the cluster can reach ports 7171 and 7172 to 7179", out)
 
 
 class Documented(unittest.TestCase):
@@ -289,6 +362,7 @@ class Documented(unittest.TestCase):
 class Refused(unittest.TestCase):
     """Wrong values: what is said, by the schema and by templates/validation.yaml."""
 
+    PEERS = ("peers.enabled=true", "clusterKey.secretName=k")
     CASES = (
         # values, what the message has to say
         (["image.repository="], "image.repository is empty: build an image"),
@@ -316,13 +390,25 @@ class Refused(unittest.TestCase):
          "needs nvme.volume.size"),
         (["nvme.enabled=true", "nvme.bytes=5GiB", "nvme.volume.type=claim"],
          "needs nvme.volume.claimName"),
-        (["config.peers.nodes=a:7171"], "networkPolicy lets nothing out: set networkPolicy.e"),
-        (["config.directory.address=a:6379"], "set networkPolicy.egress to rules for them and for"),
-        (["config.peers.listen=10.0.0.1:7171"], "the metrics port alone: set networkPolicy"),
-        (["config.directory.address=a:6379", "config.directory.password_file=/p",
-          "networkPolicy.enabled=false"], "no volume of the pod has it: set config.directory"),
-        (["config.directory.address=/run/valkey.sock"], "no volume of the pod has it"),
-        (["config.peers.nodes=a:7171", "networkPolicy.enabled=false"], "set clusterKey.secretName"),
+        (["peers.enabled=true"], "random > key; kubectl --namespace kv create secret .*; and set"),
+        ([*PEERS, "metrics.port=7171"], "peers.port and metrics.port are both 7171: move one"),
+        ([*PEERS, "metrics.port=7179"], "metrics.port is 7179, one of the eight .*: move one"),
+        ([*PEERS, "peers.port=7172"], "peers.port is 7172, one of the eight ports from peers.data"),
+        ([*PEERS, "peers.directory.passwordSecret=s"], "peers.directory.address is not: set it to"),
+        ([*PEERS, "peers.directory.user=u"], "address is not: set it to host:port of the server"),
+        ([*PEERS, "peers.directory.to[0].ipBlock.cidr=10.0.0.0/8"], "address is not: set it to"),
+        ([*PEERS, "config.directory.lease=20s"], "there is none: set peers.directory.address to"),
+        ([*PEERS, "peers.others[0].podSelector.matchLabels.a=b", "networkPolicy.enabled=false"],
+         "networkPolicy.enabled is false: set it to true, or remove the list"),
+        ([*PEERS, "peers.rdma.resource=rdma/hca"], "needs peers.rdma.devices: UCX's names of"),
+        ([*PEERS, "peers.rdma.devices=eth0"], "resource is not: set it to what the device plugin"),
+        (["peers.nodes={a:7171}"], "peers.nodes is set, but .* is not: set peers.enabled=true"),
+        (["peers.directory.address=a:6379"], "directory.address is set, but peers.enabled is"),
+        (["peers.rdma.resource=rdma/hca"], "set, but peers.enabled is not: set peers.enabled=true"),
+        (["config.peers.timeout=1s"], "config.peers is set, but peers.enabled is not: set peers."),
+        (["config.directory.lease=20s"], "config.directory is set, but peers.enabled is not: set"),
+        (["config.peers.nodes=a:7171"], "set peers.enabled, and peers.nodes for daemons of other"),
+        (["config.directory.password_file=/p"], "set peers.directory.passwordSecret"),
         (["config.gpu.hbm_bytes=1GiB"], "gpu.access=none starts none: set gpu.access to env"),
         (["gpu.runtimeClassName=nvidia"], "is none: set gpu.access, or remove the class"),
         (["metrics.monitor=ServiceMonitor", "service.enabled=false"], "set service.enabled=true"),
@@ -345,6 +431,15 @@ class Refused(unittest.TestCase):
         (["mode=cache"], "mode"),
         (["nvme.admission=some"], "nvme.?admission"),
         (["networkPolicy.egress[0]=all"], "networkPolicy.?egress"),
+        (["networkPolicy.dns[0].podSelectr.a=b"], "podSelectr"),
+        (["peers.port=0"], "peers.?port"),
+        (["peers.dataPort=65529"], "peers.?dataPort"),
+        (["peers.ipFamily=IPv5"], "peers.?ipFamily"),
+        (["peers.nodes={a}"], "peers.?nodes.?0"),
+        (["peers.others[0].selector.a=b"], "selector"),
+        (["peers.directory.address=/run/valkey.sock"], "peers.?directory.?address"),
+        (["peers.directory.passwd=s"], "passwd"),
+        (["peers.rdma.resource=hca"], "peers.?rdma.?resource"),
         (["update.strategy=Recreate"], "update.?strategy"),
         (["update.maxSurge=1"], "maxSurge"),
         (["socket.hostPath=/run/../etc"], "socket.?hostPath"),

@@ -70,8 +70,12 @@ class Taken(Case):
     def test_every_configuration(self):
         for name in chart.ci_values():
             with self.subTest(values=name):
-                path = self.write("kvferryd.yaml", config_of(objects(name)))
-                code, _, error = self.daemon("--config", path, "--print-config")
+                rendered = objects(name)
+                path = self.write("kvferryd.yaml", config_of(rendered))
+                words = pod_of(rendered)["containers"][0]["command"][3:]
+                ip = "fd00::7" if any("[$(POD_IP)]" in word for word in words) else "10.0.0.7"
+                code, _, error = self.daemon("--config", path, "--print-config", *(
+                    word.replace("$(POD_IP)", ip) for word in words))
                 self.assertEqual(code, 0, error)
 
     def test_sidecar(self):
@@ -93,6 +97,8 @@ class Taken(Case):
         config.pop("calibration", None)
         if "cluster_key" in config:
             config["cluster_key"] = self.write("key", "k" * 32)
+        if "password_file" in config.get("directory", {}):
+            config["directory"]["password_file"] = self.write("password", "secret")
         config["mode"] = "serve"  # where the arena is taken: turning it on changes no limit
         store = config.pop("nvme", None)
         if store:
@@ -125,12 +131,6 @@ class Taken(Case):
                 self.assertLessEqual(limit, 1.1 * total + 2048)
 
 
-def as_user(security):
-    """subprocess' words for a securityContext, pod's and container's together."""
-    return {"user": security["runAsUser"], "group": security["runAsGroup"],
-            "extra_groups": security.get("supplementalGroups", [])}
-
-
 class OneNode(Case):
     """One node: the release with two tenants, a store and the profile, all below one folder."""
     MODE = "serve"
@@ -161,10 +161,7 @@ class OneNode(Case):
 
     def moved(self, text):
         """Paths of containers as they are below our folder."""
-        inside = "|".join(map(re.escape, self.places))
-        # what begins a path, and no path of ours, which may begin with /tmp
-        return re.sub(rf"(?<![\w/-])({inside})(?=[/'\s]|$)(?!/kvf-node-)",
-                      lambda found: self.places[found.group(1)], text)
+        return chart.moved(text, self.places)
 
     def run_script(self, container, pod, **env):
         security = {**pod["securityContext"], **container["securityContext"]}
@@ -173,7 +170,7 @@ class OneNode(Case):
         path = f"{self.programs}:{os.environ['PATH']}"
         return subprocess.run([shell, flags, self.moved(script)], capture_output=True, text=True,
                               check=False, timeout=chart.DEADLINE_S, cwd=self.folder,
-                              env={**os.environ, "PATH": path, **env}, **as_user(security))
+                              env={**os.environ, "PATH": path, **env}, **chart.as_user(security))
 
     def prepare(self):
         for container in self.pod["initContainers"]:
@@ -188,7 +185,7 @@ class OneNode(Case):
         return self.start_logged(
             [os.path.join(self.programs, command[0]), *command[1:], "--set", "admin.listen=",
              "--set", "nvme.0.bytes=96MiB", "--set", "nvme.0.segment_bytes=8MiB"],
-            cwd=self.folder, **as_user(self.pod["securityContext"]))
+            cwd=self.folder, **chart.as_user(self.pod["securityContext"]))
 
     def helm_test(self):
         """What the pod of `helm test` says; its container, pod and socket."""
@@ -247,7 +244,7 @@ class Node(OneNode):
         done = self.run_script(test, other, KVFERRY_SOCKET=socket.replace("/a/", "/b/"))
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         admin = os.path.join(self.places["/run/kvferry-admin"], "admin.sock")
-        for who, wanted in ((as_user(spec["securityContext"]), 0), (as_user(
+        for who, wanted in ((chart.as_user(spec["securityContext"]), 0), (chart.as_user(
                 self.pod["securityContext"]), 1)):
             done = subprocess.run([os.path.join(self.programs, "kvferry"), "stat",
                                    "--admin-socket", admin], capture_output=True, check=False,

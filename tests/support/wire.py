@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wire of our own between two network namespaces, which can be told to be bad.
+"""A wire of our own between network namespaces, which can be told to be bad.
 
 Each end is a TUN device in its namespace; what one side sends is read here and written to the
-other. It works where the kernel has no netem, sees every packet, and nothing of it is left when the
-process ends. In between, packets can be
+one that has the address. It works where the kernel has no netem, sees every packet, and nothing of
+it is left when the process ends. In between, packets can be
 
     delayed    each by so many seconds, in order
     held       none goes on until they are let go: a stall
     dropped    a partition, of which nobody is told
     cut        TCP connections with payload on their way are reset at both ends: whatever was being
                sent arrives in part
+    judged     each by a function that its owner gives: as a network policy does it
 
 Needs root, ip(8) and /dev/net/tun. make() says whether it can be had here.
 """
@@ -18,6 +19,7 @@ import fcntl
 import heapq
 import os
 import select
+import socket
 import struct
 import subprocess
 import threading
@@ -85,11 +87,13 @@ def swapped(packet):
 
 
 class Wire:
-    """Between two namespaces, which it makes."""
+    """Between namespaces, which it makes. may: of each IPv4 packet, does it go on?"""
 
-    def __init__(self, names, addresses):
+    def __init__(self, names, addresses, may=lambda packet: True):
         self.names = names
         self.addresses = addresses
+        self.ends = {socket.inet_aton(address): end for end, address in enumerate(addresses)}
+        self.may = may
         self.fds = []
         self.lock = threading.Lock()
         self.mode = "pass"
@@ -182,6 +186,9 @@ class Wire:
             return False
         self.packets += 1
         self.bytes += len(packet)
+        sink = self.ends.get(packet[16:20]) if packet[0] >> 4 == 4 else None
+        if sink is None or not self.may(packet):
+            return True  # nobody's, as what IPv6 says to all neighbours
         with self.lock:
             if self.mode == "drop":
                 return True
@@ -190,7 +197,7 @@ class Wire:
                 self.cuts_left -= 1
                 self._put(end, swapped(reset))
                 packet = reset
-            self._put(1 - end, packet)
+            self._put(sink, packet)
         return True
 
     def _put(self, end, packet):

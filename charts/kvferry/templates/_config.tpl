@@ -37,6 +37,32 @@ _config.tpl: kvferryd.yaml. What the chart decides is laid over what `config` sa
 {{- if .Values.clusterKey.secretName -}}
 {{- $_ := set $config "cluster_key" "/etc/kvferry-key/key" -}}
 {{- end -}}
+{{- with .Values.peers -}}
+{{- if .enabled -}}
+{{- $nodes := .nodes -}}
+{{- if not .directory.address -}}
+{{- $nodes = prepend $nodes (printf "%s.%s.svc:%d" (include "kvferry.peersService" $) $.Release.Namespace (int .port)) -}}
+{{- end -}}
+{{- $peers := default dict (get $config "peers") -}}
+{{- with $nodes -}}
+{{- $_ := set $peers "nodes" (join "," .) -}}
+{{- end -}}
+{{- with $peers -}}
+{{- $_ := set $config "peers" . -}}
+{{- end -}}
+{{- if .directory.address -}}
+{{- $directory := default dict (get $config "directory") -}}
+{{- $_ := set $directory "address" .directory.address -}}
+{{- with .directory.user -}}
+{{- $_ := set $directory "user" . -}}
+{{- end -}}
+{{- if .directory.passwordSecret -}}
+{{- $_ := set $directory "password_file" "/etc/kvferry-directory/password" -}}
+{{- end -}}
+{{- $_ := set $config "directory" $directory -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $_ := set $config "admin" (dict "socket" "/run/kvferry-admin/admin.sock" "listen" (printf "%s:%d" .Values.metrics.address (int .Values.metrics.port))) -}}
 {{- toYaml $config -}}
 {{- end -}}

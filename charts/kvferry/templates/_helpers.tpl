@@ -111,8 +111,14 @@ blocks has a window of 80 MiB; "all" is taken for eight. */}}
 {{- if gt $hbm 0 -}}
 {{- $gpus = eq .Values.gpu.devices "all" | ternary 8 (splitList "," .Values.gpu.devices | len) -}}
 {{- end -}}
+{{- $peers := 0 -}}
+{{- if .Values.peers.enabled -}}
+{{- $hints := include "kvferry.option" (list . "peers.entries" "0") | float64 | int64 -}}
+{{- /* 28 bytes each, of up to twice as many; what has changed, and threads, take the rest */ -}}
+{{- $peers = add (mul 56 (eq $hints 0 | ternary $entries $hints)) 5242880 -}}
+{{- end -}}
 {{- /* an entry takes 64 bytes, and up to twice as many are made; a drive takes 12, a GPU's memory 16 */ -}}
-{{- add (mul $entries 156) (div $arena 170) (mul $clients (add 786432 (mul $ring 128))) (mul $gpus (add 88080384 (div $hbm 240))) -}}
+{{- add $peers (mul $entries 156) (div $arena 170) (mul $clients (add 786432 (mul $ring 128))) (mul $gpus (add 88080384 (div $hbm 240))) -}}
 {{- end -}}
 
 {{/* What the memory cgroup has to allow, and what the scheduler has to set aside of ordinary memory. */}}
@@ -132,6 +138,37 @@ blocks has a window of 80 MiB; "all" is taken for eight. */}}
 {{- define "kvferry.graceSeconds" -}}
 {{- /* the drain, and then the end of threads and workers */ -}}
 {{- add 10 (include "kvferry.option" (list . "drain.timeout" "20s") | include "kvferry.seconds" | int64) -}}
+{{- end -}}
+
+{{/* The Service whose name stands for the addresses of all daemons, ready or not. */}}
+{{- define "kvferry.peersService" -}}
+{{- include "kvferry.fullname" . }}-peers
+{{- end -}}
+
+{{- define "kvferry.lastDataPort" -}}
+{{- add 7 (int .Values.peers.dataPort) -}}
+{{- end -}}
+
+{{/* Where links are asked for, and where their data may go: a port each, since not every network
+plugin knows ranges. */}}
+{{- define "kvferry.peerPorts" -}}
+{{- $first := int .Values.peers.dataPort -}}
+- port: {{ int .Values.peers.port }}
+  protocol: TCP
+{{- range $port := untilStep $first (add 8 $first | int) 1 }}
+- port: {{ $port }}
+  protocol: TCP
+{{- end }}
+{{- end -}}
+
+{{/* Both ends of links: UCX has either of them connect to the other. */}}
+{{- define "kvferry.mayLink" -}}
+- podSelector:
+    matchLabels:
+      {{- include "kvferry.daemonLabels" . | nindent 6 }}
+{{- with .Values.peers.others }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "kvferry.seccompProfile" -}}

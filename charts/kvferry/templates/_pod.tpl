@@ -89,6 +89,9 @@ requests:
   {{- else }}
   memory: {{ $all }}
   {{- end }}
+  {{- with .Values.peers.rdma.resource }}
+  {{ . }}: "1"
+  {{- end }}
 limits:
   {{- with .Values.resources.cpuLimit }}
   cpu: {{ . | quote }}
@@ -97,6 +100,28 @@ limits:
   {{- if .Values.arena.hugepages }}
   hugepages-2Mi: {{ include "kvferry.arenaBytes" . | include "kvferry.quantity" }}
   {{- end }}
+  {{- with .Values.peers.rdma.resource }}
+  {{ . }}: "1"
+  {{- end }}
+{{- end -}}
+
+{{/* What UCX has to know, and what Kubernetes knows for it. UCX takes any free port for the data of
+links unless it is told which, and any port is more than a NetworkPolicy lets through. */}}
+{{- define "kvferry.peersEnv" -}}
+{{- with .Values.peers -}}
+- name: POD_IP
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+- name: UCX_TCP_PORT_RANGE
+  value: {{ printf "%d-%s" (int .dataPort) (include "kvferry.lastDataPort" $) | quote }}
+- name: UCX_TLS
+  value: {{ empty .rdma.resource | ternary "tcp" "rc,tcp" | quote }}
+{{- if .rdma.resource }}
+- name: UCX_NET_DEVICES
+  value: {{ .rdma.devices | quote }}
+{{- end }}
+{{- end -}}
 {{- end -}}
 
 {{- define "kvferry.volumes" -}}
@@ -148,6 +173,17 @@ limits:
     items:
       - key: {{ .Values.clusterKey.key }}
         path: key
+{{- end }}
+{{- with .Values.peers.directory }}
+{{- if .passwordSecret }}
+- name: directory
+  secret:
+    secretName: {{ .passwordSecret }}
+    defaultMode: 0440
+    items:
+      - key: {{ .passwordKey }}
+        path: password
+{{- end }}
 {{- end }}
 {{- if and (eq .Values.security.seccomp "Localhost") .Values.security.installSeccomp }}
 - name: seccomp
