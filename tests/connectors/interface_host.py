@@ -17,6 +17,7 @@ import interface
 HERE = Path(__file__).resolve().parent
 CACHE = "sglang/srt/mem_cache/"
 OFFLOAD = "vllm/v1/kv_offload/"
+CONNECTORS = "vllm/distributed/kv_transfer/kv_connector/v1/"
 SGLANG = {
     "METHODS": {CACHE + "hicache_storage.py": ["HiCacheStorage"]},
     "FIELDS": {
@@ -47,6 +48,12 @@ SGLANG = {
 TIER = {
     "METHODS": {OFFLOAD + "tiering/base.py": ["SecondaryTierManager"]},
     "FIELDS": {
+        "vllm/config/vllm.py": {
+            "VllmConfig": ["model_config", "speculative_config", "lora_config"]},
+        "vllm/config/speculative.py": {"SpeculativeConfig": ["draft_model_config"]},
+        "vllm/config/model.py": {
+            "ModelConfig": ["model", "dtype", "hf_overrides", "hf_config_path", "revision",
+                            "quantization", "quantization_config", "max_model_len"]},
         OFFLOAD + "tiering/base.py": {
             "TransferJob": ["job_id", "keys", "chunk_ids", "req_context"],
             "JobResult": ["job_id", "success", "successful_keys", "transfer_time",
@@ -63,7 +70,8 @@ TIER = {
             "OffloadingConfig": ["groups", "worker_kv_bytes_per_block", "model", "cache",
                                  "parallel", "replicated_layout", "canonical_layout",
                                  "kv_cache_layout"]}},
-    "NAMES": {OFFLOAD + "base.py": ["RequestOffloadingContext", "make_offload_key"]}}
+    "NAMES": {OFFLOAD + "base.py": ["RequestOffloadingContext", "make_offload_key"],
+              CONNECTORS + "offloading_connector.py": ["OffloadingConnector"]}}
 ENGINES = {"sglang": SGLANG, "tier": TIER}
 
 

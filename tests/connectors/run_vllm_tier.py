@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's real tiering manager and CPU tier, with kvferryd as the secondary tier.
 
-usage: run_vllm_tier.py --daemon KVFERRYD [--out FILE] [--corrupt]
+usage: run_vllm_tier.py --daemon KVFERRYD --model DIR [--out FILE] [--corrupt]
 
 Run it with a Python that has vllm (a version of tested_versions.json), and the package where it
 finds it (PYTHONPATH to build/release/connectors/python). vLLM's classes are its own: the spec, the
@@ -11,7 +11,9 @@ its module. The part of the workers, copies between a GPU and the CPU tier, is p
 
   restored  Chunks that the CPU tier has evicted come back from the daemon, byte for byte; a second
             engine, with an empty CPU tier, has them too.
-  names     Other weights, groups, dtypes or applications find nothing.
+  names     Other weights, groups, dtypes, applications, overrides or quantization find nothing.
+  seen      vLLM's own connector makes the tier, and ours in its place: that one lets the tier see
+            the engine's configuration, without which, and without a namespace, nothing is served.
   failures  The daemon is killed while it is wanted and restarted on its store; it stands still:
             every lookup and job ends; none brings a wrong byte.
 
@@ -31,6 +33,11 @@ from pathlib import Path
 
 import torch
 import vllm
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.kv_offload.base import (LookupResult, ReqContext, ScheduleEndContext,
                                      make_offload_key)
 from vllm.v1.kv_offload.config import (OffloadingCacheConfig, OffloadingConfig,
@@ -40,6 +47,8 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from node import Daemon, Run
 
+from kvferry.vllm_tier import engine_config
+
 BLOCK, BLOCKS, RANKS = 16, 4, 2  # tokens of a block, blocks of a chunk
 BLOCK_BYTES = 24_000  # of a rank
 CHUNKS, ROOM = 20, 8  # of a prompt, and of the CPU tier
@@ -47,11 +56,18 @@ WAIT_S = 120
 DIGEST = "11" * 32
 
 
+def vllm_config(model, transfer=None, **arguments):
+    """What vLLM makes of its arguments."""
+    return EngineArgs(model=model, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=1024,
+                      enforce_eager=True, kv_transfer_config=transfer,
+                      **arguments).create_engine_config()
+
+
 class Engine:
     """The scheduler's side of vLLM's offloading, and the workers' copies."""
 
-    def __init__(self, socket, room=ROOM, dtype="bfloat16", layers=("layers.0", "layers.1"),
-                 **tier):
+    def __init__(self, socket, config, room=ROOM, dtype="bfloat16",
+                 layers=("layers.0", "layers.1"), **tier):
         entry = {"type": "KvferryTier", "module_path": "kvferry.vllm_tier", "socket": socket,
                  "weights_digest": DIGEST, "lookup_budget_ms": 20000, "load_budget_ms": 20000,
                  "store_budget_ms": 20000, **tier}
@@ -63,7 +79,9 @@ class Engine:
             engine_id=f"kvferry-{uuid.uuid4().hex}",
             model=OffloadingModelConfig("none", dtype), cache=OffloadingCacheConfig(BLOCK, BLOCKS),
             parallel=OffloadingParallelConfig(0, RANKS, RANKS, 1, 1, 1, 0, 1, None, False)))
+        seen = engine_config.set(config)
         self.manager = self.spec.get_manager()
+        engine_config.reset(seen)
         self.tier = self.manager.secondary_tiers[0]
         self.region = self.spec._scheduler_mmap.base_tensor.view(room, row)
 
@@ -136,6 +154,13 @@ class Engine:
 
 
 class Phases(Run):
+    def __init__(self, daemon, corrupt, model):
+        super().__init__(daemon, corrupt)
+        self.model, self.config = model, vllm_config(model)
+
+    def engine(self, **how):
+        return Engine(self.daemon.socket, **{"config": self.config, **how})
+
     def again(self, engine, name, seed=0):
         context, keys = engine.request(name, seed)
         found = engine.load(context, keys, seed, self.corrupt)
@@ -143,7 +168,7 @@ class Phases(Run):
         return found
 
     def restored(self):
-        engine = Engine(self.daemon.socket)
+        engine = self.engine()
         context, keys = engine.request("first")
         engine.store(context, keys)
         engine.finish(context)
@@ -153,7 +178,7 @@ class Phases(Run):
                  stored=stored, room_of_the_cpu_tier=ROOM, restored=pages, differing=bad,
                  loaded=engine.tier.counters.loaded)
         engine.close()
-        engine = Engine(self.daemon.socket)
+        engine = self.engine()
         pages, bad = self.again(engine, "other")
         self.say("another engine has them", pages == CHUNKS and bad == 0, restored=pages,
                  differing=bad)
@@ -164,15 +189,46 @@ class Phases(Run):
         for name, how in (("other weights", {"weights_digest": "22" * 32}),
                           ("another namespace", {"namespace": "other"}),
                           ("another dtype", {"dtype": "float16"}),
+                          ("overrides", {"config": vllm_config(
+                              self.model, hf_overrides={"rope_theta": 5000.0})}),
+                          ("quantization", {"config": vllm_config(self.model,
+                                                                  quantization="fp8")}),
                           ("other layers", {"layers": ("layers.0",)})):
-            engine = Engine(self.daemon.socket, **how)
+            engine = self.engine(**how)
             found[name] = self.again(engine, "other")[0]
             engine.close()
         self.say("names", not any(found.values()), found=found)
 
+    def seen(self):
+        """Whether the tier serves an engine, by the connector that has made it."""
+        served = {}
+        for name, connector in (("ours", {
+                "kv_connector": "KvferryOffloadingConnector",
+                "kv_connector_module_path": "kvferry.vllm_tier"}),
+                                ("vLLM's", {"kv_connector": "OffloadingConnector"}),
+                                ("vLLM's, with a namespace", {
+                                    "kv_connector": "OffloadingConnector"})):
+            tier = {"type": "KvferryTier", "module_path": "kvferry.vllm_tier",
+                    "socket": self.daemon.socket}
+            if "namespace" in name:
+                tier["namespace"] = "alike"
+            config = vllm_config(self.model, KVTransferConfig(
+                kv_role="kv_both", kv_connector_extra_config={
+                    "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 64 << 20,
+                    "secondary_tiers": [tier]}, **connector), block_size=32)
+            spec = FullAttentionSpec(block_size=32, num_kv_heads=3, head_size=128,
+                                     dtype=torch.bfloat16)
+            cache = KVCacheConfig(64, [], [KVCacheGroupSpec(["layers.0"], spec)])
+            kind = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
+            made = kind(config, KVConnectorRole.SCHEDULER, cache)
+            served[name] = bool(made.scheduler.manager.secondary_tiers[0]._lanes)
+            made.shutdown()
+        self.say("seen", served == {"ours": True, "vLLM's": False,
+                                    "vLLM's, with a namespace": True}, served=served)
+
     def failures(self):
         budget = {"lookup_budget_ms": 2000, "load_budget_ms": 2000, "store_budget_ms": 2000}
-        engine = Engine(self.daemon.socket, **budget)
+        engine = self.engine(**budget)
         context, keys = engine.request("killed", 7)
         engine.store(context, keys, 7)
         engine.finish(context)
@@ -203,6 +259,7 @@ class Phases(Run):
 def main():
     parser = argparse.ArgumentParser(usage=__doc__)
     parser.add_argument("--daemon", required=True)
+    parser.add_argument("--model", required=True)
     parser.add_argument("--out")
     parser.add_argument("--corrupt", action="store_true")
     args = parser.parse_args()
@@ -210,9 +267,10 @@ def main():
         daemon = Daemon(args.daemon, folder, "dram.bytes=256MiB", "nvme.0.bytes=1GiB")
         daemon.start()
         try:
-            run = Phases(daemon, args.corrupt)
+            run = Phases(daemon, args.corrupt, args.model)
             run.restored()
             run.names()
+            run.seen()
             run.failures()
         finally:
             daemon.kill()

@@ -11,6 +11,7 @@ import os
 import select
 import sys
 import tempfile
+import threading
 import time
 import unittest
 
@@ -22,7 +23,7 @@ sys.path.insert(0, PACKAGE)
 from logged import DaemonCase  # noqa: E402
 
 import kvferry  # noqa: E402
-from kvferry import session  # noqa: E402
+from kvferry import identity, session  # noqa: E402
 from kvferry import lmcache as plugin  # noqa: E402
 
 session.CONNECT_TIMEOUT_MS = 60_000
@@ -188,6 +189,97 @@ class Chunks(Case):
         numbers = [connector.submit_batch_set([key(i)], [memoryview(block(i))]) for i in range(20)]
         self.assertEqual(len(set(numbers)), 20)
         self.assertTrue(all(answer[0] for answer in self.finish(connector, *numbers)))
+
+
+class Weights(Case):
+    """Keys name a model; what is its, by that name, depends on its files."""
+
+    def model(self, weights, config="{}"):
+        """A folder of a model, made or changed."""
+        folder = os.path.join(self.sites, "model")
+        os.makedirs(folder, exist_ok=True)
+        for name, text in (("model.safetensors", weights), ("config.json", config)):
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                file.write(text)
+        return folder
+
+    def setUp(self):
+        super().setUp()
+        cache = os.environ.get("XDG_CACHE_HOME")
+        self.addCleanup(lambda: os.environ.pop("XDG_CACHE_HOME") if cache is None
+                        else os.environ.update(XDG_CACHE_HOME=cache))
+        os.environ["XDG_CACHE_HOME"] = os.path.join(self.sites, "cache")
+        self.start_daemon(KVFERRYD)
+
+    def server(self, model, **params):
+        """A connector that has read what there is of the model: until then nothing is stored."""
+        connector = self.connect(**params)
+        end = time.monotonic() + WAIT_MS / 1000
+        while connector._models.keys([key(0, model)]) is None:
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
+        return connector
+
+    def store_one(self, connector, model):
+        number = connector.submit_batch_set([key(0, model)], [memoryview(block(0))])
+        return self.finish(connector, number)[0][2]
+
+    def has_one(self, connector, model):
+        return self.finish(connector, connector.submit_batch_exists([key(0, model)]))[0][2]
+
+    def test_other_weights_in_a_folder_find_nothing(self):
+        model = self.model("weights")
+        self.assertEqual(self.store_one(self.server(model), model), [True])
+        self.assertEqual(self.has_one(self.server(model), model), [True])
+        self.model("others!")
+        self.assertEqual(self.has_one(self.server(model), model), [False])
+        self.model("weights", '{"rope_theta": 7}')
+        self.assertEqual(self.has_one(self.server(model), model), [False])
+        # whoever names the weights is believed, but not that the rest is the same
+        digest = {"weights_digest": "22" * 32}
+        self.assertEqual(self.store_one(self.server(model, **digest), model), [True])
+        self.model("others!", '{"rope_theta": 7}')
+        self.assertEqual(self.has_one(self.server(model, **digest), model), [True])
+        self.model("weights", '{"rope_theta": 8}')
+        self.assertEqual(self.has_one(self.server(model, **digest), model), [False])
+
+    def test_weights_that_are_being_read_are_waited_for_by_nobody(self):
+        model = self.model("weights")
+        reading, digest = threading.Event(), identity.folder_digest
+        self.addCleanup(setattr, identity, "folder_digest", digest)
+        self.addCleanup(reading.set)
+
+        def slow(folder):
+            self.assertTrue(reading.wait(WAIT_MS / 1000))
+            return digest(folder)
+
+        identity.folder_digest = slow
+        connector = self.connect()
+        self.assertEqual(self.store_one(connector, model), [False])
+        self.assertEqual(self.has_one(connector, model), [False])
+        answer = self.finish(connector, connector.submit_batch_get(
+            [key(0, model)], [memoryview(bytearray(300_000))]), connector.submit_batch_delete(
+                [key(0, model)]))
+        self.assertEqual([each[2] for each in answer], [[False], [False]])
+        reading.set()
+        end = time.monotonic() + WAIT_MS / 1000
+        while not self.store_one(connector, model)[0]:
+            self.assertLess(time.monotonic(), end)
+
+    def test_a_model_that_is_known_by_its_name_alone_is_warned_about_once(self):
+        empty = os.path.join(self.sites, "empty")
+        os.mkdir(empty)
+        for name in ("a/model", "/nowhere/model", empty):
+            with self.assertLogs("lmcache.kvferry", "WARNING") as logged:
+                connector = self.server(name)
+                self.assertEqual(self.store_one(connector, name), [True])
+                self.assertEqual(self.has_one(connector, name), [True])
+            self.assertEqual([f"the weights of '{name}' are not known here" in line
+                              for line in logged.output], [True])
+        for params in ({"namespace": "b"}, {"weights_digest": "22" * 32}):
+            with self.assertNoLogs("lmcache.kvferry", "WARNING"):
+                self.assertEqual(self.store_one(self.server("a/model", **params), "a/model"),
+                                 [True])
 
 
 class Daemon(Case):

@@ -51,7 +51,17 @@ def install():
             super().__init__(job_id=job_id, success=success, successful_keys=successful_keys,
                              transfer_time=transfer_time, transfer_bytes=transfer_bytes)
 
+    class OffloadingConnector:
+        """Makes what its configuration says, as vLLM's makes the tiers of its."""
+
+        def __init__(self, vllm_config, role, kv_cache_config):
+            self.engine = vllm_config.make()
+
+    path = "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector".split(".")
+    for i in range(2, len(path)):
+        sys.modules[".".join(path[:i])] = types.ModuleType(".".join(path[:i]))
     for name, what in (("vllm", {"__version__": TESTED}), ("vllm.v1", {}),
+                       (".".join(path), {"OffloadingConnector": OffloadingConnector}),
                        ("vllm.v1.kv_offload", {}),
                        ("vllm.v1.kv_offload.base", {"LookupResult": results,
                                                     "RequestOffloadingContext": SimpleNamespace}),
@@ -65,7 +75,8 @@ def install():
 install()
 
 from kvferry import session, vllm_tier  # noqa: E402
-from kvferry.vllm_tier import KvferryTier, LookupResult  # noqa: E402
+from kvferry.vllm_tier import (KvferryOffloadingConnector, KvferryTier,  # noqa: E402
+                               LookupResult)
 
 session.CONNECT_TIMEOUT_MS = 60_000  # time for a busy machine
 session.RETRY_S = 0.05
@@ -384,6 +395,70 @@ class Refused(Case):
                 self.assertFalse(engine.load(Context("first"), [key(0)], [0]).success)
                 engine.tier.drain_jobs()
                 self.assertIn(said, self.warnings[-1])
+
+    def seen(self, made=None, speculative_config=None, lora_config=None, model=None, **more):
+        """An engine whose configuration the tier can see."""
+        model = SimpleNamespace(**{**dict(
+            model="none", hf_overrides={}, dtype="torch.bfloat16", quantization=None,
+            max_model_len=1024), **(model or {})})
+        config = SimpleNamespace(
+            model_config=model, speculative_config=speculative_config, lora_config=lora_config,
+            make=lambda: self.engine(made, **{"namespace": "", **more}))
+        return KvferryOffloadingConnector(config, None, None).engine
+
+    def test_an_engine_that_cannot_be_seen(self):
+        """What it overrides would be found by engines that do not."""
+        self.share()
+        engine = self.engine(namespace="")
+        self.assertEqual(engine.look(Context("first"), [key(0)]), [MISS])
+        self.assertIn("name KvferryOffloadingConnector", self.warnings[-1])
+        self.assertFalse(engine.store(Context("first"), [key(0)], [0]).success)
+        self.warnings.clear()
+        self.seen()
+        self.engine()  # has a namespace
+        self.assertEqual(self.warnings, [])
+
+    def test_what_is_overridden_is_another_model(self):
+        self.share()
+        digest = {"weights_digest": hashlib.sha256(self.id().encode()).hexdigest()}
+        engine = self.seen(**digest)
+        engine.fill(0, "row")
+        self.assertTrue(engine.store(Context("first"), [key(0)], [0]).success)
+        found = lambda **how: self.seen(**digest, **how).look(  # noqa: E731
+            Context("other"), [key(0)])
+        self.assertEqual(found(), [HIT])
+        for model in ({"hf_overrides": {"rope_theta": 5}}, {"quantization": "fp8"},
+                      {"dtype": "torch.float16"}, {"revision": "other"}):
+            self.assertEqual(found(model=model), [MISS], model)
+        self.assertEqual(found(model={"hf_overrides": lambda config: config}), [MISS])
+        self.assertIn("hf_overrides is a function", self.warnings[-1])
+
+    def test_draft_models_and_adapters(self):
+        self.share()
+        draft = Path(self.folder) / "draft"
+        draft.mkdir()
+        (draft / "a.safetensors").write_bytes(b"first")
+        how = {"weights_digest": hashlib.sha256(self.id().encode()).hexdigest(),
+               "speculative_config": SimpleNamespace(
+                   draft_model_config=SimpleNamespace(model=str(draft)))}
+        engine = self.seen(**how)
+        engine.fill(0, "row")
+        self.assertTrue(engine.store(Context("first"), [key(0)], [0]).success)
+        found = lambda: self.seen(**how).look(Context("other"), [key(0)])  # noqa: E731
+        self.assertEqual(found(), [HIT])
+        (draft / "a.safetensors").write_bytes(b"other")
+        self.assertEqual(found(), [MISS])
+        how["speculative_config"].draft_model_config.model = "a name"
+        self.assertEqual(found(), [MISS])
+        self.assertIn("a name is no local folder with weights that can be read; list in "
+                      "more_weights", self.warnings[-1])
+        how["more_weights"] = str(draft)
+        self.warnings.clear()
+        self.assertEqual(found(), [MISS])
+        self.assertEqual(self.warnings, [])
+        del how["more_weights"], how["speculative_config"]
+        self.seen(lora_config=SimpleNamespace(), **how)
+        self.assertIn("list the adapters' folders in more_weights", self.warnings[-1])
 
     def test_settings_that_make_no_sense(self):
         for changes, said in (({"sockets": ""}, "'sockets' is not known"),

@@ -6,11 +6,14 @@
 
 LMCache wraps the object in its NativeConnectorL2Adapter: submit_... calls return a number at once
 and a descriptor becomes readable when drain_completions() has answers. Keys are LMCache's own
-strings (model, rank, group, hash of the chunk, salt); a key of kvferry is the SHA-256 of one. The
-bytes are LMCache's, whose layout is not known here: they are stored as they are.
+strings (model, rank, group, hash of the chunk, salt), which say of the model only how it is called.
+A key of kvferry is the SHA-256 of one, under the digest of the model's files where the name is the
+folder of them. The bytes are LMCache's, whose layout is not known here: they are stored as they
+are.
 """
 import ctypes
 import hashlib
+import json
 import logging
 import os
 import queue
@@ -18,6 +21,7 @@ import threading
 import time
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from kvferry import hostio, identity, settings
@@ -27,6 +31,7 @@ from kvferry.errors import KvferryError
 from kvferry.session import Session
 
 WHERE = "adapter_params"
+KEY_SEPARATOR = "@"  # LMCache refuses names of models with it
 IDLE_S = 1.0
 logger = logging.getLogger("lmcache.kvferry")
 
@@ -39,7 +44,7 @@ class Settings:
 
     socket: Optional[str] = None  # else $KVFERRY_SOCKET, else the library's
     namespace: str = ""  # separates applications, and models of one name
-    weights_digest: str = ""  # of the model; engines with other weights find nothing then
+    weights_digest: str = ""  # of the model, where its name is not the folder of its files here
     lookup_budget_ms: int = 1000
     load_budget_ms: int = 5000
     store_budget_ms: int = 10_000
@@ -52,13 +57,66 @@ class Counters:
     """What the connector has done, in chunks."""
 
     stored: int = 0
-    not_stored: int = 0  # no room, or no daemon
+    not_stored: int = 0  # no room, no daemon, or weights whose digest is still being made
     loaded: int = 0
     failed: int = 0  # asked for, and not there, or of another size
 
 
-def key_bytes(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+def key_bytes(key: str, model: Optional[bytes] = None) -> bytes:
+    """The name of a chunk: LMCache's, under the digest of the model's files where that is known."""
+    return identity.adapter_key(hashlib.sha256(key.encode()).digest(), model)
+
+
+class Models:
+    """Digests of the models that keys name. A name is what vLLM was started with, so an absolute
+    path is the folder of the files, where this machine has it; a name of a hub says nothing. Any
+    thread; weights are read on one of its own, the first time for as long as that takes."""
+
+    def __init__(self, has_digest: bool, is_apart: bool, warn: Callable[[str], None]):
+        """has_digest: the weights are named by the settings. is_apart: some setting keeps models of
+        one name apart."""
+        self._has_digest = has_digest
+        self._is_apart = is_apart
+        self._warn = warn
+        self._known: Dict[str, Optional[bytes]] = {}
+        self._begun: Set[str] = set()
+        self._lock = threading.Lock()
+
+    def keys(self, keys: Sequence[str]) -> Optional[List[bytes]]:
+        """The names of chunks. None: not known yet, and nothing is to be stored or found."""
+        names = [key.split(KEY_SEPARATOR, 1)[0] for key in keys]
+        with self._lock:
+            for name in set(names) - self._begun:
+                self._begun.add(name)
+                self._begin(name)
+            if not self._known.keys() >= set(names):
+                return None
+            return [key_bytes(key, self._known[name]) for key, name in zip(keys, names)]
+
+    def _begin(self, name: str) -> None:
+        """With the lock held."""
+        folder = Path(name)
+        if folder.is_absolute() and folder.is_dir():
+            threading.Thread(target=self._read, args=(name, folder), name="kvferry-weights",
+                             daemon=True).start()
+        else:
+            self._known[name] = self._without(name)
+
+    def _read(self, name: str, folder: Path) -> None:
+        weights = b"" if self._has_digest else identity.folder_digest(folder)
+        how = json.dumps(identity.configs(folder), sort_keys=True)
+        digest = (hashlib.sha256(weights + how.encode()).digest() if weights is not None
+                  else self._without(name))
+        with self._lock:
+            self._known[name] = digest
+
+    def _without(self, name: str) -> None:
+        """Nothing is known of a model but its name."""
+        if not self._is_apart:
+            self._warn(f"the weights of '{name}' are not known here: engines with other ones under "
+                       f"that name find each other's chunks. Set weights_digest or namespace in "
+                       f"{WHERE}, or start the engine with the folder of the model, where this "
+                       "server has it too")
 
 
 class _Worker:
@@ -101,6 +159,8 @@ class KvferryConnector:
         warning = identity.check_version("lmcache", metadata.version("lmcache"),
                                          self._settings.allow_untested, WHERE)
         self._said: Set[str] = set()
+        self._models = Models(bool(digest), bool(digest or self._settings.namespace),
+                              self._warn_once)
         if warning is not None:
             self._warn_once(warning)
         self.counters = Counters()
@@ -192,25 +252,26 @@ class KvferryConnector:
             os.eventfd_write(self._fd, 1)
 
     def _store(self, keys: Sequence[str], views: Sequence[memoryview]) -> List[bool]:
-        client = self._puts.client()
-        items = [Put(key_bytes(key), data=view) for key, view in zip(keys, views)]
-        stored = [False] * len(items)
-        if client is not None:
+        client, names = self._puts.client(), self._models.keys(keys)
+        stored = [False] * len(keys)
+        if client is not None and names is not None:
+            items = [Put(name, data=view) for name, view in zip(names, views)]
             stored = hostio.store(client, items, None, 0, self._settings.store_budget_ms)
         self.counters.stored += sum(stored)
         self.counters.not_stored += len(stored) - sum(stored)
         return stored
 
     def _exists(self, keys: Sequence[str]) -> List[bool]:
-        names = [key_bytes(key) for key in keys]
+        names = self._models.keys(keys)
+        if names is None:
+            return [False] * len(keys)
         run = self._lookups.run(names)
         rest = names[run + 1:]  # the one behind a run is not there
         return ([True] * run + [False] * (run < len(names)) +
                 (self._lookups.each(rest) if rest else []))
 
     def _load(self, keys: Sequence[str], views: Sequence[memoryview]) -> List[bool]:
-        client = self._gets.client()
-        names = [key_bytes(key) for key in keys]
+        client, names = self._gets.client(), self._models.keys(keys) or []
         loaded: List[bool] = []
         deadline = time.monotonic() + self._settings.load_budget_ms / 1000
         while client is not None and len(loaded) < len(names):
@@ -223,17 +284,19 @@ class KvferryConnector:
             if len(loaded) < len(names):
                 loaded.append(False)
         self._lookups.fetched(names)
-        loaded += [False] * (len(names) - len(loaded))
+        loaded += [False] * (len(keys) - len(loaded))
         self.counters.loaded += sum(loaded)
         self.counters.failed += len(loaded) - sum(loaded)
         return loaded
 
     def _delete(self, keys: Sequence[str]) -> List[bool]:
-        client = self._puts.client()
+        client, names = self._puts.client(), self._models.keys(keys)
+        if names is None:
+            return [False] * len(keys)
         deleted = []
-        for key in keys:
+        for name in names:
             try:
-                deleted.append(client is not None and client.evict([key_bytes(key)]) == 1)
+                deleted.append(client is not None and client.evict([name]) == 1)
             except KvferryError:
                 deleted.append(False)
         return deleted

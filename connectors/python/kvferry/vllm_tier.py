@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvferryd as a secondary tier of vLLM's own CPU offloading.
 
-    vllm serve MODEL_FOLDER --kv-transfer-config '{"kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both", "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",
-        "cpu_bytes_to_use": 10737418240, "secondary_tiers": [
-            {"type": "KvferryTier", "module_path": "kvferry.vllm_tier"}]}}'
+    vllm serve MODEL_FOLDER --kv-transfer-config '{"kv_connector": "KvferryOffloadingConnector",
+        "kv_connector_module_path": "kvferry.vllm_tier", "kv_role": "kv_both",
+        "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec",
+            "cpu_bytes_to_use": 10737418240, "secondary_tiers": [
+                {"type": "KvferryTier", "module_path": "kvferry.vllm_tier"}]}}'
 
+vLLM tells a tier its model's name and dtype, not how it overrides the model's configuration, nor
+how it quantizes. The connector above is vLLM's OffloadingConnector in all else, and lets the tier
+see the whole configuration.
 vLLM keeps chunks in its CPU tier and hands them on from there, all ranks' pages of a chunk in one
 row; what has been evicted there comes back from here. A row is opaque: it is stored as the bytes
 that it is. Everything is called from the scheduler's thread, and no call waits: threads of this
@@ -17,29 +21,45 @@ import logging
 import queue
 import threading
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_offload.base import LookupResult, RequestOffloadingContext
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from kvferry import identity, settings
+from kvferry import identity, settings, vllm_model
 from kvferry.buffers import address
 from kvferry.client import Hit, Put
 from kvferry.hostio import LOAD_STAGING_BYTES, TICK_S, Lookups, fetch, report, store, tick
 from kvferry.session import Session
+from kvferry.vllm_model import Unsupported
 
 logger = logging.getLogger("vllm.kvferry")
 WHERE = "secondary_tiers"
 ROW_BYTES_MAX = 62 << 20  # of the 64 MiB of a block
 LABEL_BYTES_MAX = 63
 GROUP_BYTES = 4  # of a key: the KV cache group, behind the hash
+UNSEEN = ("--hf-overrides, --quantization and draft models cannot be seen from here: name "
+          "KvferryOffloadingConnector of the module kvferry.vllm_tier as kv_connector, or set a "
+          "namespace for engines that have all of it alike")
+
+# VllmConfig of the engine that is being made, where its connector is ours.
+engine_config: "ContextVar[Any]" = ContextVar("kvferry_engine_config", default=None)
 
 
-class Unsupported(Exception):
-    """This engine's chunks are not stored: why, in one line. The engine runs on without."""
+class KvferryOffloadingConnector(OffloadingConnector):
+    """vLLM's own, made while the tier can see the engine's configuration."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any):
+        seen = engine_config.set(vllm_config)
+        try:
+            super().__init__(vllm_config, role, kv_cache_config)
+        finally:
+            engine_config.reset(seen)
 
 
 @dataclass(frozen=True)
@@ -131,17 +151,31 @@ def weights(given: bytes, model: str, more: str) -> bytes:
         read = identity.folder_digest if path == model else identity.adapter_digest
         digest = read(Path(path)) if Path(path).is_dir() else None
         if digest is None:
-            raise Unsupported(f"{path} is no local folder with weights that can be read; set "
-                              "weights_digest to something that changes with the weights")
+            cure = ("set weights_digest to something that changes with the weights"
+                    if path == model else "list in more_weights a folder that stands for it")
+            raise Unsupported(f"{path} is no local folder with weights that can be read; {cure}")
         return digest
 
-    digests = [given or of(model), *(of(path.strip()) for path in more.split(",") if path.strip())]
+    digests = [given or of(model), *(of(path) for path in listed(more))]
     return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 
 
-def variant(config: Any, row_bytes: int) -> str:
+def listed(paths: str) -> List[str]:
+    """Paths with a comma between two."""
+    return [path.strip() for path in paths.split(",") if path.strip()]
+
+
+def draft_model(engine: Any) -> str:
+    """The path or name of a draft model that is not the model itself; "" where there is none."""
+    speculative = getattr(engine, "speculative_config", None)
+    draft = getattr(getattr(speculative, "draft_model_config", None), "model", None)
+    return str(draft) if draft and draft != engine.model_config.model else ""
+
+
+def variant(config: Any, row_bytes: int, model: Any) -> str:
     """A name for what a row holds, under the same weights, and in which order: the pages of this
-    version of vLLM, of these groups, as these ranks have them."""
+    version of vLLM, of these groups, as these ranks have them. model: vLLM's ModelConfig, or
+    None."""
     parallel = config.parallel
     parts = [vllm.__version__.split("+")[0], row_bytes, str(config.model.dtype),
              config.cache.tokens_per_hash, config.cache.blocks_per_chunk,
@@ -149,8 +183,9 @@ def variant(config: Any, row_bytes: int) -> str:
              str(config.kv_cache_layout), parallel.world_size, parallel.tp_size, parallel.pp_size,
              parallel.pcp_size, parallel.dcp_size,
              [[group.group_id, group.tokens_per_block, list(group.layer_names)]
-              for group in config.groups], identity.configs(Path(config.model.name))]
-    return identity.variant(parts)
+              for group in config.groups]]
+    return identity.variant([*parts, *(vllm_model.parts(model) if model is not None else
+                                       [identity.configs(Path(config.model.name))])])
 
 
 class KvferryTier(SecondaryTierManager):
@@ -195,11 +230,20 @@ class KvferryTier(SecondaryTierManager):
         if self._row_bytes > ROW_BYTES_MAX:
             raise Unsupported(f"a chunk has {self._row_bytes} bytes, and {ROW_BYTES_MAX} can be "
                               "kept: lower blocks_per_chunk")
-        label = f"vllm-tier:{own.namespace}:{variant(config, self._row_bytes)}"
+        engine, more = engine_config.get(), own.more_weights
+        if engine is None and not own.namespace:
+            raise Unsupported(UNSEEN)
+        if engine is not None and not listed(more):
+            more = draft_model(engine)
+            if getattr(engine, "lora_config", None) is not None:
+                self._warn_once("LoRA is on: list the adapters' folders in more_weights, or "
+                                "exchange none of them under its name")
+        model = engine.model_config if engine is not None else None
+        label = f"vllm-tier:{own.namespace}:{variant(config, self._row_bytes, model)}"
         if len(label.encode()) > LABEL_BYTES_MAX:
             most = LABEL_BYTES_MAX - len(label) + len(own.namespace)
             raise ValueError(f"{WHERE}: namespace is longer than {most} bytes")
-        digest = weights(digest, config.model.name, own.more_weights)
+        digest = weights(digest, config.model.name, more)
 
         def session(staging_bytes: int) -> Session:
             return Session(self._warn_once, lambda client: None, socket_path=own.socket,

@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (KVConnectorPromMetrics,
                                                                   KVConnectorStats)
 
-from kvferry import SHARD_NONE, Client, KvferryError, Put, Status, identity
+from kvferry import SHARD_NONE, Client, KvferryError, Put, Status, identity, vllm_model
 from kvferry.session import Session
 from kvferry.vllm import facts as engine_facts
 from kvferry.vllm import stats
@@ -192,7 +192,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
     def _weights_digest(self) -> bytes:
         if self._settings.weights_digest:
             return self._settings.digest()
-        folder = engine_facts.model_folder(self._vllm_config)
+        folder = vllm_model.folder(self._vllm_config.model_config)
         digest = identity.folder_digest(folder) if folder is not None else None
         if digest is None:
             raise engine_facts.Unsupported("the model is no local folder with weights that can be "

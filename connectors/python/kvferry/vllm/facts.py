@@ -4,22 +4,18 @@
 Scheduler and workers read the same and must come to the same: namespace and chunks follow from it.
 """
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, List, Optional
 
-from kvferry import identity
+from kvferry import identity, vllm_model
 from kvferry.buffers import Pages, Strides, address, strides_bytes
 from kvferry.client import CHUNK_TOKENS_MAX, Geometry
 from kvferry.vllm.settings import Settings
+from kvferry.vllm_model import Unsupported
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "f16", "torch.float32": "f32"}
 ITEM_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "u8": 1}
 PAYLOAD_BYTES_MAX = 62 << 20  # of the 64 MiB of a block; the rest is for what codecs add
 LABEL_BYTES_MAX = 63
-
-
-class Unsupported(Exception):
-    """This engine's KV is not stored: why, in one line. The engine runs on without."""
 
 
 @dataclass(frozen=True)
@@ -98,18 +94,8 @@ def chunk_tokens(settings: Settings, block: int, token_bytes: int) -> int:
 
 
 def variant(model: Any, pages_are: List[str]) -> str:
-    """A name for what changes KV, or its bytes, under the same weights. Nothing of hf_config is in
-    it: models write into that while they are loaded, in the workers only, and both sides must come
-    to the same."""
-    overrides = getattr(model, "hf_overrides", None) or {}
-    if callable(overrides):
-        raise Unsupported("hf_overrides is a function, of which nobody can tell what it changes")
-    name = str(getattr(model, "hf_config_path", None) or model.model)
-    files = identity.configs(Path(name)) if Path(name).is_dir() else {}
-    source = files or [name, str(getattr(model, "revision", None))]
-    length = model.max_model_len if identity.has_long_factors({**files, "": overrides}) else 0
-    quantization = [str(model.quantization), str(getattr(model, "quantization_config", None))]
-    return identity.variant([source, overrides, str(model.dtype), quantization, length, pages_are])
+    """A name for what changes KV, or its bytes, under the same weights."""
+    return identity.variant([*vllm_model.parts(model), pages_are])
 
 
 def read(config: Any, cache_config: Any, settings: Settings, device: str, rank: int,
@@ -174,9 +160,3 @@ def pages(facts: Facts, tensors: Any) -> Pages:
                  Strides(tuple(base + offset_v for base in bases), page, token, head))
     made.owners = [tensors[name] for name in facts.layers]
     return made
-
-
-def model_folder(config: Any) -> Optional[Path]:
-    """The local folder of the model, where there is one."""
-    path = Path(str(config.model_config.model))
-    return path if path.is_dir() else None
