@@ -11,11 +11,14 @@
 #include <sys/socket.h>
 
 #include "base/fd.h"
+#include "base/hash.h"
 #include "base/mutant.h"
 #include "transport/seqpacket.h"
 
-static_assert((int)KVF_OFFENDERS_REMOTE_MAX >= (int)KVF_TENANTS_MAX,
-              "no tenant pushes another one out");
+static_assert((int)KVF_OFFENDERS_TENANTS_MAX >= (int)KVF_TENANTS_MAX,
+              "each tenant has places for its offenders");
+static_assert((int)KVF_NET_CLIENTS_MAX >= (int)KVF_TENANTS_MAX,
+              "each tenant's share is one client");
 
 static void give_up(struct kvf_peers *peers, struct kvf_peer_serve *serve)
 {
@@ -103,20 +106,54 @@ static void refuse_client(int fd, const char *tenant)
     kvf_fd_close(&fd);
 }
 
-void kvf_peers_client(struct kvf_peers *peers, const struct kvf_net_event *event)
+/* n_tenants: no tenant of this daemon. */
+static uint16_t tenant_of(const struct kvf_agent *agent, const struct kvf_net_event *event)
 {
-    struct kvf_agent *agent = peers->agent;
     uint16_t tenant = 0;
 
     while (tenant < agent->n_tenants && strcmp(agent->tenants[tenant].name, event->name) != 0) {
         tenant++;
     }
+    return tenant;
+}
+
+/* Whom the offences of a client are remembered of. Its incarnation is what it says; that it has the
+ * tenant's key is what it has proved, and where it has connected from has been seen. Addresses are
+ * hashed under a key of ours: nobody can look for one that stands for another. */
+static uint64_t offender_of(const struct kvf_agent *agent, uint16_t tenant,
+                            const struct kvf_net_event *event)
+{
+    static const uint8_t unknown[KVF_NET_FROM_BYTES];
+    uint8_t hash[KVF_HASH_BYTES];
+    uint64_t address = 0;
+
+    if (memcmp(event->from, unknown, sizeof(unknown)) != 0) {
+        kvf_mac_compute(agent->id_key, event->from, sizeof(event->from), hash);
+        memcpy(&address, hash, sizeof(address));
+    }
+    return kvf_offence_remote(tenant, address);
+}
+
+void kvf_peers_client(struct kvf_peers *peers, const struct kvf_net_event *event)
+{
+    struct kvf_agent *agent = peers->agent;
+    uint16_t tenant = tenant_of(agent, event);
+
     if (tenant == agent->n_tenants) {
         refuse_client(event->fd, event->name);
         return;
     }
-    /* its incarnation is what it says; that it has the tenant's key is what it has proved */
-    (void)kvf_session_adopt(agent, tenant, event->fd, KVF_OFFENCE_REMOTE | tenant);
+    (void)kvf_session_adopt(agent, tenant, event->fd, offender_of(agent, tenant, event));
+}
+
+void kvf_peers_offence(struct kvf_peers *peers, const struct kvf_net_event *event)
+{
+    struct kvf_agent *agent = peers->agent;
+    uint16_t tenant = tenant_of(agent, event);
+
+    if (tenant < agent->n_tenants) {
+        kvf_offence_note(&agent->offenders, offender_of(agent, tenant, event), agent->now_ns);
+    }
 }
 
 unsigned kvf_peers_serve_waiting(struct kvf_peers *peers)

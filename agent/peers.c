@@ -95,6 +95,9 @@ static void take_event(struct kvf_peers *peers, struct kvf_net_event *event)
     case KVF_NET_EVENT_CLIENT:
         kvf_peers_client(peers, event);
         break;
+    case KVF_NET_EVENT_OFFENCE:
+        kvf_peers_offence(peers, event);
+        break;
     }
 }
 
@@ -556,6 +559,10 @@ static void describe(struct kvf_agent *agent, struct kvf_net_config *net_out)
                                        .retry_ns = CONNECT_NS,
                                        .wake = kvf_agent_wake};
     net_out->wake_ctx = agent;
+    net_out->tenant_clients_max = (uint32_t)config->peers_tenant_clients;
+    if (net_out->tenant_clients_max == 0 && agent->n_tenants > 1) {
+        net_out->tenant_clients_max = KVF_NET_CLIENTS_MAX / agent->n_tenants;
+    }
     net_out->silence_ns = SILENCE_BEATS * net_out->heartbeat_ns;
     memcpy(net_out->cluster_key, agent->id_key, sizeof(net_out->cluster_key));
     if (gethostname(net_out->name, sizeof(net_out->name) - 1) != 0) {

@@ -214,6 +214,8 @@ void kvf_peers_serve(struct kvf_peers *peers, const struct kvf_net_event *event)
 void kvf_peers_served(struct kvf_peers *peers, struct kvf_net_serve *call);
 /* A client of another node has come: event->fd is its socket. */
 void kvf_peers_client(struct kvf_peers *peers, const struct kvf_net_event *event);
+/* One has broken the protocol in what does not reach its session. */
+void kvf_peers_offence(struct kvf_peers *peers, const struct kvf_net_event *event);
 /* Give what has become ready. Returns how many were given. */
 unsigned kvf_peers_serve_waiting(struct kvf_peers *peers);
 

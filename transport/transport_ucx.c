@@ -163,6 +163,7 @@ bool kvf_net_poll(struct kvf_net *net, struct kvf_net_event *event_out)
     case KVF_NET_EVENT_LINK_UP:
     case KVF_NET_EVENT_LINK_DOWN:
     case KVF_NET_EVENT_CLIENT:
+    case KVF_NET_EVENT_OFFENCE:
         atomic_fetch_sub(&net->link_events, 1);
         break;
     }

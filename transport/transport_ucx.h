@@ -43,6 +43,8 @@ enum kvf_net_limits {
     KVF_NET_UPCALLS_MAX = 1024, /* SERVE and MESSAGE that nobody has taken */
 };
 
+#define KVF_NET_FROM_BYTES 8
+
 struct kvf_net;
 
 /* What a link is known by: never the same again. 0: none. */
@@ -73,8 +75,9 @@ struct kvf_net_config {
     char name[KVF_NET_NAME_BYTES];
     struct kvf_net_address listen; /* bytes 0: nobody can connect */
     uint64_t heartbeat_ns;
-    uint64_t silence_ns; /* a link on which nothing comes for so long is down */
-    uint64_t retry_ns;   /* first pause before an address is tried again; doubles up to 16 times */
+    uint64_t silence_ns;         /* a link on which nothing comes for so long is down */
+    uint32_t tenant_clients_max; /* clients of other nodes of one tenant; 0: KVF_NET_CLIENTS_MAX */
+    uint64_t retry_ns; /* first pause before an address is tried again; doubles up to 16 times */
     void (*wake)(void *ctx); /* any thread: there is an event; NULL: a client */
     void *wake_ctx;
 };
@@ -117,6 +120,7 @@ enum kvf_net_event_kind {
     KVF_NET_EVENT_SERVE_DONE = 5,
     KVF_NET_EVENT_MESSAGE = 6,
     KVF_NET_EVENT_CLIENT = 7,
+    KVF_NET_EVENT_OFFENCE = 8, /* a client has broken the protocol; its link ends */
 };
 
 struct kvf_net_event {
@@ -134,8 +138,11 @@ struct kvf_net_event {
     struct kvf_net_serve *serve;
     uint8_t key_id[32];            /* SERVE */
     void *body;                    /* MESSAGE: judged; the taker gives it back to free() */
-    char name[KVF_NET_NAME_BYTES]; /* LINK_UP: the peer's; CLIENT: its tenant's */
-    char address[64];              /* LINK_UP of an initiator: where it is */
+    char name[KVF_NET_NAME_BYTES]; /* LINK_UP: the peer's; CLIENT, OFFENCE: its tenant's */
+    /* CLIENT, OFFENCE: where it has connected from, as far as one node is told from another: an
+     * address of IPv4, the first half of one of IPv6, of which it has all. Zeroes: not known. */
+    uint8_t from[KVF_NET_FROM_BYTES];
+    char address[64]; /* LINK_UP of an initiator: where it is */
 };
 
 /* What has happened so far. Any thread. */

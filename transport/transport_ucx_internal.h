@@ -96,7 +96,8 @@ struct kvf_link {
     uint32_t owed_bytes;     /* initiator: of PIECEs that came and no CREDIT has gone out for */
     struct kvf_net_serve *serves, *serves_tail;
     char name[KVF_NET_NAME_BYTES];
-    char tenant[KVF_NET_NAME_BYTES]; /* of a client */
+    char tenant[KVF_NET_NAME_BYTES];  /* of a client */
+    uint8_t from[KVF_NET_FROM_BYTES]; /* acceptor */
     char why[160];
 };
 

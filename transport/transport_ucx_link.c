@@ -58,10 +58,29 @@ void kvf_link_break(struct kvf_link *link, int status, const char *fmt, ...)
     va_end(args);
 }
 
+/* Of a client: what speaks for it to the daemon knows nothing of it. With no room for the event it
+ * is not said: so many links have come and gone since the owner looked last. */
+static void tell_offence(const struct kvf_link *link)
+{
+    struct kvf_net *net = link->net;
+    struct kvf_net_event event = {.kind = KVF_NET_EVENT_OFFENCE, .link = kvf_link_id(link)};
+
+    if (atomic_load(&net->link_events) >= KVF_NET_LINK_EVENTS_MAX) {
+        return;
+    }
+    memcpy(event.name, link->tenant, sizeof(event.name));
+    memcpy(event.from, link->from, sizeof(event.from));
+    atomic_fetch_add(&net->link_events, 1);
+    kvf_net_emit(net, &event);
+}
+
 void kvf_link_offend(struct kvf_link *link, const char *why)
 {
     if (!link->is_broken) {
         atomic_fetch_add(&link->net->protocol_errors, 1);
+        if (link->is_client && !link->is_initiator) {
+            tell_offence(link);
+        }
     }
     kvf_link_break(link, KVF_ERR_PROTOCOL, "it broke the protocol: %s", why);
 }
@@ -338,17 +357,30 @@ static void send_welcome(struct kvf_link *link, const struct kvf_net_hello *hell
     (void)kvf_link_send(link, KVF_NET_WELCOME, 0, 0, &welcome, sizeof(welcome));
 }
 
-/* As many as may be? Also those that have been welcomed and have not confirmed it; not those whose
- * key was wrong, and wait for the answer to arrive. */
-static bool is_full_of_clients(const struct kvf_net *net)
+/* Is there no room for a client that has just said who it is? NULL: there is; else what is full.
+ * Counted are also those that have been welcomed and have not confirmed it; not those whose key was
+ * wrong, and wait for the answer to arrive. */
+static const char *full_of_clients(const struct kvf_link *link)
 {
-    uint32_t n = 0;
+    const struct kvf_net *net = link->net;
+    uint32_t max = net->config.tenant_clients_max;
+    uint32_t n = 0, n_tenant = 0;
 
     for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
-        n += net->links[i].state != KVF_LINK_FREE && net->links[i].is_client &&
-             !net->links[i].is_refused;
+        const struct kvf_link *other = &net->links[i];
+
+        if (other->state != KVF_LINK_FREE && other->is_client && !other->is_refused) {
+            n++;
+            n_tenant += memcmp(other->tenant, link->tenant, sizeof(link->tenant)) == 0;
+        }
     }
-    return n > KVF_NET_CLIENTS_MAX;
+    if (max != 0 && n_tenant > max) {
+        return "its tenant has as many clients of other nodes here as peers.tenant_clients allows; "
+               "use another node";
+    }
+    return n > KVF_NET_CLIENTS_MAX
+               ? "this node has as many clients of other nodes as it takes; use another node"
+               : NULL;
 }
 
 /* is_sealed: the whole message, of which hello is the beginning. */
@@ -366,9 +398,9 @@ static void on_hello(struct kvf_link *link, const struct kvf_net_head *head,
     } else if (!is_sealed) {
         status = KVF_ERR_REFUSED;
         text = "it has another cluster key; give all nodes the same cluster_key file";
-    } else if (link->is_client && is_full_of_clients(net)) {
+    } else if (link->is_client && full_of_clients(link) != NULL) {
         status = KVF_ERR_BUSY;
-        text = "this node has as many clients of other nodes as it takes; use another node";
+        text = full_of_clients(link);
     } else if (head->incarnation == net->config.incarnation) {
         status = KVF_EXISTS;
         text = "this is the node itself";
@@ -619,6 +651,29 @@ static void make_way(struct kvf_net *net)
     }
 }
 
+/* Where a connection comes from. */
+static void read_from(struct kvf_net *net, ucp_conn_request_h request,
+                      uint8_t from_out[KVF_NET_FROM_BYTES])
+{
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff}; /* IPv4 as IPv6 */
+    ucp_conn_request_attr_t attr = {.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR};
+    const struct sockaddr_in *in = (const void *)&attr.client_address;
+    const struct sockaddr_in6 *in6 = (const void *)&attr.client_address;
+
+    memset(from_out, 0, KVF_NET_FROM_BYTES);
+    if (net->ucx.ucp_conn_request_query(request, &attr) != UCS_OK) {
+        return;
+    }
+    if (attr.client_address.ss_family == AF_INET) {
+        memcpy(from_out, &in->sin_addr, sizeof(in->sin_addr));
+    } else if (attr.client_address.ss_family == AF_INET6 &&
+               memcmp(&in6->sin6_addr, mapped, sizeof(mapped)) == 0) {
+        memcpy(from_out, in6->sin6_addr.s6_addr + sizeof(mapped), 4);
+    } else if (attr.client_address.ss_family == AF_INET6) {
+        memcpy(from_out, &in6->sin6_addr, KVF_NET_FROM_BYTES);
+    }
+}
+
 static void accept_one(struct kvf_net *net, ucp_conn_request_h request)
 {
     struct kvf_link *link;
@@ -633,6 +688,7 @@ static void accept_one(struct kvf_net *net, ucp_conn_request_h request)
         return;
     }
     link->state = KVF_LINK_ACCEPTED;
+    read_from(net, request, link->from);
     open_endpoint(link, &params);
 }
 

@@ -650,6 +650,7 @@ int kvf_relay_open(struct kvf_link *link, const char *tenant)
         return KVF_ERR_BUSY;
     }
     (void)snprintf(event.name, sizeof(event.name), "%s", tenant);
+    memcpy(event.from, link->from, sizeof(event.from));
     event.fd = fds[1];
     atomic_fetch_add(&net->link_events, 1);
     kvf_net_emit(net, &event);

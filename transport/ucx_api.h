@@ -23,6 +23,7 @@
     F(ucp_worker_arm)                                                                              \
     F(ucp_worker_progress)                                                                         \
     F(ucp_worker_set_am_recv_handler)                                                              \
+    F(ucp_conn_request_query)                                                                      \
     F(ucp_listener_create)                                                                         \
     F(ucp_listener_query)                                                                          \
     F(ucp_listener_reject)                                                                         \

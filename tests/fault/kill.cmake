@@ -34,7 +34,11 @@ if(TARGET kvf_test_daemon)
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_resolver.c LIBS kvf_test_daemon)
         kvf_add_test(NAME remote_client LABEL fault TIMEOUT 300
             SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_remote_client.c
-                    ${CMAKE_CURRENT_LIST_DIR}/raw_client.c
+                    ${CMAKE_CURRENT_LIST_DIR}/breaker.c ${CMAKE_CURRENT_LIST_DIR}/raw_client.c
+            LIBS kvf_test_daemon)
+        kvf_add_test(NAME remote_tenants LABEL fault TIMEOUT 300
+            SOURCES ${CMAKE_CURRENT_LIST_DIR}/test_remote_tenants.c
+                    ${CMAKE_CURRENT_LIST_DIR}/breaker.c ${CMAKE_CURRENT_LIST_DIR}/raw_client.c
             LIBS kvf_test_daemon)
         kvf_add_test_command(NAME peers_nodes LABEL fault TIMEOUT 300
             COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/test_peers_nodes.py

@@ -25,7 +25,7 @@
 #include "base/hash.h"
 #include "client/client_internal.h"
 #include "client/tunnel.h"
-#include "tests/fault/raw_client.h"
+#include "tests/fault/breaker.h"
 #include "tests/support/blocks.h"
 #include "tests/support/daemon.h"
 #include "transport/net_proto.h"
@@ -293,152 +293,6 @@ static void test_sums(void **state)
  * Clients that break the rules
  */
 
-/* One that says what the library does not: a HELLO, and a submission after READY. */
-struct breaker {
-    struct kvf_net *net;
-    struct kvf_net_address at;
-    struct kvf_wire_hello hello;
-    struct {
-        struct kvf_shm_sqe sqe;
-        struct kvf_shm_key key;
-    } submit;
-    bool is_up, is_ready, has_greeted, has_submitted;
-    _Atomic bool is_down, has_completed;
-};
-
-static void breaker_begin(void *ctx, struct kvf_net *net)
-{
-    struct breaker *breaker = ctx;
-
-    breaker->net = net;
-    (void)kvf_net_connect(net, &breaker->at, 1);
-}
-
-static void breaker_up(void *ctx)
-{
-    ((struct breaker *)ctx)->is_up = true;
-}
-
-static void breaker_message(void *ctx, const struct kvf_net_head *head, const void *body)
-{
-    struct breaker *breaker = ctx;
-    struct kvf_wire_head control;
-
-    if (head->type == KVF_NET_CONTROL) {
-        memcpy(&control, body, sizeof(control));
-        breaker->is_ready |= control.type == KVF_WIRE_READY;
-    } else if (head->type == KVF_NET_COMPLETE) {
-        breaker->has_completed = true;
-    }
-}
-
-static void breaker_down(void *ctx, int status, const char *why)
-{
-    (void)status;
-    (void)why;
-    ((struct breaker *)ctx)->is_down = true;
-}
-
-static unsigned breaker_turn(void *ctx, uint64_t now_ns, bool has_slept)
-{
-    struct breaker *breaker = ctx;
-
-    (void)now_ns;
-    (void)has_slept;
-    if (breaker->is_up && !breaker->has_greeted) {
-        breaker->has_greeted = true;
-        (void)kvf_net_tunnel_send(breaker->net, KVF_NET_CONTROL, 0, 0, &breaker->hello,
-                                  sizeof(breaker->hello), false);
-    }
-    if (breaker->is_ready && !breaker->has_submitted) {
-        breaker->has_submitted = true;
-        (void)kvf_net_tunnel_send(
-            breaker->net, KVF_NET_SUBMIT, 0, 0, &breaker->submit,
-            (uint32_t)(sizeof(breaker->submit.sqe) +
-                       breaker->submit.sqe.n_entries * sizeof(breaker->submit.key)),
-            false);
-    }
-    return 0;
-}
-
-static bool breaker_sleep(void *ctx)
-{
-    (void)ctx;
-    return true;
-}
-
-static void breaker_awake(void *ctx)
-{
-    (void)ctx;
-}
-
-static const struct kvf_net_tunnel_ops breaker_ops = {
-    .begin = breaker_begin,
-    .up = breaker_up,
-    .message = breaker_message,
-    .down = breaker_down,
-    .turn = breaker_turn,
-    .sleep = breaker_sleep,
-    .awake = breaker_awake,
-};
-
-static bool is_judged(void *arg)
-{
-    const struct breaker *breaker = arg;
-
-    return breaker->is_down || breaker->has_completed;
-}
-
-/* Is the link still there when the daemon has judged what was said? */
-static bool is_taken(struct breaker *breaker)
-{
-    struct kvf_net_config config = {.tunnel = &breaker_ops,
-                                    .tunnel_ctx = breaker,
-                                    .incarnation = 77,
-                                    .name = "breaker",
-                                    .heartbeat_ns = KVF_NS_PER_S,
-                                    .silence_ns = 20 * KVF_NS_PER_S,
-                                    .retry_ns = KVF_NS_PER_S};
-    struct sockaddr_in *in = (struct sockaddr_in *)&breaker->at.address;
-    struct kvf_tunnel_address address;
-    char why[256];
-    bool taken;
-
-    assert_int_equal(kvf_tunnel_address_parse(the_daemon.address, &address, why, sizeof(why)),
-                     KVF_OK);
-    assert_int_equal(
-        kvf_tunnel_key_read(address.key_path, config.tenant, config.cluster_key, why, sizeof(why)),
-        KVF_OK);
-    in->sin_family = AF_INET;
-    in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    in->sin_port = htons((uint16_t)strtoul(address.port, NULL, 10));
-    breaker->at.bytes = sizeof(*in);
-    assert_int_equal(kvf_net_open(&config, &breaker->net, why, sizeof(why)), KVF_OK);
-    assert_true(kvf_test_wait_until(is_judged, breaker, WAIT_MS));
-    taken = !breaker->is_down;
-    kvf_net_close(breaker->net);
-    return taken;
-}
-
-static void breaker_init(struct breaker *breaker)
-{
-    memset(breaker, 0, sizeof(*breaker));
-    raw_hello(&breaker->hello);
-    breaker->submit.sqe.opcode = KVF_OP_NOP;
-    breaker->submit.sqe.request = 1;
-}
-
-/* A put of a record that is not there. */
-static void breaker_puts(struct breaker *breaker, uint8_t flags)
-{
-    breaker_init(breaker);
-    breaker->submit.sqe.opcode = KVF_OP_PUT;
-    breaker->submit.sqe.flags = flags;
-    breaker->submit.sqe.n_keys = breaker->submit.sqe.n_entries = 1;
-    raw_key(&breaker->submit.key, 1);
-    breaker->submit.key.record_bytes = KVF_RECORD_PAGE_BYTES + 100;
-}
-
 static void test_breach(void **state)
 {
     struct breaker breaker;
@@ -446,19 +300,19 @@ static void test_breach(void **state)
     (void)state;
     assert_int_equal(kvf_hash_init_library(), KVF_OK);
     breaker_init(&breaker);
-    assert_true(is_taken(&breaker));
+    assert_true(breaker_is_taken(&breaker, the_daemon.address, WAIT_MS));
     breaker_puts(&breaker, 0);
-    assert_true(is_taken(&breaker));
+    assert_true(breaker_is_taken(&breaker, the_daemon.address, WAIT_MS));
     breaker_init(&breaker);
     breaker.hello.staging_bytes = KVF_NET_STAGING_MAX + 4096;
-    assert_false(is_taken(&breaker));
+    assert_false(breaker_is_taken(&breaker, the_daemon.address, WAIT_MS));
     assert_false(breaker.is_ready);
     breaker_init(&breaker);
     breaker.submit.sqe.opcode = 200;
-    assert_false(is_taken(&breaker));
+    assert_false(breaker_is_taken(&breaker, the_daemon.address, WAIT_MS));
     assert_true(breaker.has_submitted);
     breaker_puts(&breaker, KVF_SQE_UNSUMMED);
-    assert_false(is_taken(&breaker));
+    assert_false(breaker_is_taken(&breaker, the_daemon.address, WAIT_MS));
     assert_true(breaker.has_submitted);
     assert_int_equal(kvf_test_daemon_number(&the_daemon, "metrics.peer_protocol_errors"), 3);
     assert_int_equal(kvf_test_daemon_number(&the_daemon, "metrics.protocol_errors"), 0);

@@ -98,8 +98,8 @@ static void test_remote_ones_apart(void **state)
 
     (void)state;
     kvf_offence_note(&offenders, 1, now_ns);
-    for (uint64_t tenant = 0; tenant < KVF_OFFENDERS_REMOTE_MAX; tenant++) {
-        kvf_offence_note(&offenders, KVF_OFFENCE_REMOTE | tenant, now_ns + 1);
+    for (uint32_t tenant = 0; tenant < KVF_OFFENDERS_TENANTS_MAX; tenant++) {
+        kvf_offence_note(&offenders, kvf_offence_remote(tenant, 0), now_ns + 1);
     }
     for (uint64_t peer = 2; peer <= KVF_OFFENDERS_LOCAL_MAX; peer++) {
         kvf_offence_note(&offenders, peer, now_ns + 2);
@@ -107,10 +107,51 @@ static void test_remote_ones_apart(void **state)
     for (uint64_t peer = 1; peer <= KVF_OFFENDERS_LOCAL_MAX; peer++) {
         assert_int_not_equal(kvf_offence_until_ns(&offenders, peer, now_ns + 2), 0);
     }
-    for (uint64_t tenant = 0; tenant < KVF_OFFENDERS_REMOTE_MAX; tenant++) {
+    for (uint32_t tenant = 0; tenant < KVF_OFFENDERS_TENANTS_MAX; tenant++) {
         assert_int_not_equal(
-            kvf_offence_until_ns(&offenders, KVF_OFFENCE_REMOTE | tenant, now_ns + 2), 0);
+            kvf_offence_until_ns(&offenders, kvf_offence_remote(tenant, 0), now_ns + 2), 0);
     }
+}
+
+/* Those of one address wait, others of the tenant do not, until too many addresses have offended;
+ * another tenant never does. */
+static void test_remote_addresses(void **state)
+{
+    struct kvf_offenders offenders = {.delay_max_ns = 1000 * MS};
+    uint64_t now_ns = 5000 * MS;
+
+    (void)state;
+    for (uint64_t address = 1; address <= KVF_OFFENDERS_ADDRESSES_MAX; address++) {
+        assert_int_equal(kvf_offence_until_ns(&offenders, kvf_offence_remote(3, address), now_ns),
+                         0);
+        kvf_offence_note(&offenders, kvf_offence_remote(3, address), now_ns);
+        assert_int_equal(kvf_offence_until_ns(&offenders, kvf_offence_remote(3, address), now_ns),
+                         now_ns + KVF_OFFENCE_DELAY_MS * MS);
+        assert_int_equal(kvf_offence_until_ns(&offenders, kvf_offence_remote(3, 77), now_ns), 0);
+        assert_int_equal(kvf_offence_until_ns(&offenders, kvf_offence_remote(4, address), now_ns),
+                         0);
+    }
+    kvf_offence_note(&offenders, kvf_offence_remote(3, 66), now_ns);
+    assert_int_not_equal(kvf_offence_until_ns(&offenders, kvf_offence_remote(3, 77), now_ns), 0);
+    assert_int_equal(kvf_offence_until_ns(&offenders, kvf_offence_remote(2, 77), now_ns), 0);
+    assert_int_equal(kvf_offence_until_ns(&offenders, kvf_offence_remote(4, 77), now_ns), 0);
+    /* all of them make one attach a delay */
+    now_ns += KVF_OFFENCE_DELAY_MS * MS;
+    assert_int_equal(kvf_offence_until_ns(&offenders, kvf_offence_remote(3, 77), now_ns), 0);
+    kvf_offence_attach(&offenders, kvf_offence_remote(3, 77), now_ns);
+    assert_int_not_equal(kvf_offence_until_ns(&offenders, kvf_offence_remote(3, 78), now_ns), 0);
+    /* later, places are free again */
+    now_ns += 60000 * MS;
+    kvf_offence_attach(&offenders, kvf_offence_remote(3, 77), now_ns);
+    assert_int_equal(kvf_offence_until_ns(&offenders, kvf_offence_remote(3, 78), now_ns), 0);
+    kvf_offence_note(&offenders, kvf_offence_remote(3, 66), now_ns);
+    assert_int_not_equal(kvf_offence_until_ns(&offenders, kvf_offence_remote(3, 66), now_ns), 0);
+    assert_int_equal(kvf_offence_until_ns(&offenders, kvf_offence_remote(3, 78), now_ns), 0);
+    /* an address is no tenant, however large */
+    kvf_offence_note(&offenders, kvf_offence_remote(15, UINT64_MAX), now_ns);
+    assert_int_not_equal(
+        kvf_offence_until_ns(&offenders, kvf_offence_remote(15, UINT64_MAX), now_ns), 0);
+    assert_int_equal(kvf_offence_until_ns(&offenders, UINT64_MAX >> 1, now_ns), 0);
 }
 
 /* ---- sockets --------------------------------------------------------------------------------- */
@@ -381,6 +422,7 @@ int main(void)
         cmocka_unit_test(test_attach_is_paced),
         cmocka_unit_test(test_nobody_else),
         cmocka_unit_test(test_remote_ones_apart),
+        cmocka_unit_test(test_remote_addresses),
         cmocka_unit_test_setup_teardown(test_offender_waits, bed_open, bed_close),
         cmocka_unit_test_setup_teardown(test_remote_offender_waits, bed_open, bed_close),
         cmocka_unit_test_setup_teardown(test_few_sockets_wait, bed_open, bed_close),

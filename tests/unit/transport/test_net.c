@@ -44,6 +44,7 @@ struct node {
     uint32_t fetches_done, serves_done;
     int client_fd; /* of the last client, -1: none came */
     char tenant[KVF_NET_NAME_BYTES];
+    uint32_t offences;            /* of clients */
     struct kvf_net_event message; /* the last */
     uint8_t message_body[KVF_NET_BODY_BYTES_MAX];
 };
@@ -90,6 +91,7 @@ static void node_close(struct node *node)
 
 static void node_poll(struct node *node)
 {
+    static const uint8_t loopback[KVF_NET_FROM_BYTES] = {127, 0, 0, 1};
     struct kvf_net_event event;
 
     while (node->net != NULL && kvf_net_poll(node->net, &event)) {
@@ -125,6 +127,12 @@ static void node_poll(struct node *node)
             }
             node->client_fd = event.fd;
             memcpy(node->tenant, event.name, sizeof(node->tenant));
+            assert_memory_equal(event.from, loopback, sizeof(event.from));
+            break;
+        case KVF_NET_EVENT_OFFENCE:
+            node->offences++;
+            assert_string_equal(event.name, node->tenant);
+            assert_memory_equal(event.from, loopback, sizeof(event.from));
             break;
         }
     }
@@ -862,6 +870,8 @@ static void test_client_breach(void **state)
         kvf_net_stat(pair.a.net, &stat);
         assert_int_equal(stat.protocol_errors, i + 1);
         assert_string_equal(pair.a.tenant, "some");
+        node_poll(&pair.a);
+        assert_int_equal(pair.a.offences, i + 1);
         stranger_close(&stranger);
     }
     /* its key is none of another tenant's */
