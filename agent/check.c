@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "agent/agent.h"
+#include "agent/observe.h"
 #include "base/fd.h"
 #include "tiers/tier_dram.h"
 #include "tiers/tier_nvme.h"
@@ -125,14 +126,16 @@ void kvf_check_sum(const struct kvf_config *config, uint32_t n_gpus, struct kvf_
     bool has_directory = config->directory_address[0] != '\0';
     bool has_peers = config->peers_listen[0] != '\0' || config->peers_nodes[0] != '\0' ||
                      has_directory;
+    bool observes = config->mode == KVF_MODE_OBSERVE; /* and opens no drive */
+    uint32_t n_drives = observes ? 0 : config->n_nvme;
     /* the network has a thread, and UCX one of its own */
-    uint64_t threads = FIXED_THREADS + config->workers + config->n_nvme + (has_peers ? 2 : 0) +
+    uint64_t threads = FIXED_THREADS + config->workers + n_drives + (has_peers ? 2 : 0) +
                        has_directory;
 
     memset(check_out, 0, sizeof(*check_out));
     kvf_agent_memory(config, &agent);
     kvf_nvme_config_init(&nvme);
-    check_out->arena_bytes = config->mode == KVF_MODE_OBSERVE ? 0 : config->dram_bytes;
+    check_out->arena_bytes = observes ? 0 : config->dram_bytes;
     add(check_out, "arena", check_out->arena_bytes, "%s",
         check_out->arena_bytes != 0 ? "dram.bytes"
                                     : "mode observe takes no dram.bytes, mode serve would");
@@ -152,9 +155,13 @@ void kvf_check_sum(const struct kvf_config *config, uint32_t n_gpus, struct kvf_
     add(check_out, "ghosts, sets and names", agent.ghost_bytes, "fixed");
     add(check_out, "requests", agent.request_bytes, "by clients.max %" PRIu64, config->clients_max);
     add(check_out, "sessions", agent.session_bytes, "by clients.max %" PRIu64, config->clients_max);
-    if (config->n_nvme > 0) {
-        add(check_out, "drive buffers", config->n_nvme * nvme.bounce_count * nvme.bounce_bytes,
-            "%" PRIu32 " drives, %" PRIu32 " buffers of %" PRIu64 " KiB", config->n_nvme,
+    if (observes) {
+        add(check_out, "replays", kvf_observe_bytes(config),
+            "of stores of 0.25 to 8 times the size, with blocks of any size");
+    }
+    if (n_drives > 0) {
+        add(check_out, "drive buffers", n_drives * nvme.bounce_count * nvme.bounce_bytes,
+            "%" PRIu32 " drives, %" PRIu32 " buffers of %" PRIu64 " KiB", n_drives,
             nvme.bounce_count, nvme.bounce_bytes >> 10);
         add(check_out, "drive packing", pack_bytes(config),
             "nvme.recompress, and what is needed to read what it has written");
@@ -414,7 +421,8 @@ void kvf_check_print(const struct kvf_config *config, const struct kvf_check *ch
                 (double)memory->huge_total_bytes / (double)MIB, memory->huge_limit);
     }
     for (uint32_t i = 0; i < config->n_nvme; i++) {
-        fprintf(out, "%-22s %14.2f  %s\n", i == 0 ? "drives" : "",
-                (double)config->nvme[i].bytes / (double)MIB, config->nvme[i].path);
+        fprintf(out, "%-22s %14.2f  %s%s\n", i == 0 ? "drives" : "",
+                (double)config->nvme[i].bytes / (double)MIB, config->nvme[i].path,
+                config->mode == KVF_MODE_OBSERVE ? ", which mode observe leaves alone" : "");
     }
 }

@@ -22,14 +22,16 @@
 #include "agent/replay.h"
 #include "base/log.h"
 
-#define SAMPLE_HEAD   4 /* words of a sampled prompt: time, n | tokens << 32, bytes, blocks */
-#define REPEAT_NS     KVF_NS_PER_S
-#define HASH_MASK     ((UINT64_C(1) << 53) - 1) /* what numbers of JSON hold */
-#define HOT_PLACES    (1u << 15)
-#define HOT_ONE_IN    64u
-#define HOT_COUNT_MIN 16u
-#define HOT_PROMPTS   8192u /* after so many, counts are halved */
-#define OPAQUE_TOKENS 256   /* that a block of opaque bytes counts as */
+#define SAMPLE_HEAD      4 /* words of a sampled prompt: time, n | tokens << 32, bytes, blocks */
+#define REPEAT_NS        KVF_NS_PER_S
+#define HASH_MASK        ((UINT64_C(1) << 53) - 1) /* what numbers of JSON hold */
+#define HOT_PLACES       (1u << 15)
+#define HOT_ONE_IN       64u
+#define HOT_COUNT_MIN    16u
+#define HOT_PROMPTS      8192u /* after so many, counts are halved */
+#define OPAQUE_TOKENS    256   /* that a block of opaque bytes counts as */
+#define RECORD_BYTES_MIN (8ull << 10)
+#define RECORD_BYTES_MAX (64ull << 20)
 
 /* How often a name has come lately; names of one place fight for it. */
 struct hot {
@@ -123,6 +125,16 @@ static struct kvf_replay_config store_of(const struct kvf_config *config, uint64
     };
 }
 
+/* What stores of this size times sizes[number] are replayed as. */
+static struct kvf_replay_config shadow_of(const struct kvf_replay_config *store, uint32_t number)
+{
+    struct kvf_replay_config sized = *store;
+
+    sized.dram_bytes = (uint64_t)((double)store->dram_bytes * sizes[number]);
+    sized.nvme_bytes = (uint64_t)((double)store->nvme_bytes * sizes[number]);
+    return sized;
+}
+
 static void open_shadows(struct kvf_observer *observer, uint64_t record_bytes)
 {
     struct kvf_replay_config replay = store_of(observer->agent->config, record_bytes);
@@ -131,11 +143,9 @@ static void open_shadows(struct kvf_observer *observer, uint64_t record_bytes)
     replay.one_in = observer->one_in;
     for (uint32_t i = 0; i < KVF_OBSERVE_SIZES; i++) {
         struct shadow *shadow = &observer->shadows[i];
-        struct kvf_replay_config sized = replay;
+        struct kvf_replay_config sized = shadow_of(&replay, i);
         char why[KVF_ERROR_TEXT_BYTES] = "";
 
-        sized.dram_bytes = (uint64_t)((double)replay.dram_bytes * sizes[i]);
-        sized.nvme_bytes = (uint64_t)((double)replay.nvme_bytes * sizes[i]);
         shadow->is_off = kvf_replay_open(&sized, &shadow->replay, why, sizeof(why)) != KVF_OK;
     }
 }
@@ -529,6 +539,29 @@ void kvf_observe_tick(struct kvf_agent *agent)
 /* ----------------------------------------------------------------------------------------------
  * Open and close
  */
+uint64_t kvf_observe_bytes(const struct kvf_config *config)
+{
+    uint64_t most = 0;
+
+    if (config->mode != KVF_MODE_OBSERVE) {
+        return 0;
+    }
+    /* how large blocks will be is not known yet, and decides on the sample */
+    for (uint64_t record = RECORD_BYTES_MIN; record <= RECORD_BYTES_MAX; record += record / 64) {
+        struct kvf_replay_config store = store_of(config, record);
+        uint64_t bytes = 0;
+
+        store.one_in = choose_sample(&store);
+        for (uint32_t i = 0; i < KVF_OBSERVE_SIZES; i++) {
+            struct kvf_replay_config sized = shadow_of(&store, i);
+
+            bytes += kvf_replay_bytes(&sized);
+        }
+        most = bytes > most ? bytes : most;
+    }
+    return most + 2ull * KVF_OBSERVE_WORDS * sizeof(uint64_t) + HOT_PLACES * sizeof(struct hot);
+}
+
 int kvf_observe_open(struct kvf_agent *agent)
 {
     struct kvf_observer *observer = calloc(1, sizeof(*observer));

@@ -30,6 +30,10 @@ enum kvf_observe_limits {
 /* A recorded prompt: ns since the agent's start, n hashes | tokens a chunk << 32, namespace id,
  * hashes. */
 
+/* Memory that mode observe takes for its replays, with blocks of the size that needs most; 0 in
+ * mode serve. */
+uint64_t kvf_observe_bytes(const struct kvf_config *config);
+
 /* KVF_OK; KVF_ERR_NO_MEMORY. */
 int kvf_observe_open(struct kvf_agent *agent);
 /* When no job runs any more. Accepts an agent without. */

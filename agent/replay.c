@@ -37,6 +37,11 @@
 #define BURST_BYTES       (256ull << 20) /* as admit.c has it */
 #define INDEX_ENTRIES_MIN 4096u
 
+/* What tables, rings and staging memory of a replay take beside its arena; and a block on its
+ * drive: its place in the index, its record page and the drive's tables. Seen, rounded up. */
+#define TABLE_BYTES       (4 * MIB)
+#define DRIVE_BLOCK_BYTES 704
+
 /* Owner: the thread that opened it. */
 struct kvf_replay {
     struct kvf_config config;
@@ -134,12 +139,13 @@ uint64_t kvf_replay_nvme_blocks(const struct kvf_replay_config *config)
                       (double)records_a_segment(config));
 }
 
-/* Pages a record and areas, for which the arena holds as many blocks as can be. */
+/* Pages a record and areas: the smallest records with which the arena holds as many blocks as it
+ * should, but for one in a hundred; else those that come closest. */
 static void choose_record(uint64_t blocks, uint32_t *pages_out, uint64_t *areas_out)
 {
     double best = 2;
 
-    for (uint32_t pages = RECORD_PAGES_MIN; pages <= RECORD_PAGES_MAX; pages++) {
+    for (uint32_t pages = RECORD_PAGES_MIN; pages <= RECORD_PAGES_MAX && best > 0.01; pages++) {
         uint64_t an_area = PAGES_A_AREA / pages;
         uint64_t areas = (blocks + an_area / 2) / an_area;
         double error = (double)(areas * an_area) / (double)blocks - 1;
@@ -666,6 +672,21 @@ static struct kvf_replay_config of_sample(const struct kvf_replay_config *config
     }
     sized.one_in = one_in;
     return sized;
+}
+
+uint64_t kvf_replay_bytes(const struct kvf_replay_config *whole)
+{
+    struct kvf_replay_config sized = of_sample(whole);
+    uint64_t blocks = kvf_replay_dram_blocks(&sized);
+    uint64_t areas = 0;
+    uint32_t pages = 0;
+
+    if (blocks < KVF_REPLAY_SLOTS_MIN || blocks > KVF_REPLAY_SLOTS_MAX ||
+        kvf_replay_nvme_blocks(&sized) > KVF_REPLAY_SLOTS_MAX) {
+        return 0; /* refused */
+    }
+    choose_record(blocks, &pages, &areas);
+    return areas * MIB + TABLE_BYTES + kvf_replay_nvme_blocks(&sized) * DRIVE_BLOCK_BYTES;
 }
 
 int kvf_replay_open(const struct kvf_replay_config *whole, struct kvf_replay **replay_out,

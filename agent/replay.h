@@ -60,6 +60,9 @@ struct kvf_replay;
 uint64_t kvf_replay_dram_blocks(const struct kvf_replay_config *config);
 uint64_t kvf_replay_nvme_blocks(const struct kvf_replay_config *config);
 
+/* Memory that such a replay takes, about; 0: it would be refused. */
+uint64_t kvf_replay_bytes(const struct kvf_replay_config *whole);
+
 /* why_out (KVF_ERROR_TEXT_BYTES) says in one line what is wrong and the cure. KVF_OK;
  * KVF_ERR_CONFIG; KVF_ERR_NO_MEMORY; KVF_ERR_INTERNAL. */
 int kvf_replay_open(const struct kvf_replay_config *whole, struct kvf_replay **replay_out,

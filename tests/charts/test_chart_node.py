@@ -89,7 +89,7 @@ class Taken(Case):
         self.assertEqual(sidecar["resources"]["limits"]["memory"], "10Gi")
         self.assertLessEqual(self.total_mebibytes(config), 10 * 1024 - 1000)
 
-    def total_mebibytes(self, config):
+    def total_mebibytes(self, config, mode="serve"):
         """What the daemon sums up; it prints the sum even if it is more than this machine has."""
         config["sockets"] = [{**one, "path": os.path.join(self.folder, one.get("tenant", "s"))}
                              for one in config["sockets"]]
@@ -99,7 +99,7 @@ class Taken(Case):
             config["cluster_key"] = self.write("key", "k" * 32)
         if "password_file" in config.get("directory", {}):
             config["directory"]["password_file"] = self.write("password", "secret")
-        config["mode"] = "serve"  # where the arena is taken: turning it on changes no limit
+        config["mode"] = mode  # turning it on changes no limit
         store = config.pop("nvme", None)
         if store:
             # a store as large as the node's has no room here: a small one, and the index of a large
@@ -128,6 +128,8 @@ class Taken(Case):
                 total = self.total_mebibytes(yaml.safe_load(config_of(rendered)))
                 # resources.extraMemory, a GiB, stays for what is no table
                 self.assertLessEqual(total, limit - 1000)
+                self.assertLessEqual(
+                    self.total_mebibytes(yaml.safe_load(config_of(rendered)), "observe"), limit)
                 self.assertLessEqual(limit, 1.1 * total + 2048)
 
 

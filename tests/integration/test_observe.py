@@ -7,6 +7,7 @@ usage: test_observe.py KVFERRYD KVFERRY PROMPTS [unittest arguments]
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -79,6 +80,35 @@ class Observe(Case):
         self.assertAlmostEqual(metrics["observe_hit_bytes_full"] / hits, BLOCK_BYTES + 4096,
                                delta=1)
         self.assertFalse(os.path.exists(store) and os.path.getsize(store) > 0)
+
+    def test_check_counts_what_observing_takes(self):
+        sets = ["mode=observe", "nvme.0.bytes=2GiB", "nvme.0.segment_bytes=64MiB"]
+        command = [KVFERRYD, "--check", "--dir", self.folder]
+        for value in [*self.SMALL, *sets]:
+            command += ["--set", value]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S,
+                              check=True).stdout
+        parts = dict(re.findall(r"^(\S.*?) {2,}([\d.]+)", said, re.MULTILINE))
+        self.assertEqual(float(parts["arena"]), 0)
+        self.assertEqual([name for name in parts if "drive" in name], ["drives"])
+        self.assertRegex(said, r"nvme\.store, which mode observe leaves alone")
+
+        process = self.start(*sets)
+        before = self.resident_mebibytes(process.pid)
+        # more blocks than the largest replayed arena holds, in prompts that come twice
+        chains = [list(range(1000 * n, 1000 * n + 250)) for n in range(100)]
+        for _ in range(2):
+            self.prompts(chains)
+        wait_for(lambda: self.metrics()["observe_hit_tokens_eightfold"] > 0, "replays")
+        taken = self.resident_mebibytes(process.pid)
+        self.assertGreater(taken, before + 20)  # there is something to count
+        self.assertLess(taken - before, float(parts["replays"]))
+        self.assertLess(taken, float(parts["total"]))
+
+    @staticmethod
+    def resident_mebibytes(pid):
+        with open(f"/proc/{pid}/status", encoding="ascii") as file:
+            return int(re.search(r"VmRSS:\s+(\d+) kB", file.read())[1]) / 1024
 
     def test_a_common_beginning_counts_once(self):
         self.start("mode=observe")

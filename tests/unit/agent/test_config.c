@@ -668,7 +668,18 @@ static void test_sum(void **state)
     config->mode = KVF_MODE_OBSERVE;
     kvf_check_sum(config, 0, &check);
     assert_int_equal(part_bytes(&check, "arena"), 0);
-    assert_int_equal(check.total_bytes, larger.total_bytes - part_bytes(&larger, "arena"));
+    assert_int_equal(check.total_bytes, larger.total_bytes - part_bytes(&larger, "arena") +
+                                            part_bytes(&check, "replays"));
+    /* It opens no drives, but replays some of the same size. */
+    config->n_nvme = 1;
+    config->nvme[0].bytes = 64 * config->dram_bytes;
+    kvf_check_sum(config, 0, &larger);
+    assert_true(part_bytes(&larger, "replays") > part_bytes(&check, "replays"));
+    for (unsigned i = 0; i < larger.n_parts; i++) {
+        assert_null(strstr(larger.parts[i].name, "drive"));
+    }
+    assert_int_equal(part_bytes(&larger, "threads"), part_bytes(&check, "threads"));
+    config->n_nvme = 0;
     config->mode = KVF_MODE_SERVE;
 
     /* Sizes that no machine has must not wrap around to something that fits. */
