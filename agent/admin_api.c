@@ -218,6 +218,10 @@ static bool ask(struct kvf_admin_api *api, struct question **question_inout, uin
     if (question == NULL) {
         return false; /* no text: the server closes the connection */
     }
+    if (kvf_admin_is_starting(api, reply)) {
+        question_free(question);
+        return false;
+    }
     status = kvf_agent_post(api->agent, &question->control);
     if (status != KVF_OK) {
         question_free(question);
@@ -305,9 +309,16 @@ static bool count_argument(const struct kvf_admin_request *request, const char *
 static void answer_health(struct kvf_admin_api *api, const struct kvf_admin_request *request,
                           struct kvf_admin_reply *reply)
 {
-    struct question *question = question_new(KVF_CONTROL_STAT, 0, 0);
+    struct question *question;
+    struct kvf_agent_start start;
 
     (void)request;
+    if (kvf_agent_starting(api->agent, &start)) {
+        /* its loop waits for drives, which a restart would not make faster */
+        kvf_admin_reply_status(reply, HTTP_OK, "ok", start.text);
+        return;
+    }
+    question = question_new(KVF_CONTROL_STAT, 0, 0);
     if (ask(api, &question, KVF_ADMIN_ANSWER_MS, reply)) {
         kvf_admin_reply_status(reply, HTTP_OK, "ok", "the daemon's loop answers");
     }
@@ -318,6 +329,9 @@ static void answer_ready(struct kvf_admin_api *api, const struct kvf_admin_reque
                          struct kvf_admin_reply *reply)
 {
     (void)request;
+    if (kvf_admin_is_starting(api, reply)) {
+        return;
+    }
     if (kvf_agent_is_ready(api->agent)) {
         kvf_admin_reply_status(reply, HTTP_OK, "ok", "requests are served");
     } else {
@@ -460,9 +474,15 @@ static json_t *stat_json(const struct kvf_control_stat *stat, const struct kvf_c
 static void answer_stat(struct kvf_admin_api *api, const struct kvf_admin_request *request,
                         struct kvf_admin_reply *reply)
 {
-    struct question *question = question_new(KVF_CONTROL_STAT, 0, 0);
+    struct question *question;
+    struct kvf_agent_start start;
 
     (void)request;
+    if (kvf_agent_starting(api->agent, &start)) {
+        reply_json(reply, HTTP_OK, kvf_admin_start_json(&start, text_json(start.text)));
+        return;
+    }
+    question = question_new(KVF_CONTROL_STAT, 0, 0);
     if (ask(api, &question, KVF_ADMIN_ANSWER_MS, reply)) {
         reply_json(reply, HTTP_OK, stat_json(question->control.stat, api->config));
     }

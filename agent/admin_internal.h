@@ -69,6 +69,12 @@ struct json_t; /* of jansson */
  * begin what is here. NULL: no memory. */
 struct json_t *kvf_admin_events_json(const struct kvf_control *control, bool is_first);
 
+/* admin_start.c: true: the daemon does not answer questions yet, and the reply says with what it is
+ * busy. */
+bool kvf_admin_is_starting(const struct kvf_admin_api *api, struct kvf_admin_reply *reply);
+/* The same as GET /v1/stat has it. Takes text, which is start's. NULL: no memory. */
+struct json_t *kvf_admin_start_json(const struct kvf_agent_start *start, struct json_t *text);
+
 /* A reply {"status": ..., "text": ...}. A reply without text means that memory ran out. */
 void kvf_admin_reply_status(struct kvf_admin_reply *reply, unsigned http_status, const char *status,
                             const char *text);

@@ -18,10 +18,29 @@
 
 struct kvf_agent;
 
-/* Open tiers, recover what the drives hold, listen on the sockets. Logs its own failures. Blocks.
- * config is borrowed until destroy. KVF_OK; KVF_ERR_CONFIG: something in it cannot be used (socket
- * or store in use, foreign store); KVF_ERR_IO, _NO_MEMORY, _NO_SPACE, _UNSUPPORTED. */
+/* An agent that listens on its sockets, and has nothing to serve yet. Logs its own failures. config
+ * is borrowed until destroy. KVF_OK; KVF_ERR_CONFIG: something in it cannot be used; KVF_ERR_BUSY:
+ * a socket is in use; KVF_ERR_NO_MEMORY. */
 int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_out);
+
+/* Open tiers and recover what the drives hold. Logs its own failures. Blocks, for long where drives
+ * are large; clients are refused as busy after the first second. Once, by the thread that runs the
+ * reactor. KVF_OK; KVF_ERR_CONFIG: a store is foreign or cannot be used; KVF_ERR_BUSY: it is in
+ * use; KVF_ERR_IO, _NO_MEMORY, _NO_SPACE, _UNSUPPORTED. */
+int kvf_agent_open(struct kvf_agent *agent);
+
+/* How far kvf_agent_open is. */
+struct kvf_agent_start {
+    uint64_t incarnation;
+    uint64_t uptime_s;
+    uint64_t looked_bytes, total_bytes; /* of the drive that is recovered; 0, 0: none is now */
+    uint64_t blocks;                    /* found so far, on all drives */
+    char text[512];                     /* the same for people, and what else takes long */
+};
+
+/* True: the agent is not open yet, and answers no question; *start_out says how far it is. Any
+ * thread, between create and destroy. */
+bool kvf_agent_starting(const struct kvf_agent *agent, struct kvf_agent_start *start_out);
 
 /* What an agent takes from the world, for simulations; the daemon gives none and gets the
  * system's. */
@@ -43,7 +62,7 @@ struct kvf_agent_ports {
     void *ctx;
 };
 
-/* The same with ports, without listening: clients come by kvf_agent_adopt. */
+/* Create and open with ports, without listening: clients come by kvf_agent_adopt. */
 int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_agent_ports *ports,
                             struct kvf_agent **agent_out);
 

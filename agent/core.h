@@ -35,6 +35,7 @@
 #include "agent/gpu_host.h"
 #include "agent/index.h"
 #include "agent/offence.h"
+#include "agent/start.h"
 #include "base/env.h"
 #include "base/log.h"
 #include "base/owner.h"
@@ -454,6 +455,7 @@ struct kvf_agent {
     _Atomic bool is_ready;     /* any thread reads */
     _Atomic bool stop_asked;   /* any thread sets */
     _Atomic bool reload_asked; /* any thread sets */
+    struct kvf_start start;
     bool is_draining;
     uint64_t drain_deadline_ns;
 
@@ -594,6 +596,8 @@ void kvf_attach_say_version(uint16_t lowest, uint16_t highest, char *text, size_
 
 /* session.c */
 void kvf_session_accept(struct kvf_agent *agent, struct kvf_listener *listener);
+/* Answer "busy" and why to one that has just connected, and close it. Any thread. */
+void kvf_session_refuse_socket(int fd, const char *text);
 /* Serve a connected socket of a process (0: not known). KVF_OK; KVF_ERR_BUSY: no room, or the
  * process has offended and enough of its sockets wait already; the descriptor is closed then. */
 int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd, uint64_t peer);

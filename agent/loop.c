@@ -579,7 +579,8 @@ static int open_poll_set(struct kvf_agent *agent)
     return watch(agent, agent->waker_fd, EPOLLIN | EPOLLET, &agent->waker_source);
 }
 
-static int open_all(struct kvf_agent *agent)
+/* Sockets, so that clients and operators can be told how far the rest is. */
+static int open_sockets(struct kvf_agent *agent)
 {
     const struct kvf_config *config = agent->config;
     int status = kvf_hash_init_library();
@@ -588,10 +589,20 @@ static int open_all(struct kvf_agent *agent)
     if (status == KVF_OK) {
         status = open_poll_set(agent);
     }
-    if (status == KVF_OK) {
-        status = kvf_calibrations_read(config->calibration_dir, &agent->calibrations);
-        status = status == KVF_ERR_IO ? KVF_OK : status; /* logged; no reason not to start */
+    for (uint32_t i = 0; i < config->n_sockets && status == KVF_OK; i++) {
+        if (agent->ports.open_drive == NULL) {
+            status = open_listener(agent, &config->sockets[i], agent->tenant_of_socket[i]);
+        }
     }
+    return status;
+}
+
+static int open_all(struct kvf_agent *agent)
+{
+    const struct kvf_config *config = agent->config;
+    int status = kvf_calibrations_read(config->calibration_dir, &agent->calibrations);
+
+    status = status == KVF_ERR_IO ? KVF_OK : status; /* logged; no reason not to start */
     if (status == KVF_OK) {
         status = kvf_observe_open(agent);
     }
@@ -609,14 +620,6 @@ static int open_all(struct kvf_agent *agent)
         return KVF_ERR_NO_MEMORY;
     }
     agent->sessions_capacity = (uint32_t)config->clients_max + KVF_SESSIONS_TO_REFUSE;
-    for (uint32_t i = 0; i < config->n_sockets; i++) {
-        if (agent->ports.open_drive == NULL) {
-            status = open_listener(agent, &config->sockets[i], agent->tenant_of_socket[i]);
-        }
-        if (status != KVF_OK) {
-            return status;
-        }
-    }
     status = kvf_gpu_host_open(agent, &agent->gpu_host);
     if (status == KVF_OK) {
         kvf_gpu_hbm_listen(agent);
@@ -625,8 +628,21 @@ static int open_all(struct kvf_agent *agent)
     return status;
 }
 
-int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_agent_ports *ports,
-                            struct kvf_agent **agent_out)
+int kvf_agent_open(struct kvf_agent *agent)
+{
+    int status;
+
+    kvf_start_begin_refusing(agent);
+    status = open_all(agent);
+    kvf_start_end_refusing(agent);
+    if (status == KVF_OK) {
+        kvf_start_phase(agent, KVF_START_OVER);
+    }
+    return status;
+}
+
+static int create(const struct kvf_config *config, const struct kvf_agent_ports *ports,
+                  struct kvf_agent **agent_out)
 {
     struct kvf_agent *agent = calloc(1, sizeof(*agent));
     int status;
@@ -652,7 +668,7 @@ int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_ag
     agent->started_ns = kvf_env_now_ns(&agent->env);
     agent->now_ns = agent->started_ns;
     agent->incarnation = kvf_env_random_u64(&agent->env) | 1;
-    status = open_all(agent);
+    status = open_sockets(agent);
     if (status != KVF_OK) {
         kvf_agent_destroy(agent);
         return status;
@@ -665,7 +681,24 @@ int kvf_agent_create(const struct kvf_config *config, struct kvf_agent **agent_o
 {
     struct kvf_agent_ports ports = {.env = kvf_env_system()};
 
-    return kvf_agent_create_ported(config, &ports, agent_out);
+    return create(config, &ports, agent_out);
+}
+
+int kvf_agent_create_ported(const struct kvf_config *config, const struct kvf_agent_ports *ports,
+                            struct kvf_agent **agent_out)
+{
+    struct kvf_agent *agent;
+    int status = create(config, ports, &agent);
+
+    if (status == KVF_OK) {
+        status = kvf_agent_open(agent);
+        if (status != KVF_OK) {
+            kvf_agent_destroy(agent);
+            return status;
+        }
+        *agent_out = agent;
+    }
+    return status;
 }
 
 void kvf_agent_reload(struct kvf_agent *agent)

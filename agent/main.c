@@ -2,8 +2,9 @@
  *
  * main.c: open this first. Arguments, configuration, checks, start order, signals, end.
  *
- *   configuration -> is it right, does it fit -> signals -> agent (memory, drives, client sockets)
- *   -> admin thread -> "ready" -> the reactor, on this thread, until SIGTERM has drained it
+ *   configuration -> is it right, does it fit -> signals -> agent (client sockets) -> admin thread
+ *   -> the agent's memory and drives -> "ready" -> the reactor, on this thread, until SIGTERM has
+ *   drained it
  */
 #include <errno.h>
 #include <getopt.h>
@@ -362,6 +363,9 @@ static int serve(const struct kvf_config *config)
         kvf_agent_stop(agent); /* the signal came before there was an agent */
     }
     status = kvf_admin_start(config, agent, &admin);
+    if (status == KVF_OK) {
+        status = kvf_agent_open(agent);
+    }
     if (status != KVF_OK) {
         code = exit_code_of_start(status);
         goto out;

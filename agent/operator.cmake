@@ -7,6 +7,7 @@ set(KVF_AGENT_OPERATOR_SOURCES
     admin_api.c
     admin_events.c
     admin_listen.c
+    admin_start.c
     check.c
     config.c
     config_paths.c

@@ -189,13 +189,23 @@ static kvf_cookie recovered(void *ctx, const struct kvf_block_name *name, kvf_lo
     }
     agent->namespaces[ns].nvme_bytes += record_bytes;
     agent->metrics.nvme_recovered_blocks++;
-    kvf_notify_progress("recovering %s: %llu blocks so far", drive->config->path,
-                        (unsigned long long)agent->metrics.nvme_recovered_blocks);
+    kvf_start_found(agent, agent->metrics.nvme_recovered_blocks);
     return kvf_index_cookie(&agent->index, entry);
+}
+
+static void looked(void *ctx, uint64_t looked_bytes, uint64_t total_bytes)
+{
+    struct kvf_drive *drive = ctx;
+
+    kvf_start_looked(drive->agent, looked_bytes, total_bytes);
 }
 
 struct kvf_tier_host kvf_place_drive_host(struct kvf_drive *drive)
 {
-    return (struct kvf_tier_host){
-        .ctx = drive, .reclaim = reclaim, .moved = moved, .recovered = recovered, .lost = lost};
+    return (struct kvf_tier_host){.ctx = drive,
+                                  .reclaim = reclaim,
+                                  .moved = moved,
+                                  .looked = looked,
+                                  .recovered = recovered,
+                                  .lost = lost};
 }

@@ -321,8 +321,10 @@ static int recover_drives(struct kvf_agent *agent)
         struct kvf_drive *drive = &agent->drives[i];
         uint64_t before = agent->metrics.nvme_recovered_blocks;
         uint64_t begin_ns = kvf_env_now_ns(&agent->env);
-        int status = drive->store->ops->recover(drive->store);
+        int status;
 
+        kvf_start_drive(agent, i);
+        status = drive->store->ops->recover(drive->store);
         if (status != KVF_OK) {
             kvf_log(KVF_LOG_ERROR, "nvme: %s: recovery failed: %s; see the lines before",
                     drive->config->path, kvf_status_text(status));
@@ -355,6 +357,7 @@ int kvf_place_open(struct kvf_agent *agent)
     if (status == KVF_OK) {
         status = recover_drives(agent);
     }
+    kvf_start_phase(agent, KVF_START_MEMORY);
     if (status == KVF_OK) {
         status = open_dram(agent);
     }

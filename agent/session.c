@@ -258,7 +258,7 @@ static uint64_t peer_of(int fd)
 
 /* Before its HELLO. One that has come is read first: closing over it would reach the client before
  * the answer does. */
-static void refuse_socket(struct kvf_agent *agent, int fd, const char *text)
+void kvf_session_refuse_socket(int fd, const char *text)
 {
     uint8_t data[KVF_WIRE_MESSAGE_BYTES_MAX];
     struct kvf_seqpacket_message received;
@@ -268,7 +268,6 @@ static void refuse_socket(struct kvf_agent *agent, int fd, const char *text)
     }
     send_welcome_refusal(fd, KVF_ERR_BUSY, text);
     kvf_fd_close(&fd);
-    agent->metrics.attach_refused++;
 }
 
 static bool is_held(const struct kvf_session *session)
@@ -325,18 +324,19 @@ int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd, uint64_t
 {
     uint64_t until_ns = kvf_offence_until_ns(&agent->offenders, peer, agent->now_ns);
     struct kvf_session *session;
+    const char *why = NULL;
 
     if (until_ns != 0 && !may_hold(agent, peer)) {
-        refuse_socket(agent, fd,
-                      "a client of this process broke the protocol, and others of it wait to "
-                      "attach; retry in a second");
-        return KVF_ERR_BUSY;
+        why = "a client of this process broke the protocol, and others of it wait to attach; retry "
+              "in a second";
     }
     session = agent->is_draining ? NULL : free_session(agent);
-    if (session == NULL) {
-        refuse_socket(agent, fd,
-                      agent->is_draining ? "the daemon is stopping"
-                                         : "too many clients are connecting");
+    if (why == NULL && session == NULL) {
+        why = agent->is_draining ? "the daemon is stopping" : "too many clients are connecting";
+    }
+    if (why != NULL) {
+        kvf_session_refuse_socket(fd, why);
+        agent->metrics.attach_refused++;
         return KVF_ERR_BUSY;
     }
     memset(session, 0, sizeof(*session));

@@ -119,6 +119,10 @@ const char *cli_bytes_text(uint64_t bytes, char *out, size_t out_bytes);
 /* Of GET /v1/stat, to be put after "ready": what is disabled, that the daemon observes, or "". */
 const char *cli_service_text(const json_t *stat, char *out, size_t bytes);
 
+/* One line on a daemon that recovers its drives, and is not to be asked for more. False: it does
+ * not, and nothing is printed. */
+bool cli_print_start(const json_t *stat);
+
 /* --- subcommands: all return an exit code ----------------------------------------------------- */
 
 int cli_ping(const struct cli *cli);

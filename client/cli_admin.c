@@ -157,6 +157,18 @@ static void print_stat(const json_t *stat)
     print_latency("put", metrics, "put_ns");
 }
 
+bool cli_print_start(const json_t *stat)
+{
+    const json_t *start = json_object_get(stat, "starting");
+
+    if (start == NULL) {
+        return false;
+    }
+    printf("%-14s %s, up %" PRIu64 " s, not ready: %s\n", "kvferryd", cli_string(stat, "version"),
+           cli_number(stat, "uptime_s"), cli_string(start, "text"));
+    return true;
+}
+
 int cli_stat(const struct cli *cli)
 {
     json_t *stat;
@@ -167,10 +179,12 @@ int cli_stat(const struct cli *cli)
     }
     if (cli->is_json) {
         cli_print_json(stat);
-    } else {
-        print_stat(stat);
-        json_decref(stat);
+        return CLI_OK;
     }
+    if (!cli_print_start(stat)) {
+        print_stat(stat);
+    }
+    json_decref(stat);
     return CLI_OK;
 }
 

@@ -45,7 +45,7 @@ static int sample_take(const struct cli *cli, struct sample *sample)
 {
     int code = cli_http(cli, "GET", "/v1/stat", &sample->stat);
 
-    if (code == CLI_OK) {
+    if (code == CLI_OK && json_object_get(sample->stat, "starting") == NULL) {
         code = cli_http(cli, "GET", "/v1/clients", &sample->clients);
     }
     sample->at_ns = kvf_now_ns();
@@ -393,6 +393,29 @@ static bool pause_ms(uint32_t ms, bool is_watched)
     }
 }
 
+static void print_look(const struct cli *cli, bool is_screen, const struct sample *then,
+                       const struct sample *now)
+{
+    struct rates rates = rates_of(then, now);
+    struct client_row *rows;
+    size_t n = clients_of(then, now, &rows);
+
+    if (is_screen) {
+        fputs("\033[H\033[2J", stdout); /* the screen's corner, and empty */
+    }
+    if (cli->is_json && json_object_get(now->stat, "starting") != NULL) {
+        cli_print_json(json_incref(now->stat));
+        fflush(stdout);
+    } else if (cli->is_json) {
+        print_json(&rates, now, rows, n);
+    } else if (cli_print_start(now->stat)) {
+        fflush(stdout);
+    } else {
+        print_text(&rates, then, now, rows, n);
+    }
+    free(rows);
+}
+
 static int look_again_and_again(const struct cli *cli, uint64_t looks, bool is_screen)
 {
     uint32_t interval_ms = cli->interval_ms != 0 ? cli->interval_ms : INTERVAL_MS;
@@ -401,26 +424,13 @@ static int look_again_and_again(const struct cli *cli, uint64_t looks, bool is_s
 
     for (uint64_t i = 0; code == CLI_OK && i < looks; i++) {
         struct sample now = {0};
-        struct client_row *rows;
-        struct rates rates;
-        size_t n;
 
         if (pause_ms(interval_ms, is_screen)) {
             break;
         }
         code = sample_take(cli, &now);
         if (code == CLI_OK) {
-            rates = rates_of(&then, &now);
-            n = clients_of(&then, &now, &rows);
-            if (cli->is_json) {
-                print_json(&rates, &now, rows, n);
-            } else {
-                if (is_screen) {
-                    fputs("\033[H\033[2J", stdout); /* the screen's corner, and empty */
-                }
-                print_text(&rates, &then, &now, rows, n);
-            }
-            free(rows);
+            print_look(cli, is_screen, &then, &now);
         }
         sample_drop(&then);
         then = now;

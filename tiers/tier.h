@@ -85,6 +85,8 @@ struct kvf_tier_host {
     /* log: the record has a new location (after reclaim said true), or is gone (KVF_LOCATION_NONE).
      */
     void (*moved)(void *ctx, kvf_location from, kvf_location to, kvf_cookie cookie);
+    /* persistent, during recover: so much of the store has been looked at. NULL: nobody asks. */
+    void (*looked)(void *ctx, uint64_t looked_bytes, uint64_t total_bytes);
     /* persistent, during recover: a live record. The host answers with its index entry, or
      * KVF_COOKIE_NONE to let it be forgotten (older duplicate, dead epoch, full index). */
     kvf_cookie (*recovered)(void *ctx, const struct kvf_block_name *name, kvf_location location,

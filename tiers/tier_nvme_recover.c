@@ -54,7 +54,8 @@ struct recovery {
     struct window_read scan_reads[SCAN_READS]; /* their buffers come with the first scan */
     struct candidate *candidates;
     uint32_t n_candidates;
-    uint8_t *index; /* of one segment: entries and footer */
+    uint32_t n_looked; /* segments that are done with */
+    uint8_t *index;    /* of one segment: entries and footer */
     uint64_t index_bytes;
     struct kvf_nvme_device device;
 };
@@ -118,6 +119,19 @@ static uint64_t segment_offset(const struct recovery *recovery, uint32_t segment
     return kvf_nvme_segment_offset(recovery->identity.segment_bytes, segment_index);
 }
 
+/* One more segment is done with: tell how much of the store that makes. */
+static void segment_looked(struct recovery *recovery)
+{
+    const struct kvf_tier_host *host = &recovery->tier->base.host;
+    uint64_t segment_bytes = recovery->identity.segment_bytes;
+
+    recovery->n_looked++;
+    if (host->looked != NULL) {
+        host->looked(host->ctx, recovery->n_looked * segment_bytes,
+                     recovery->tier->n_segments * segment_bytes);
+    }
+}
+
 /* --- 1: page 0 -------------------------------------------------------------------------------- */
 
 static bool is_zero_page(const uint8_t *page)
@@ -150,9 +164,12 @@ static void judge_header(struct recovery *recovery, struct window_read *read)
         segment->generation = page->generation;
         recovery->candidates[recovery->n_candidates++] = (struct candidate){
             .generation = page->generation, .segment_index = read->segment_index};
-    } else if (read->io.status != KVF_OK || !is_zero_page(read->buffer)) {
+        return;
+    }
+    if (read->io.status != KVF_OK || !is_zero_page(read->buffer)) {
         segment->generation = UNKNOWN_GENERATION;
     }
+    segment_looked(recovery); /* there is nothing else in it that counts */
 }
 
 static void read_headers(struct recovery *recovery)
@@ -507,6 +524,7 @@ static int read_segments(struct recovery *recovery)
                 status = scan_segment(recovery, read->segment_index);
             }
             result = result == KVF_OK ? status : result;
+            segment_looked(recovery);
         }
         if (i < n && result == KVF_OK) {
             read->segment_index = recovery->candidates[i].segment_index;

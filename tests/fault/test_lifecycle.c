@@ -24,6 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/crc32c.h"
 #include "tests/support/blocks.h"
 #include "tests/support/daemon.h"
@@ -301,6 +302,42 @@ static void test_wrong_settings(void **state)
     assert_int_not_equal(access(the_daemon.store_path, F_OK), 0); /* nothing was made yet */
 }
 
+/* --- a start that takes long --------------------------------------------------------------------
+ */
+
+/* A client that was attached before finds misses at once, and is back by itself in the end. */
+static void test_client_over_a_long_recovery(void **state)
+{
+    struct kvf_client *client;
+    struct kvf_info info = {.struct_bytes = sizeof(info)};
+    uint32_t n_busy = 0;
+    uint64_t end_ns;
+
+    (void)state;
+    kvf_test_daemon_start(&the_daemon);
+    put_some(KVF_PUT_DURABLE);
+    client = kvf_test_client_open(&the_daemon, NULL);
+    assert_int_equal(kvf_test_block_get(client, 0, BLOCK_BYTES, NULL), KVF_OK);
+    kvf_test_daemon_kill(&the_daemon); /* so that a segment is scanned */
+    the_daemon.failpoints = "nvme.recover_scan=delay:2s";
+    kvf_test_daemon_spawn(&the_daemon);
+    end_ns = kvf_now_ns() + 120 * KVF_NS_PER_S;
+    do {
+        int status = kvf_test_block_get(client, 0, BLOCK_BYTES, NULL);
+
+        if (status != KVF_OK) {
+            assert_true(status == KVF_ERR_DISCONNECTED || status == KVF_ERR_NO_DAEMON);
+            n_busy++;
+        }
+        assert_true(kvf_now_ns() < end_ns);
+        assert_int_equal(kvf_client_info(client, &info), KVF_OK);
+    } while (info.connected == 0);
+    assert_true(n_busy > 0);
+    assert_int_equal(info.reconnects, 1);
+    assert_int_equal(kvf_test_block_get(client, 0, BLOCK_BYTES, NULL), KVF_OK);
+    kvf_close(client);
+}
+
 /* --- beside others who want the CPU -------------------------------------------------------------
  */
 
@@ -350,12 +387,19 @@ static int teardown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_second_on_socket),  TEST(test_second_on_store),
-        TEST(test_stale_socket),      TEST(test_something_else_at_socket),
-        TEST(test_stop_keeps_puts),   TEST(test_stop_with_clients),
-        TEST(test_stop_at_any_time),  TEST(test_foreign_file),
-        TEST(test_broken_superblock), TEST(test_newer_store),
-        TEST(test_wrong_settings),    TEST(test_the_reactor_asks_for_short_slices),
+        TEST(test_second_on_socket),
+        TEST(test_second_on_store),
+        TEST(test_stale_socket),
+        TEST(test_something_else_at_socket),
+        TEST(test_stop_keeps_puts),
+        TEST(test_stop_with_clients),
+        TEST(test_stop_at_any_time),
+        TEST(test_foreign_file),
+        TEST(test_broken_superblock),
+        TEST(test_newer_store),
+        TEST(test_wrong_settings),
+        TEST(test_client_over_a_long_recovery),
+        TEST(test_the_reactor_asks_for_short_slices),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

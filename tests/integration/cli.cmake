@@ -4,6 +4,9 @@
 kvf_add_test_command(NAME cli LABEL integration TIMEOUT 300
     COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/test_cli.py $<TARGET_FILE:kvferryd>
             $<TARGET_FILE:kvferry> $<TARGET_FILE_DIR:example_02_async>)
+kvf_add_test_command(NAME starting LABEL integration TIMEOUT 300
+    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/test_starting.py
+            $<TARGET_FILE:kvferryd> $<TARGET_FILE:kvferry>)
 kvf_add_test_command(NAME replay_cli LABEL integration TIMEOUT 300
     COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_LIST_DIR}/test_replay_cli.py
             $<TARGET_FILE:kvferry>)

@@ -371,7 +371,7 @@ class DaemonLife(Case):
             self.start(env={"NOTIFY_SOCKET": name})
             said = manager.recv(300)
             self.assertTrue(said.startswith(more + b"recovering " + self.folder.encode()), said)
-            self.assertTrue(said.endswith(b": 1 blocks so far"), said)
+            self.assertTrue(said.endswith(b" of 120 MiB looked at, 1 blocks so far"), said)
             self.assertEqual(manager.recv(300), b"READY=1\nSTATUS=serving")
 
     def test_notify_of_verify(self):

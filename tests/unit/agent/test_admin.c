@@ -38,6 +38,7 @@ struct kvf_agent {
     int32_t status;
     const char *text;
     bool is_ready;
+    bool is_starting;
     struct kvf_control *kept;
     struct kvf_control last; /* as it was asked */
 };
@@ -114,6 +115,23 @@ int kvf_agent_post(struct kvf_agent *agent, struct kvf_control *control)
     return KVF_OK;
 }
 
+bool kvf_agent_starting(const struct kvf_agent *agent, struct kvf_agent_start *start_out)
+{
+    struct kvf_agent *mutable = (struct kvf_agent *)agent;
+    bool is_starting;
+
+    pthread_mutex_lock(&mutable->lock);
+    is_starting = agent->is_starting;
+    pthread_mutex_unlock(&mutable->lock);
+    *start_out = (struct kvf_agent_start){.incarnation = 0xfedcba9876543210u,
+                                          .uptime_s = 7,
+                                          .looked_bytes = 3 << 20,
+                                          .total_bytes = 9 << 20,
+                                          .blocks = 5,
+                                          .text = "recovering \xff: 3 of 9 MiB looked at"};
+    return is_starting;
+}
+
 bool kvf_agent_is_ready(const struct kvf_agent *agent)
 {
     struct kvf_agent *mutable = (struct kvf_agent *)agent;
@@ -129,6 +147,13 @@ static void set_mood(struct kvf_agent *agent, enum mood mood)
 {
     pthread_mutex_lock(&agent->lock);
     agent->mood = mood;
+    pthread_mutex_unlock(&agent->lock);
+}
+
+static void set_starting(struct kvf_agent *agent, bool is_starting)
+{
+    pthread_mutex_lock(&agent->lock);
+    agent->is_starting = is_starting;
     pthread_mutex_unlock(&agent->lock);
 }
 
@@ -277,6 +302,40 @@ static void test_full_mailbox(void **state)
     assert_int_equal(ask(bed, "GET", "/v1/blocks", NULL), 503);
     set_mood(&bed->agent, MOOD_ANSWER);
     assert_int_equal(ask(bed, "GET", "/healthz", NULL), 200);
+}
+
+/* Before its loop runs: it lives, is not ready, and says of itself only how far it is. */
+static void test_starting(void **state)
+{
+    struct bed *bed = *state;
+    json_t *json;
+
+    set_mood(&bed->agent, MOOD_KEEP);
+    set_starting(&bed->agent, true);
+    assert_int_equal(ask(bed, "GET", "/livez", NULL), 200);
+    assert_int_equal(ask(bed, "GET", "/healthz", &json), 200);
+    assert_string_equal(json_string_value(json_object_get(json, "text")),
+                        "recovering ?: 3 of 9 MiB looked at");
+    json_decref(json);
+    assert_int_equal(ask(bed, "GET", "/readyz", &json), 503);
+    assert_string_equal(json_string_value(json_object_get(json, "text")),
+                        "recovering ?: 3 of 9 MiB looked at");
+    json_decref(json);
+    assert_int_equal(ask(bed, "GET", "/v1/stat", &json), 200);
+    assert_string_equal(json_string_value(json_object_get(json, "incarnation")),
+                        "fedcba9876543210");
+    assert_true(json_is_false(json_object_get(json, "ready")));
+    assert_int_equal(
+        json_integer_value(json_object_get(json_object_get(json, "starting"), "looked_bytes")),
+        3 << 20);
+    json_decref(json);
+    assert_int_equal(ask(bed, "GET", "/metrics", NULL), 503);
+    assert_int_equal(ask(bed, "GET", "/v1/clients", NULL), 503);
+    assert_int_equal(ask(bed, "POST", "/v1/drain", NULL), 503);
+    assert_null(take_kept(&bed->agent)); /* nobody was asked */
+    set_starting(&bed->agent, false);
+    set_mood(&bed->agent, MOOD_ANSWER);
+    assert_int_equal(ask(bed, "GET", "/v1/clients", NULL), 200);
 }
 
 static void test_readiness_asks_nobody(void **state)
@@ -429,6 +488,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_statuses, setup, teardown),
         cmocka_unit_test_setup_teardown(test_full_mailbox, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_starting, setup, teardown),
         cmocka_unit_test_setup_teardown(test_readiness_asks_nobody, setup, teardown),
         cmocka_unit_test_setup_teardown(test_dead_reactor, setup, teardown),
         cmocka_unit_test_setup_teardown(test_stop_with_a_question_open, setup, teardown),

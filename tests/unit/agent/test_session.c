@@ -79,6 +79,7 @@ static struct kvf_agent *agent_create(struct kvf_config *config, const struct kv
         fail_msg("%s", error.text);
     }
     assert_int_equal(kvf_agent_create(config, &agent), KVF_OK);
+    assert_int_equal(kvf_agent_open(agent), KVF_OK);
     return agent;
 }
 
