@@ -29,6 +29,9 @@ SIZES = {"1m": MIB, "8m": 8 * MIB}
 SLICE_BLOCKS = {"1m": 32, "8m": 32}  # at least so many blocks in each side of a pair
 SLICE_BLOCKS_QUICK = {"1m": 8, "8m": 4}
 WORKING_SET_CACHES = 8
+# Two stores have this many working sets at once: each client's blocks, and what a store may hold.
+WORKING_SETS = 12
+MEMORY_SHARE = 0.6  # of the machine's, for those
 READY_S = 120
 MANY, SINGLE = 0, 1  # serial numbers of what is there to be got: by many at once, one by one
 MAKE = "tests/bench/engines_venvs.sh FOLDER makes it, then --venvs FOLDER"
@@ -333,10 +336,13 @@ def close_all(things):
 class Bench:
     def __init__(self, options, samples, children, start_daemon, folder):
         self.options, self.samples, self.children = options, samples, children
-        self.start_daemon, self.folder, self.build = start_daemon, folder, options.build
+        self.start_daemon, self.build = start_daemon, options.build
+        self.folder = self.top = folder
         self.working_set = 32 * MIB
         if not options.quick:
-            self.working_set = WORKING_SET_CACHES * -(-machine.llc_bytes() // MIB) * MIB
+            caches = WORKING_SET_CACHES * -(-machine.llc_bytes() // MIB)
+            room = int(MEMORY_SHARE * machine.memory_bytes() / WORKING_SETS) // MIB
+            self.working_set = min(caches, room) * MIB
         self.flipped = False
 
     def names(self, what, label, depth, other):
@@ -346,31 +352,9 @@ class Bench:
         return {tail: f"{what}_{label}{tail}_vs_{other}" for tail in tails
                 if only in (None, f"{what}_{label}{tail}_vs_{other}")}
 
-    def all_names(self, other):
-        return [name for label in SIZES for what in ("put", "get") for depth in (DEPTH, 1)
+    def all_names(self, label, other):
+        return [name for what in ("put", "get") for depth in (DEPTH, 1)
                 for name in self.names(what, label, depth, other).values()]
-
-    def start_stores(self):
-        """What is here, by name; what is not is noted by each of its figures."""
-        capacity = max(8 * self.working_set, GIB)
-        stores = {}
-        try:
-            stores["kvferry"] = Kvferry(self, capacity)
-            for other, kind in OTHERS.items():
-                if not self.all_names(other):
-                    continue
-                try:
-                    stores[other] = kind(self, capacity)
-                except Missing as missing:
-                    for name in self.all_names(other):
-                        self.samples.skipped[name] = str(missing)
-                    continue
-                if hasattr(stores[other], "version"):
-                    self.samples.software[other] = stores[other].version
-        except BaseException:
-            close_all(stores)
-            raise
-        return stores
 
     def pair(self, what, label, depth, clients, other):
         """One pair of each figure that this depth gives."""
@@ -385,11 +369,20 @@ class Bench:
         for tail, name in names.items():
             self.samples.add_pair(name, sides["kvferry"][tail], sides[other][tail])
 
-    def measure_size(self, stores, label):
+    def measure_beside(self, other, label):
+        """kvferry beside one other store, which both begin empty: no more than two are there at
+        once, since each has copies of the working set."""
         size = SIZES[label]
         blocks = self.working_set // size
-        clients = {}
+        capacity = max(4 * self.working_set, GIB)
+        self.folder = os.path.join(self.top, f"{other}-{label}")
+        os.mkdir(self.folder)
+        stores, clients = {}, {}
         try:
+            stores[other] = OTHERS[other](self, capacity)
+            stores["kvferry"] = Kvferry(self, capacity)
+            if hasattr(stores[other], "version"):
+                self.samples.software[other] = stores[other].version
             for name, store in stores.items():
                 clients[name] = Clients(store, size, blocks)
             for what in ("put", "get"):
@@ -397,17 +390,20 @@ class Bench:
                     for name in clients:
                         clients[name].fill(blocks)
                 for _ in range(self.options.pairs):
-                    for other in [name for name in clients if name != "kvferry"]:
-                        for depth in (DEPTH, 1):
-                            self.pair(what, label, depth, clients, other)
+                    for depth in (DEPTH, 1):
+                        self.pair(what, label, depth, clients, other)
         finally:
             close_all(clients)
+            close_all(stores)
 
     def measure(self):
-        stores = self.start_stores()
-        try:
+        for other in OTHERS:
             for label in SIZES:
-                if self.options.only is None or f"_{label}_" in self.options.only:
-                    self.measure_size(stores, label)
-        finally:
-            close_all(stores)
+                names = self.all_names(label, other)
+                if not names:
+                    continue
+                try:
+                    self.measure_beside(other, label)
+                except Missing as missing:
+                    for name in names:
+                        self.samples.skipped[name] = str(missing)
