@@ -9,14 +9,14 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 PIECE_BYTES = 1 << 22
 VARIANT_BYTES = 12
 # Files beside the weights that say how they are computed with, and what is not of that in them.
 CONFIGS = ("config.json", "params.json", "hf_quant_config.json", "adapter_config.json")
-ASIDE = ("_name_or_path", "base_model_name_or_path", "transformers_version", "peft_version",
-         "torch_dtype", "dtype")
+ASIDE = ("_name_or_path", "base_model_name_or_path", "transformers_version", "peft_version")
+DTYPES = ("torch_dtype", "dtype")
 VERSIONS = Path(__file__).resolve().parent / "tested_versions.json"
 
 
@@ -97,16 +97,18 @@ def folder_digest(folder: Path) -> Optional[bytes]:
     return hashlib.sha256(b"".join(digests)).digest()
 
 
-def _without_aside(value: Any) -> Any:
+def _without(aside: Sequence[str], value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(name): _without_aside(inner) for name, inner in value.items()
-                if name not in ASIDE}
-    return [_without_aside(inner) for inner in value] if isinstance(value, list) else value
+        return {str(name): _without(aside, inner) for name, inner in value.items()
+                if name not in aside}
+    return [_without(aside, inner) for inner in value] if isinstance(value, list) else value
 
 
-def configs(folder: Path) -> Dict[str, Any]:
+def configs(folder: Path, with_dtypes: bool = False) -> Dict[str, Any]:
     """What the files beside a model's weights say: rotation, norms, scales. Read from the files,
-    since engines change what they have read of them, some in their workers only."""
+    since engines change what they have read of them, some in their workers only. with_dtypes: what
+    they propose to compute in, too, for callers whom the engine does not tell what it does."""
+    aside = ASIDE if with_dtypes else ASIDE + DTYPES
     made: Dict[str, Any] = {}
     for name in CONFIGS:
         try:
@@ -114,7 +116,7 @@ def configs(folder: Path) -> Dict[str, Any]:
         except OSError:
             continue
         try:
-            made[name] = _without_aside(json.loads(read))
+            made[name] = _without(aside, json.loads(read))
         except ValueError:
             made[name] = hashlib.sha256(read).hexdigest()
     return made

@@ -104,7 +104,7 @@ class Models:
 
     def _read(self, name: str, folder: Path) -> None:
         weights = b"" if self._has_digest else identity.folder_digest(folder)
-        how = json.dumps(identity.configs(folder), sort_keys=True)
+        how = json.dumps(identity.configs(folder, True), sort_keys=True)
         digest = (hashlib.sha256(weights + how.encode()).digest() if weights is not None
                   else self._without(name))
         with self._lock:
