@@ -100,9 +100,9 @@ static int context_open(const struct kvf_llama_model_options *options,
 
     params.n_ctx = options->n_slots * options->context_tokens;
     params.n_seq_max = options->n_slots;
-    /* A chunk is computed as one batch, whatever comes behind it: its K and V are the same bytes
-     * in every prompt that begins so, and what is computed behind a hit is what would be computed
-     * without one. */
+    /* Room for a whole chunk in one batch that llama.cpp does not split: the last bits of K and V
+     * depend on how many tokens are computed at once. llama_engine.c ends batches where chunks
+     * end, so a chunk that begins as its batch does has the same bytes in every prompt. */
     params.n_batch = options->chunk_tokens;
     params.n_ubatch = options->chunk_tokens;
     params.n_threads = (int32_t)options->n_threads;
