@@ -84,12 +84,12 @@ How the two sides are kept alike:
   receives into the buffer, Mooncake store by TCP with registered buffers, its memory owned by a
   process of its own; LMCache's clients copy a contiguous block, where an engine would gather pages.
   Random bytes, so nobody gains by packing; the working set is 8 times as large as the last-level
-  cache, or what 60 % of the memory hold 12 times, if that is less. With 8 blocks in flight: in 8 requests (kvferry,
-  Valkey), in one call (Mooncake), in one request of 8 chunks (LMCache). Each put has a new key;
-  between puts the blocks are removed, which does not count, nor does filling before gets. CPU is
-  that of the client and of all of the store's processes. Each side of a pair has 32 blocks or more:
-  of slow stores p99 is nearly the slowest one. The limit `copy` is memcpy in one process, then the
-  same reader.
+  cache, or what 60 % of the memory hold 12 times, if that is less. With 8 blocks in flight: in 8
+  requests (kvferry, Valkey), in one call (Mooncake), in one request of 8 chunks (LMCache). Each put
+  has a new key; between puts the blocks are removed, which does not count, nor does filling before
+  gets. CPU is that of the client and of all of the store's processes. Each side of a pair has 32
+  blocks or more: of slow stores p99 is nearly the slowest one. The limit `copy` is memcpy in one
+  process, then the same reader.
   nohit: prompts that are all new, the products of one layer at 256 tokens, by OpenBLAS on one core;
   with kvferry each is looked up before, and its K and V are put after (exact), which the daemon
   stores meanwhile, pushing old ones out.
