@@ -87,6 +87,64 @@ static void check_blocks(const struct kvf_net_head *head, const uint8_t *body)
     }
 }
 
+/* What a client of another node asks for, as what speaks for it here judges it. */
+static void check_submission(const struct kvf_net_head *head, const uint8_t *body)
+{
+    struct kvf_shm_limits limits = {.staging_bytes = UINT64_C(1) << 32,
+                                    .key_entries = KVF_SHM_REQUEST_ENTRIES_MAX,
+                                    .version = KVF_WIRE_VERSION_MAX};
+    struct kvf_shm_sqe sqe;
+    const char *why = NULL;
+
+    memcpy(&sqe, body, sizeof(sqe));
+    must(head->body_bytes == sizeof(sqe) + sqe.n_entries * sizeof(struct kvf_shm_key),
+         "as many keys as it says");
+    limits.key_head = sqe.key_first;
+    if (kvf_shm_sqe_check(&sqe, &limits, &why) == KVF_OK) {
+        must(sqe.n_keys <= sqe.n_entries && sqe.n_entries <= KVF_SHM_REQUEST_ENTRIES_MAX,
+             "keys that have entries");
+    } else {
+        must(why != NULL, "a refusal says why");
+    }
+}
+
+/* One of the protocol of clients of the node itself. */
+static void check_control(const struct kvf_net_head *head, bool from_acceptor, const uint8_t *body)
+{
+    for (uint32_t n_fds = 0; n_fds <= 3; n_fds++) {
+        union kvf_proto_message message;
+        const char *why = NULL;
+
+        if (kvf_proto_decode(from_acceptor ? KVF_PROTO_DAEMON : KVF_PROTO_CLIENT, body,
+                             head->body_bytes, n_fds, &message, &why) == KVF_OK) {
+            must(message.head.bytes == head->body_bytes, "a message that fills its body");
+        } else {
+            must(why != NULL, "a refusal says why");
+        }
+    }
+}
+
+static void check_client(bool from_acceptor, const uint8_t *body)
+{
+    const struct kvf_net_client *client = (const void *)body;
+
+    must(!from_acceptor && client->tenant[0] != '\0' &&
+             memchr(client->tenant, 0, KVF_NET_NAME_BYTES) != NULL &&
+             memchr(client->hello.name, 0, KVF_NET_NAME_BYTES) != NULL,
+         "a tenant and a name that end");
+    must(client->hello.version_min <= client->hello.version_max, "versions in order");
+}
+
+static void check_landed(const struct kvf_net_head *head, bool from_acceptor, const uint8_t *body)
+{
+    struct kvf_net_status_body landed;
+
+    memcpy(&landed, body, sizeof(landed));
+    must(from_acceptor && head->request != 0 &&
+             strcmp(kvf_status_name(landed.status), "unknown") != 0,
+         "a lease, and what became of it");
+}
+
 static void fuzz_message(bool from_acceptor, const uint8_t *data, size_t bytes)
 {
     _Alignas(8) uint8_t body[KVF_NET_PIECE_BYTES];
@@ -127,6 +185,27 @@ static void fuzz_message(bool from_acceptor, const uint8_t *data, size_t bytes)
     case KVF_NET_WELCOME:
         must(memchr(((struct kvf_net_welcome *)(void *)body)->text, 0, KVF_NET_TEXT_BYTES) != NULL,
              "text ends");
+        break;
+    case KVF_NET_CLIENT:
+        check_client(from_acceptor, body);
+        break;
+    case KVF_NET_CONTROL:
+        check_control(&head, from_acceptor, body);
+        break;
+    case KVF_NET_SUBMIT:
+        must(!from_acceptor, "only a client asks");
+        check_submission(&head, body);
+        break;
+    case KVF_NET_COMPLETE:
+        must(from_acceptor && bytes % sizeof(struct kvf_shm_cqe) == 0 &&
+                 bytes <= KVF_NET_CQES_MAX * sizeof(struct kvf_shm_cqe),
+             "whole completions");
+        break;
+    case KVF_NET_STAGE:
+        must(!from_acceptor && bytes >= 1, "bytes of a client");
+        break;
+    case KVF_NET_LANDED:
+        check_landed(&head, from_acceptor, body);
         break;
     default:
         break;
