@@ -120,6 +120,16 @@ class Gpu(Case):
         self.assertEqual(engine.bad, set())
 
 
+class SetUp(Case):
+    def test_expandable_segments(self):
+        self.addCleanup(os.environ.pop, "PYTORCH_ALLOC_CONF", None)
+        for value, warns in (("expandable_segments:False", False),
+                             ("backend:native,expandable_segments:True", True)):
+            os.environ["PYTORCH_ALLOC_CONF"] = value
+            self.engine()
+            self.assertEqual(any("unset it" in line for line in self.warnings), warns, value)
+
+
 class Drift(Case):
     def again(self, engine, name, content):
         """A prompt that is stored, found, and computed all the same; its pages are given to others

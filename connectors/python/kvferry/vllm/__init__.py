@@ -9,6 +9,7 @@ vLLM makes one object in the scheduler's process and one in each worker's. This 
 that vLLM sees; scheduler.py and worker.py do the work and know nothing of vLLM's classes.
 """
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, Optional, Set, Tuple, Union
@@ -39,6 +40,7 @@ logger = logging.getLogger("vllm.kvferry")
 NONE_HASH_KEY = b"vllm first parent hash, of 1"
 HASH_NAMESPACE_LABEL = "vllm-hash"
 HASH_BUDGET_MS = 200  # of each call, once in an engine's life
+ALLOCATOR = "PYTORCH_ALLOC_CONF"  # vLLM looks at the older name, PYTORCH_CUDA_ALLOC_CONF, alone
 
 
 class KvferryMetadata(Step, KVConnectorMetadata):
@@ -175,6 +177,10 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         device = self._vllm_config.device_config.device_type
         if device not in ("cpu", "cuda"):
             raise engine_facts.Unsupported(f"device {device}")
+        if device == "cuda" and "expandable_segments:True" in os.environ.get(ALLOCATOR, ""):
+            self._warn_once(f"{ALLOCATOR} has expandable_segments:True, under which vLLM refuses "
+                            "connectors (it knows the older name of the variable): unset it, or "
+                            "start vLLM with --enable-cumem-allocator")
         layout = self._cpu_layout() if device == "cpu" else ""
         return engine_facts.read(self._vllm_config, self._kv_cache_config, self._settings, device,
                                  rank, layout)
