@@ -388,7 +388,8 @@ def main():
     result = {"llama.cpp": "0.5.0-dev, out of llama-cpp-python 0.3.36", "model": model.name,
               "model_sha256": hashlib.sha256(model.read_bytes()).hexdigest(),
               "model_source": options.source, "profile": "exact", "kv_type": "f16",
-              "chunk_tokens": CHUNK, "machine": platform.machine(), "threads": options.threads}
+              "chunk_tokens": CHUNK, "machine": platform.machine(), "cpus": os.cpu_count(),
+              "threads": options.threads}
     good = True
     with tempfile.TemporaryDirectory(prefix="kvferry-llama-") as folder:
         bench = Bench(options, folder)
