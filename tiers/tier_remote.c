@@ -2,7 +2,9 @@
  *
  * tier_remote.c: blocks in the daemons of other nodes.
  *
- *   load -> fetch, by the network's thread -> judged by a worker -> done, inside poll
+ *   load -> fetch, by the network's thread -> judged -> done, inside poll
+ *
+ * The network's thread sums what it copies. Where it could not (transport_ucx.h), a worker does.
  */
 #include "tiers/tier_remote.h"
 
@@ -69,10 +71,19 @@ static struct transfer *pop(struct transfers *list)
 }
 
 /* ----------------------------------------------------------------------------------------------
- * Judging, on a worker
+ * Judging: all but the sum is a matter of a page
  */
-static int judge(const struct kvf_tier_io *io)
+static bool is_payload_right(const struct transfer *transfer, const void *payload)
 {
+    const struct kvf_record_page *page = transfer->io->record;
+
+    return transfer->fetch.is_summed ? transfer->fetch.payload_crc32c == page->header.payload_crc32c
+                                     : kvf_block_check_payload(page, payload) == KVF_OK;
+}
+
+static int judge(const struct transfer *transfer)
+{
+    const struct kvf_tier_io *io = transfer->io;
     struct kvf_record_page *page = io->record;
     uint8_t *payload = (uint8_t *)io->record + KVF_RECORD_PAGE_BYTES;
     uint64_t bytes = io->record_bytes - KVF_RECORD_PAGE_BYTES;
@@ -91,7 +102,7 @@ static int judge(const struct kvf_tier_io *io)
         page->header.shard != io->name.shard || page->header.shard_count != io->name.shard_count) {
         return KVF_ERR_CORRUPT;
     }
-    if (kvf_block_check_payload(page, payload) != KVF_OK) {
+    if (!is_payload_right(transfer, payload)) {
         return KVF_ERR_CORRUPT;
     }
     memset(&page->store, 0, sizeof(page->store)); /* another node's drive's */
@@ -103,7 +114,7 @@ static void judge_run(struct kvf_work *work)
 {
     struct transfer *transfer = work->owner;
 
-    transfer->status = judge(transfer->io);
+    transfer->status = judge(transfer);
 }
 
 static void judge_done(struct kvf_work *work)
@@ -117,6 +128,11 @@ static void judge_begin(struct transfer *transfer)
 {
     struct remote_tier *remote = transfer->remote;
 
+    if (transfer->fetch.is_summed) {
+        transfer->status = judge(transfer);
+        push(&remote->over, transfer);
+        return;
+    }
     transfer->work = (struct kvf_work){.run = judge_run, .done = judge_done, .owner = transfer};
     if (remote->config.work->ops->submit(remote->config.work, &transfer->work) != KVF_OK) {
         push(&remote->unjudged, transfer); /* once more in the next turn */
@@ -163,6 +179,7 @@ static int remote_load(struct kvf_tier *tier, struct kvf_tier_io *io)
     transfer->fetch.deadline_ns = io->deadline_ns != 0 ? io->deadline_ns
                                                        : kvf_env_now_ns(&remote->config.env) +
                                                              remote->config.timeout_ns;
+    transfer->fetch.is_summed = false;
     transfer->fetch.owner = transfer;
     status = kvf_net_fetch(remote->config.net, &transfer->fetch);
     if (status != KVF_OK) {

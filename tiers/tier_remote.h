@@ -3,8 +3,8 @@
  * tier_remote.h: blocks in the daemons of other nodes.
  *
  * A location is a link (transport_ucx.h) to the node that is said to have the block; its record
- * comes as it lies there, encoded, straight into the memory of the load, and is judged by a worker:
- * page, name, length, checksum of the payload. Nothing is ever stored by this tier.
+ * comes as it lies there, encoded, straight into the memory of the load, and is judged: page,
+ * name, length, checksum of the payload. Nothing is ever stored by this tier.
  */
 #ifndef KVF_TIERS_TIER_REMOTE_H
 #define KVF_TIERS_TIER_REMOTE_H

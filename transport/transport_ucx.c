@@ -26,6 +26,7 @@
     (KVF_NET_FETCHES_MAX + KVF_NET_SERVES_MAX + KVF_NET_UPCALLS_MAX + KVF_NET_LINK_EVENTS_MAX)
 #define PROGRESS_MAX   256                  /* before other things are looked at */
 #define SPIN_NS        (20 * KVF_NS_PER_US) /* what follows soon is cheaper without a sleep */
+#define SPIN_RECORD_NS (50 * KVF_NS_PER_US) /* the same while records are on their way */
 #define SLEEP_MS       200                  /* timers need no more ... */
 #define SLEEP_FETCH_MS 10                   /* ... than this while something is on its way */
 #define SLEEP_ROOM_MS  1                    /* while submissions wait: nobody wakes for room */
@@ -364,7 +365,7 @@ static void *run(void *arg)
         tell_owner(net);
         if (n != 0) {
             busy_ns = net->now_ns;
-        } else if (net->now_ns - busy_ns > SPIN_NS) {
+        } else if (net->now_ns - busy_ns > (kvf_flow_is_busy(net) ? SPIN_RECORD_NS : SPIN_NS)) {
             wait_for_something(net);
         }
     }

@@ -92,6 +92,8 @@ struct kvf_net_fetch {
     uint64_t deadline_ns;  /* kvf_now_ns() */
     int32_t status;        /* in FETCH_DONE: KVF_OK; KVF_MISS: it has none; KVF_ERR_BUSY: it cannot
                               now; KVF_ERR_TIMEOUT; KVF_ERR_DISCONNECTED */
+    bool is_summed;        /* the same: all has come in order, and was summed as it was copied */
+    uint32_t payload_crc32c; /* if so: of all behind the record's page */
     void *owner;
     uint64_t request;    /* for the network's thread */
     uint32_t come_bytes; /* the same */

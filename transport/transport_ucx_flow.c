@@ -12,9 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "transport/net_piece.h"
+
 /* Messages of a client that wait for an earlier one. */
 #define HELD_MAX       1024u
 #define HELD_BYTES_MAX (2u * KVF_NET_WINDOW_BYTES)
+#define EXPIRE_NS      KVF_NS_PER_MS /* deadlines are not looked at more often */
 
 /* ----------------------------------------------------------------------------------------------
  * Fetching
@@ -45,7 +48,7 @@ void kvf_flow_fetch(struct kvf_net *net, struct kvf_net_fetch *fetch)
     struct kvf_net_fetch_body body = {.record_bytes = fetch->record_bytes, .shard = fetch->shard};
 
     fetch->request = 0;
-    fetch->come_bytes = 0;
+    kvf_net_piece_begin(fetch);
     if (link == NULL || !link->is_initiator) {
         fetch_over(net, fetch, KVF_ERR_DISCONNECTED);
         return;
@@ -84,15 +87,11 @@ static void on_piece(struct kvf_link *link, const struct kvf_net_head *head, con
     if (!kvf_flow_owe(link, head->body_bytes) || fetch == NULL) {
         return; /* nobody waits for it any more */
     }
-    if (head->offset > fetch->record_bytes ||
-        head->body_bytes > fetch->record_bytes - head->offset ||
-        head->body_bytes > fetch->record_bytes - fetch->come_bytes) {
+    if (kvf_net_piece_take(fetch, head->offset, body, head->body_bytes) != KVF_OK) {
         kvf_link_offend(link, "a piece outside of its record");
         return;
     }
-    memcpy((uint8_t *)fetch->record + head->offset, body, head->body_bytes);
     atomic_fetch_add(&net->received_bytes, head->body_bytes);
-    fetch->come_bytes += head->body_bytes;
     if (fetch->come_bytes == fetch->record_bytes) {
         fetch_over(net, fetch, KVF_OK);
     }
@@ -113,6 +112,10 @@ static unsigned expire_fetches(struct kvf_net *net)
 {
     unsigned n = 0;
 
+    if (net->now_ns < net->expire_ns) {
+        return 0;
+    }
+    net->expire_ns = net->now_ns + EXPIRE_NS;
     for (uint32_t i = 0; net->n_fetches > 0 && i < KVF_NET_FETCHES_MAX; i++) {
         struct kvf_net_fetch *fetch = net->fetches[i];
         struct kvf_link *link;
@@ -474,6 +477,17 @@ void kvf_flow_end(struct kvf_link *link)
     while (link->held != NULL) {
         unhold(link);
     }
+}
+
+bool kvf_flow_is_busy(const struct kvf_net *net)
+{
+    for (uint32_t i = 0; net->n_fetches == 0 && i < KVF_NET_LINKS_MAX; i++) {
+        if (net->links[i].state == KVF_LINK_UP &&
+            (net->links[i].serves != NULL || net->links[i].piece_sends > 0)) {
+            return true;
+        }
+    }
+    return net->n_fetches > 0;
 }
 
 unsigned kvf_flow_turn(struct kvf_net *net)

@@ -169,6 +169,7 @@ struct kvf_net {
     uint32_t n_peers;
     struct kvf_net_fetch *fetches[KVF_NET_FETCHES_MAX]; /* by request, modulo */
     uint32_t n_fetches;
+    uint64_t expire_ns; /* when deadlines are looked at next */
     struct kvf_pool sends;
     ucp_conn_request_h arrivals[KVF_NET_REQUESTS_MAX];
     uint32_t n_arrivals;
@@ -230,6 +231,8 @@ void kvf_flow_sent(struct kvf_link_send *send);
 void kvf_flow_end(struct kvf_link *link);
 /* Pieces out, deadlines. Returns how much was done. */
 unsigned kvf_flow_turn(struct kvf_net *net);
+/* Are records on their way, in or out? */
+bool kvf_flow_is_busy(const struct kvf_net *net);
 /* A record goes out on a link that is up. */
 void kvf_flow_serve_begin(struct kvf_link *link, struct kvf_net_serve *serve);
 /* Piece received: give credit for it, sooner or later. False: it came without credit. */

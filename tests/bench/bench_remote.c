@@ -2,11 +2,12 @@
  *
  * bench_remote.c: how fast one daemon gets blocks of another. Both run already.
  *
- *   bench_remote --from SOCKET --to SOCKET --block BYTES --blocks N
+ *   bench_remote --from SOCKET --from-pid PID --to SOCKET --to-pid PID --block BYTES --blocks N
  *
  * For each line on standard input: put N blocks on the first one, wait until the second one hears
- * of them, get them all there, many at a time, and print "BYTES SECONDS" of the gets. First and
- * last word of each block are looked at; what is between has been summed by the daemon.
+ * of them, get them all there, many at a time, and print "BYTES SECONDS CPU CPU" of the gets: the
+ * seconds of CPU are those of the first daemon and of the second one. First and last word of each
+ * block are looked at; what is between has been summed by the daemon.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,6 +24,7 @@
 
 struct remote {
     struct kvf_client *from, *to;
+    clockid_t from_clock, to_clock; /* CPU of the daemons */
     uint64_t block_bytes;
     uint64_t n_blocks;
     uint64_t *payload;
@@ -45,6 +47,27 @@ static struct kvf_client *open_client(const char *path)
         bench_die("%s: %s", path, kvf_status_text(status));
     }
     return client;
+}
+
+static clockid_t clock_of(const struct bench_run *run, const char *option)
+{
+    pid_t pid = (pid_t)bench_number(run, option, 0);
+    clockid_t clock;
+
+    if (pid == 0 || clock_getcpuclockid(pid, &clock) != 0) {
+        bench_die("%s: no process %d", option, (int)pid);
+    }
+    return clock;
+}
+
+static double clock_s(clockid_t clock)
+{
+    struct timespec time;
+
+    if (clock_gettime(clock, &time) != 0) {
+        bench_die("a daemon has ended");
+    }
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
 static void put_all(struct remote *remote)
@@ -121,10 +144,12 @@ int main(int argc, char **argv)
 
     bench_init(&run, argc, argv);
     if (bench_text(&run, "--from") == NULL || bench_text(&run, "--to") == NULL) {
-        bench_die("give --from and --to");
+        bench_die("give --from, --from-pid, --to and --to-pid");
     }
     remote.from = open_client(bench_text(&run, "--from"));
     remote.to = open_client(bench_text(&run, "--to"));
+    remote.from_clock = clock_of(&run, "--from-pid");
+    remote.to_clock = clock_of(&run, "--to-pid");
     remote.block_bytes = bench_number(&run, "--block", 1 << 20) & ~UINT64_C(7);
     remote.n_blocks = bench_number(&run, "--blocks", 64);
     if (remote.block_bytes < 8 || remote.n_blocks < 1 || remote.n_blocks > 1024) {
@@ -137,14 +162,19 @@ int main(int argc, char **argv)
         bench_die("no memory");
     }
     while (fgets(line, sizeof(line), stdin) != NULL) {
-        double seconds;
+        double seconds, from_s, to_s;
 
         put_all(&remote);
         wait_known(&remote);
+        from_s = clock_s(remote.from_clock);
+        to_s = clock_s(remote.to_clock);
         seconds = get_all(&remote);
+        from_s = clock_s(remote.from_clock) - from_s;
+        to_s = clock_s(remote.to_clock) - to_s;
         (void)kvf_evict(remote.from, remote.keys, (uint32_t)remote.n_blocks, NULL);
         (void)kvf_evict(remote.to, remote.keys, (uint32_t)remote.n_blocks, NULL);
-        printf("%" PRIu64 " %.9f\n", remote.n_blocks * remote.block_bytes, seconds);
+        printf("%" PRIu64 " %.9f %.9f %.9f\n", remote.n_blocks * remote.block_bytes, seconds,
+               from_s, to_s);
         fflush(stdout);
     }
     kvf_close(remote.from);

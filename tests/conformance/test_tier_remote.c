@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/crc32c.h"
 #include "codec/block_format.h"
 #include "codec/codec.h"
 #include "tests/support/support.h"
@@ -34,6 +35,7 @@ struct answer {
     int32_t status;
     int64_t wrong_byte;
     uint32_t number; /* of the record that comes */
+    bool is_summed;  /* by the network */
 };
 
 struct call {
@@ -120,6 +122,9 @@ static void answer(const struct answer *what)
         if (what->wrong_byte >= 0) {
             ((uint8_t *)fetch->record)[what->wrong_byte] ^= 0x10;
         }
+        fetch->is_summed = what->is_summed;
+        fetch->payload_crc32c = kvf_crc32c(0, (uint8_t *)fetch->record + KVF_RECORD_PAGE_BYTES,
+                                           fetch->record_bytes - KVF_RECORD_PAGE_BYTES);
     }
     kvf_remote_fetched(bench->tier, fetch);
 }
@@ -248,7 +253,7 @@ static void test_right(void **state)
         assert_int_equal(load(0, number, bytes), KVF_OK);
         pump();
         assert_int_equal(call->n_done, 0);
-        answer(&(struct answer){.wrong_byte = -1, .number = number});
+        answer(&(struct answer){.wrong_byte = -1, .number = number, .is_summed = number % 2 == 1});
         assert_int_equal(call->n_done, 0);
         pump();
         assert_int_equal(call->n_done, 1);
@@ -274,7 +279,7 @@ static void test_wrong(void **state)
         uint32_t number = round % 20 * 3;
         uint64_t bytes = bytes_of(number);
         int64_t at = (int64_t)(kvf_random_seeded_next(&dice) % bytes);
-        struct answer wrong = {.number = number, .wrong_byte = at};
+        struct answer wrong = {.number = number, .wrong_byte = at, .is_summed = round % 2 == 1};
 
         if (at >= (int64_t)offsetof(struct kvf_record_page, store) &&
             at < (int64_t)(offsetof(struct kvf_record_page, store) +

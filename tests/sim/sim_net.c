@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "transport/net_piece.h"
 
 #define EVENTS_MAX  8192
 #define UPCALLS_MAX 96 /* smaller than the real one: its end is to be seen */
@@ -307,9 +308,8 @@ static void on_piece(struct kvf_net *net, const struct packet *packet)
         }
         if (packet->kind == PACKET_ANSWER) {
             fetch_done(net, i, packet->status);
-        } else if (packet->offset + packet->bytes <= fetch->record_bytes) {
-            memcpy((uint8_t *)fetch->record + packet->offset, packet->data, packet->bytes);
-            fetch->come_bytes += packet->bytes;
+        } else if (kvf_net_piece_take(fetch, packet->offset, packet->data, packet->bytes) ==
+                   KVF_OK) {
             fabric.counts.pieces++;
             if (fetch->come_bytes == fetch->record_bytes) {
                 fetch_done(net, i, KVF_OK);
@@ -650,7 +650,7 @@ int kvf_net_fetch(struct kvf_net *net, struct kvf_net_fetch *fetch)
     }
     net->fetches[i] = fetch;
     fetch->request = ++net->next_request;
-    fetch->come_bytes = 0;
+    kvf_net_piece_begin(fetch);
     if (side == NULL) {
         fetch_done(net, i, KVF_ERR_DISCONNECTED);
         return KVF_OK;

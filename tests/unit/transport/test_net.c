@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/crc32c.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/random.h"
@@ -194,8 +195,8 @@ static void pair_close(struct pair *pair)
     node_close(&pair->a);
 }
 
-/* b asks a for a record of these bytes, which a gives. */
-static void move(struct pair *pair, uint32_t bytes, uint64_t seed)
+/* b asks a for a record of these bytes, which a gives. Returns whether it was summed. */
+static bool move(struct pair *pair, uint32_t bytes, uint64_t seed)
 {
     struct kvf_random_seeded random;
     uint8_t *from = malloc(bytes);
@@ -226,9 +227,14 @@ static void move(struct pair *pair, uint32_t bytes, uint64_t seed)
     wait_for(pair, has_fetched);
     assert_int_equal(fetch.status, KVF_OK);
     assert_memory_equal(from, to, bytes);
+    if (fetch.is_summed) {
+        assert_int_equal(fetch.payload_crc32c, kvf_crc32c(0, from + KVF_RECORD_PAGE_BYTES,
+                                                          bytes - KVF_RECORD_PAGE_BYTES));
+    }
     wait_for(pair, has_served);
     free(from);
     free(to);
+    return fetch.is_summed;
 }
 
 /* ----------------------------------------------------------------------------------------------
@@ -244,10 +250,11 @@ static void test_records(void **state)
     assert_false(pair.a.is_initiator);
     assert_int_equal(pair.a.peer_incarnation, 2);
     assert_int_equal(pair.b.peer_incarnation, 1);
-    move(&pair, KVF_RECORD_PAGE_BYTES + 1, 1);
-    move(&pair, KVF_NET_PIECE_BYTES, 2);
-    move(&pair, KVF_NET_PIECE_BYTES * 3 + 77, 3);
-    move(&pair, KVF_NET_WINDOW_BYTES * 2 + 5, 4); /* more than the window: credit must come back */
+    assert_true(move(&pair, KVF_RECORD_PAGE_BYTES + 1, 1)); /* one piece is in order */
+    assert_true(move(&pair, KVF_NET_PIECE_BYTES, 2));
+    (void)move(&pair, KVF_NET_PIECE_BYTES * 3 + 77, 3);
+    (void)move(&pair, KVF_NET_WINDOW_BYTES * 2 + 5,
+               4); /* more than the window: credit must come back */
     pair_close(&pair);
 }
 
@@ -292,7 +299,7 @@ static void test_miss_and_deadline(void **state)
     pair.a.serves_done = 0;
     assert_int_equal(kvf_net_serve(pair.a.net, &serve), KVF_OK);
     wait_for(&pair, has_served);
-    move(&pair, 10000, 5);
+    (void)move(&pair, 10000, 5);
     for (size_t i = 0; i < sizeof(record); i++) {
         assert_int_equal(record[i], 0x5a);
     }
@@ -367,7 +374,7 @@ static void test_loss(void **state)
                      KVF_OK);
     wait_for(&pair, are_linked);
     assert_int_equal(pair.b.peer_incarnation, 3);
-    move(&pair, 5000, 6);
+    (void)move(&pair, 5000, 6);
 
     /* its address is not a peer's any more */
     pair.b.downs = 0;
@@ -572,7 +579,7 @@ static void test_garbage(void **state)
         assert_true(send(fd, noise, 1 + i * 250, MSG_NOSIGNAL) > 0);
         (void)shutdown(fd, i % 2 == 0 ? SHUT_WR : SHUT_RDWR);
         close(fd);
-        move(&pair, 5000, i);
+        (void)move(&pair, 5000, i);
     }
     /* messages that are none */
     stranger_open(&stranger, &pair.a);
@@ -583,7 +590,7 @@ static void test_garbage(void **state)
         stranger_says(&stranger, noise, header, noise + header, i * 50,
                       flags | UCP_AM_SEND_FLAG_EAGER);
     }
-    move(&pair, 70000, 7);
+    (void)move(&pair, 70000, 7);
     assert_int_equal(pair.a.downs + pair.b.downs, 0);
     stranger_close(&stranger);
     pair_close(&pair);
@@ -623,7 +630,7 @@ static void test_refusals(void **state)
         }
         stranger_close(&stranger);
     }
-    move(&pair, 5000, 8);
+    (void)move(&pair, 5000, 8);
     pair_close(&pair);
 }
 
@@ -680,7 +687,7 @@ static void test_breach(void **state)
     stranger_close(&stranger);
     assert_true(pair.b.link != 0);
     pair.a.link = pair.b.link != 0 ? pair.a.link : 0;
-    move(&pair, 5000, 9);
+    (void)move(&pair, 5000, 9);
     pair_close(&pair);
 }
 
@@ -751,7 +758,7 @@ static void test_data_port(void **state)
             (void)send(fd, noise, 1 + i * 100, MSG_NOSIGNAL);
         }
         close(fd);
-        move(&pair, 5000, i);
+        (void)move(&pair, 5000, i);
     }
     assert_int_equal(pair.a.downs + pair.b.downs, 0);
     for (uint32_t i = 0; i < 8; i++) {
@@ -884,7 +891,7 @@ static void test_client_breach(void **state)
     assert_int_equal(((const struct kvf_net_welcome *)(const void *)stranger.body)->status,
                      KVF_ERR_REFUSED);
     stranger_close(&stranger);
-    move(&pair, 5000, 10);
+    (void)move(&pair, 5000, 10);
     assert_int_equal(pair.a.downs + pair.b.downs, 0);
     pair_close(&pair);
 }
