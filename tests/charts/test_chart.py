@@ -132,7 +132,10 @@ class Rendered(unittest.TestCase):
         self.assertAlmostEqual(tenth / (64 << 30), 0.1, places=3)
         self.assertNotIn("runtimeClassName", pod)
         self.assertEqual([one["name"] for one in pod["containers"][0]["env"]], ["KVFERRY_SOCKET"])
-        self.assertEqual(pod["containers"][0]["livenessProbe"]["httpGet"]["path"], "/livez")
+        self.assertEqual({name: pod["containers"][0][f"{name}Probe"]["httpGet"]["path"]
+                          for name in ("startup", "readiness", "liveness")},
+                         {"startup": "/livez", "readiness": "/readyz", "liveness": "/livez"})
+        self.assertNotIn("minReadySeconds", daemon)
         self.assertEqual(pod["containers"][0]["securityContext"]["seccompProfile"],
                          {"type": "RuntimeDefault"})
         limit = chart.mebibytes(pod["containers"][0]["resources"]["limits"]["memory"])
@@ -298,6 +301,7 @@ class Rendered(unittest.TestCase):
         daemon = chart.the(self.objects("options-values.yaml"), "DaemonSet")["spec"]
         self.assertEqual(daemon["updateStrategy"]["rollingUpdate"],
                          {"maxSurge": 0, "maxUnavailable": "10%"})
+        self.assertEqual(daemon["minReadySeconds"], 600)
         # drain.timeout is 5 minutes there
         self.assertEqual(daemon["template"]["spec"]["terminationGracePeriodSeconds"], 310)
 

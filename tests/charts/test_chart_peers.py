@@ -75,14 +75,11 @@ class Peers(LoggedCase):
             shutil.copy(program, self.folder)
         self.key = self.write("cluster.key", bytes(range(32)))
 
-    def write(self, name, data, group=None):
+    def write(self, name, data):
         path = os.path.join(self.folder, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "wb") as file:
             file.write(data)
-        if group is not None:  # as the kubelet makes files of secrets, with fsGroup
-            os.chown(path, 0, group)
-            os.chmod(path, 0o440)
         return path
 
     # --- what the chart says ------------------------------------------------------------------
@@ -154,7 +151,9 @@ class Peers(LoggedCase):
             for one in self.pod["volumes"]:
                 if one["name"] == volume:
                     item, = one["secret"]["items"]
-                    self.write(f"{node}/{folders[volume]}/{item['path']}", data, group=gid)
+                    path = self.write(f"{node}/{folders[volume]}/{item['path']}", data)
+                    os.chown(path, 0, gid)
+                    os.chmod(path, one["secret"]["defaultMode"])
         return places
 
     def socket(self, node):
