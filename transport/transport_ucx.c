@@ -317,6 +317,7 @@ static void net_free(struct kvf_net *net)
         kvf_relay_free(&net->links[i]); /* of links that UCX had not closed in time */
     }
     drop_queues(net);
+    kvf_doors_close(&net->doors);
     kvf_fd_close(&net->epoll_fd);
     kvf_fd_close(&net->waker_fd);
     kvf_ring_fini(&net->commands);
@@ -358,6 +359,7 @@ static void *run(void *arg)
         n += take_commands(net);
         n += kvf_link_turn(net);
         n += kvf_flow_turn(net);
+        kvf_doors_turn(net);
         if (net->config.tunnel != NULL) {
             n += net->config.tunnel->turn(net->config.tunnel_ctx, net->now_ns, net->has_slept);
         }
@@ -551,6 +553,10 @@ static int open_all(struct kvf_net *net, char *why, size_t why_bytes)
     if (status == KVF_OK) {
         status = open_tables(net);
     }
+    /* a client is in a process of which it knows nothing */
+    if (status == KVF_OK && net->config.tenant[0] == '\0') {
+        status = kvf_doors_open(&net->doors);
+    }
     if (status == KVF_OK) {
         status = open_context(net, why, why_bytes);
     }
@@ -559,6 +565,9 @@ static int open_all(struct kvf_net *net, char *why, size_t why_bytes)
     }
     if (status == KVF_OK) {
         status = open_listener(net, why, why_bytes);
+    }
+    if (net->doors.folder != NULL) {
+        kvf_doors_note(&net->doors);
     }
     if (status == KVF_OK && pthread_create(&net->thread, NULL, run, net) != 0) {
         (void)snprintf(why, why_bytes, "no thread can be started");
@@ -583,6 +592,7 @@ int kvf_net_open(const struct kvf_net_config *config, struct kvf_net **net_out, 
     net->env = kvf_env_system();
     net->epoll_fd = -1;
     net->waker_fd = -1;
+    net->doors.spare_fd = -1;
     net->stranger_log = (struct kvf_log_limit){.interval_ns = 10 * KVF_NS_PER_S, .burst_count = 3};
     net->layout_fp = kvf_net_layout_fp();
     net->now_ns = kvf_now_ns();

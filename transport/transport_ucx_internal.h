@@ -4,6 +4,7 @@
  *
  *   transport_ucx.c        the thread, its queues, opening and closing
  *   transport_ucx_link.c   links: connect, accept, handshake, liveness, close
+ *   transport_ucx_doors.c  connections that say nothing
  *   transport_ucx_flow.c   messages of links that are up: records and their credit, the stream
  *   transport_ucx_relay.c  clients of other nodes: what speaks for them to the daemon
  *   transport_ucx_tunnel.c a client's own end, as far as it is the network's
@@ -13,6 +14,7 @@
 #ifndef KVF_TRANSPORT_TRANSPORT_UCX_INTERNAL_H
 #define KVF_TRANSPORT_TRANSPORT_UCX_INTERNAL_H
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <ucp/api/ucp.h>
@@ -34,6 +36,7 @@ enum kvf_net_inner_limits {
     KVF_NET_STREAM_SENDS_MAX = 16, /* of them of one link's stream */
     KVF_NET_REQUESTS_MAX = 8,      /* connections that have come and are not links yet */
     KVF_NET_LINK_EVENTS_MAX = 4 * KVF_NET_LINKS_MAX,
+    KVF_NET_DOORS_MAX = 64,
 };
 
 #define KVF_NET_AM_ID 7
@@ -98,6 +101,7 @@ struct kvf_link {
     char name[KVF_NET_NAME_BYTES];
     char tenant[KVF_NET_NAME_BYTES];  /* of a client */
     uint8_t from[KVF_NET_FROM_BYTES]; /* acceptor */
+    struct kvf_net_address at;        /* acceptor: where the other side is; bytes 0: not known */
     char why[160];
 };
 
@@ -126,6 +130,15 @@ struct kvf_net_command {
     uint32_t n;   /* CONNECT: addresses; SEND: bytes */
     kvf_net_link link;
     void *data; /* CONNECT, SEND: to be freed; FETCH, SERVE: the call */
+};
+
+/* Ports on which UCX takes connections. */
+struct kvf_doors {
+    DIR *folder; /* the descriptors of this process; NULL: nothing is looked for */
+    int spare_fd;
+    uint32_t n;
+    uint16_t ports[KVF_NET_DOORS_MAX];
+    uint64_t look_ns;
 };
 
 struct kvf_net {
@@ -174,6 +187,7 @@ struct kvf_net {
     ucp_conn_request_h arrivals[KVF_NET_REQUESTS_MAX];
     uint32_t n_arrivals;
     struct kvf_log_limit stranger_log;
+    struct kvf_doors doors;
 };
 
 static inline kvf_net_link kvf_link_id(const struct kvf_link *link)
@@ -218,6 +232,15 @@ void kvf_link_arrive(ucp_conn_request_h request, void *arg);
 unsigned kvf_link_turn(struct kvf_net *net);
 /* Close all. True: none is left. */
 bool kvf_link_close_all(struct kvf_net *net);
+
+/* transport_ucx_doors.c */
+/* Before UCX is opened: what is listened on already. KVF_OK; KVF_ERR_NO_MEMORY. */
+int kvf_doors_open(struct kvf_doors *doors);
+/* After that: what has been added. */
+void kvf_doors_note(struct kvf_doors *doors);
+void kvf_doors_close(struct kvf_doors *doors);
+/* Once in a while: hang up on those that say nothing. */
+void kvf_doors_turn(struct kvf_net *net);
 
 /* transport_ucx_flow.c */
 /* A message of a link that is up, sealed and judged. */

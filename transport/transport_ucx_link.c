@@ -652,25 +652,25 @@ static void make_way(struct kvf_net *net)
 }
 
 /* Where a connection comes from. */
-static void read_from(struct kvf_net *net, ucp_conn_request_h request,
-                      uint8_t from_out[KVF_NET_FROM_BYTES])
+static void read_from(struct kvf_link *link, ucp_conn_request_h request)
 {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff}; /* IPv4 as IPv6 */
     ucp_conn_request_attr_t attr = {.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR};
     const struct sockaddr_in *in = (const void *)&attr.client_address;
     const struct sockaddr_in6 *in6 = (const void *)&attr.client_address;
 
-    memset(from_out, 0, KVF_NET_FROM_BYTES);
-    if (net->ucx.ucp_conn_request_query(request, &attr) != UCS_OK) {
+    if (link->net->ucx.ucp_conn_request_query(request, &attr) != UCS_OK) {
         return;
     }
+    link->at = (struct kvf_net_address){.address = attr.client_address,
+                                        .bytes = sizeof(attr.client_address)};
     if (attr.client_address.ss_family == AF_INET) {
-        memcpy(from_out, &in->sin_addr, sizeof(in->sin_addr));
+        memcpy(link->from, &in->sin_addr, sizeof(in->sin_addr));
     } else if (attr.client_address.ss_family == AF_INET6 &&
                memcmp(&in6->sin6_addr, mapped, sizeof(mapped)) == 0) {
-        memcpy(from_out, in6->sin6_addr.s6_addr + sizeof(mapped), 4);
+        memcpy(link->from, in6->sin6_addr.s6_addr + sizeof(mapped), 4);
     } else if (attr.client_address.ss_family == AF_INET6) {
-        memcpy(from_out, &in6->sin6_addr, KVF_NET_FROM_BYTES);
+        memcpy(link->from, &in6->sin6_addr, sizeof(link->from));
     }
 }
 
@@ -688,7 +688,7 @@ static void accept_one(struct kvf_net *net, ucp_conn_request_h request)
         return;
     }
     link->state = KVF_LINK_ACCEPTED;
-    read_from(net, request, link->from);
+    read_from(link, request);
     open_endpoint(link, &params);
 }
 
