@@ -61,6 +61,16 @@ LOCAL = [
 REMOTE = [
     Figure("remote_vs_ucx_perftest", "GB/s", "ucx_perftest -t ucp_am_bw -e, 256 KiB", 0.85,
            note="blocks of 1 MiB, 64 gets in flight, TCP on loopback, summed on arrival"),
+    Figure("remote_vs_ucx_perftest_tuned", "GB/s", "the same, with a daemon's buffers",
+           note="the same; ucx_perftest with UCX_TCP_RX_SEG_SIZE and UCX_TCP_RCVBUF as a daemon "
+                "sets them"),
+    Figure("remote_effective_bf16", "GB/s",
+           note="bf16 K and V that these bytes are when encoded by profile balanced: the rate by "
+                "the profile's ratio"),
+    Figure("remote_cpu", "s/GB", better="lower",
+           note="CPU of both daemons for the gets, system calls included"),
+    Figure("remote_peer_mode_cost", "GB/s", "ucx_perftest without -e",
+           note="ucx_perftest -e: what error handling (PEER) leaves of the rate"),
 ]
 
 HOSTILE = [

@@ -65,6 +65,11 @@ How the two sides are kept alike:
   puts_ and gets_ are the whole way of `kvf_gpu_put` and `kvf_gpu_get`, with daemon, staging and
   arena, by this process (path ENGINE) or by a worker of the daemon (path AGENT), beside the same
   loops in windows of 160 ms; the rows of a loop share the window without KV of their round.
+- remote: two daemons on one machine, TCP on loopback. One has blocks of 1 MiB in memory, a client
+  of the other one gets them, 64 in flight: over the wire in pieces of 256 KiB, summed, held as
+  blocks of the second daemon. The limit is ucx_perftest, which moves active messages of 256 KiB, 32
+  under way, between two processes that spin and look at no byte: on two cores it has both for
+  itself, where ours share them with the client and what the daemons do besides.
 - hostile: one client puts and gets blocks of 64 KiB, one request each 0.4 ms, timed from when it
   was due, every byte compared. Its neighbour has two threads, which compute for the first 1.8 of
   each 5.3 ms (in no step with the kernel's ticks), and is either a well-behaved client or one that,
@@ -114,6 +119,7 @@ TITLES = {
     "codec": "Codecs, one core",
     "x": "K and V rebuilt from X, one core",
     "gpu": "GPU",
+    "remote": "Between nodes",
     "hostile": "Beside a hostile client",
     "engines": "Beside other stores, one machine",
     "replay": "What a trace hits",
