@@ -11,6 +11,7 @@ import os
 import select
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -30,6 +31,30 @@ SMALL = ["dram.bytes=64MiB", "dram.area_bytes=1MiB", "dram.piece_bytes=64MiB",
          "staging.total=64MiB", "staging.client=4MiB", "nvme.0.bytes=128MiB",
          "nvme.0.segment_bytes=8MiB", "clients.max=16"]
 WAIT_MS = 60_000
+
+
+# A program whose threads never leave their handles alone.
+ENDS = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+import kvferry
+begun = threading.Semaphore(0)
+
+def work(client):
+    while True:
+        try:
+            client.ping(5)
+        except kvferry.KvferryError:
+            pass
+        begun.release()
+
+clients = [kvferry.Client(sys.argv[2], staging_bytes=1 << 20) for _ in range(4)]
+for client in clients:
+    threading.Thread(target=work, args=(client,), daemon=True).start()
+for _ in range(16):
+    begun.acquire()
+sys.exit(7)
+"""
 
 
 def key(number):
@@ -184,6 +209,14 @@ class Failures(Case):
         self.assertEqual((hit.status, hit.tier), (Status.OK, "nvme"))
         self.assertEqual(bytes(hit.payload), block(0))
         self.assertNotEqual(client.info().incarnation, first)
+
+
+    def test_the_process_ends_while_a_thread_is_in_a_call(self):
+        """As an engine that ends by an exception, with the connector's threads at work."""
+        for turn in range(3):
+            done = subprocess.run([sys.executable, "-B", "-c", ENDS, PACKAGE, self.socket],
+                                  capture_output=True, text=True, check=False)
+            self.assertEqual((turn, done.returncode, done.stderr), (turn, 7, ""))
 
 
 class PagedKv(Case):

@@ -194,6 +194,9 @@ class Client:
         self._c: Any = out[0]
         self._events = ffi.new("struct kvf_event[64]")
         self._finalizer = weakref.finalize(self, _close, self._c, held)
+        # At the end of the process another thread may be inside a call of this handle. The daemon
+        # takes the end for a close.
+        self._finalizer.atexit = False
 
     def close(self) -> None:
         """Give leases up and forget requests in flight. A second time does nothing."""
