@@ -145,6 +145,10 @@ def text(report):
     lines += table(("arm", "hit in the GPU", "hit outside", "store's peak GiB",
                     "same text as none"), hit_rows(runs, arms))
     lines += ["Text may differ without an error: other batches and shapes give other sums.", ""]
+    idle = [arm for arm in arms if arm != "none" and not any(
+        run["figures"]["external_hits"] for run in runs if run["arm"] == arm)]
+    lines += [f"{arm} has hit nothing outside the GPU: its figures are those of an engine without "
+              "it. Its log, vllm.log in the folders of its runs, may say why.\n" for arm in idle]
     lines += ["## Runs that failed", ""] if failed else ["No run failed.", ""]
     for run in failed:
         lines += [f"- repeat {run['repeat']}, {run['arm']}: {run['failed'].splitlines()[0]}"]

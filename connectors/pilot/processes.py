@@ -2,6 +2,7 @@
 """The pilot's processes, each in a session of its own with a log, and facts about the machine."""
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -10,11 +11,16 @@ from importlib import metadata
 
 END_S = 60
 LOG_BYTES = 2000
+CAUSE_LOG_BYTES = 8 << 20
+CAUSE_CHARACTERS = 400
+# What Python says of an exception. The first one in a log is the cause of those behind it.
+EXCEPTION = re.compile(r"\b(?:[A-Za-z_][\w.]*)?(?:Error|Exception): \S.*")
 PACKAGES = ("vllm", "torch", "lmcache", "kvferry", "transformers")
 
 
 class Failed(Exception):
-    """A process does not start, or ended; the text says which, with the end of its log."""
+    """A process does not start, or ended; the text says which, and why as far as its log does, on
+    the first line, with the end of its log behind it."""
 
 
 class Group:
@@ -46,7 +52,7 @@ class Group:
         while not is_ready():
             self.check()
             if time.monotonic() > deadline:
-                raise Failed(f"{name} is not ready within {self.start_s} s: {self.log_end(name)}")
+                raise Failed(f"{name} is not ready within {self.start_s} s: {self.why(name)}")
             time.sleep(0.2)
         self.check()
 
@@ -54,13 +60,19 @@ class Group:
         for name, process in self.running.items():
             self.note_peak(name)
             if process.poll() is not None:
-                raise Failed(f"{name} has ended with code {process.returncode}: "
-                             f"{self.log_end(name)}")
+                raise Failed(f"{name} has ended with code {process.returncode}: {self.why(name)}")
 
-    def log_end(self, name):
-        with open(os.path.join(self.folder, f"{name}.log"), "rb") as log:
+    def why(self, name):
+        """The first exception in a log, or else its last line; then the end of the log."""
+        path = os.path.join(self.folder, f"{name}.log")
+        with open(path, "rb") as log:
+            text = log.read(CAUSE_LOG_BYTES).decode(errors="replace")
             log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_BYTES))
-            return log.read().decode(errors="replace").strip()
+            end_of_log = log.read().decode(errors="replace").strip()
+        found = EXCEPTION.search(text)
+        last = end_of_log.splitlines()[-1] if end_of_log else "it has said nothing"
+        cause = (found.group(0) if found else last)[:CAUSE_CHARACTERS]
+        return f"{cause}\nThe end of {path}:\n{end_of_log}"
 
     def note_peak(self, name):
         """The most memory that a process had resident, its children not counted."""

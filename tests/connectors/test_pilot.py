@@ -22,6 +22,7 @@ sys.path.insert(0, PILOT)
 
 import page  # noqa: E402
 import pilot  # noqa: E402
+import processes  # noqa: E402
 
 # What vllm serve has that the pilot uses. It does not come up where the offloading connector is
 # asked for, and ends before its time where a file of the name "die" lies beside it.
@@ -118,6 +119,26 @@ class Statistics(unittest.TestCase):
         self.assertIn("| kvferry-exact | 0.2 | 0.6 | 3 | 0.8 |", text)
         self.assertIn("- repeat 0, lmcache: store has ended with code 1: why\n", text)
         self.assertNotIn("| lmcache |", text)
+
+    def test_an_arm_that_hits_nothing_is_named(self):
+        runs = self.runs("none", [1.0]) + self.runs("kvferry-exact", [1.0])
+        text = page.text(report(runs, ["none", "kvferry-exact"]))
+        self.assertNotIn("has hit nothing", text)
+        for part in runs[1]["measured"]["rounds"]:
+            part["external_hit_tokens"] = 0.0
+        text = page.text(report(runs, ["none", "kvferry-exact"]))
+        self.assertEqual(text.count("kvferry-exact has hit nothing outside the GPU"), 1)
+        self.assertNotIn("none has hit", text)
+
+    def test_the_cause_of_a_failure_is_its_first_line(self):
+        with tempfile.TemporaryDirectory() as folder:
+            group = processes.Group(folder, 60)
+            for log, cause in ((b"", "it has said nothing"), (b"a\nb\n", "b"),
+                               (b"(Worker pid=1) ERROR x Exception: only on GPUs\n" + b"z\n" * 9000
+                                + b"RuntimeError: see above\n", "Exception: only on GPUs")):
+                with open(os.path.join(folder, "vllm.log"), "wb") as file:
+                    file.write(log)
+                self.assertEqual(group.why("vllm").splitlines()[0], cause)
 
     def test_a_page_of_failures_alone(self):
         runs = [{"arm": "none", "repeat": 0, "serve": [], "store": None, "failed": "x"}]
