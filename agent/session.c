@@ -327,8 +327,7 @@ int kvf_session_adopt(struct kvf_agent *agent, uint16_t tenant, int fd, uint64_t
     const char *why = NULL;
 
     if (until_ns != 0 && !may_hold(agent, peer)) {
-        why = "a client of this process broke the protocol, and others of it wait to attach; retry "
-              "in a second";
+        why = kvf_offence_text(peer);
     }
     session = agent->is_draining ? NULL : free_session(agent);
     if (why == NULL && session == NULL) {
