@@ -418,6 +418,11 @@ def engine_figures():
                                      "core: looked up (a miss), computed, its KV put"),
         Figure("nohit_calls", "%", better="lower",
                note="of such a loop's time, in calls of the library"),
+        Figure("nohit_cost_vllm", "s", "the same vLLM without kvferry", 1.01, "lower",
+               is_bounded=True, note="a prompt of 1,024 tokens of a real vLLM: looked up (a miss), "
+                                     "computed, its KV put"),
+        Figure("nohit_calls_vllm", "%", better="lower",
+               note="of such a loop's time, in the connector's methods"),
     ]
     for label, size in (("1m", "1 MiB"), ("8m", "8 MiB")):
         for what, where in (("get", "into the caller's buffer, read there once"),

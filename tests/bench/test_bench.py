@@ -210,7 +210,7 @@ def run_bench(bench, build):
         if "skipped" in result:
             if not any(word in result["skipped"]
                        for word in ("apt-get install", "engines_venvs.sh", "one CPU", "no GPU",
-                                    "libcublas", "cuMemcpyBatchAsync")):
+                                    "libcublas", "cuMemcpyBatchAsync", "--vllm")):
                 return f"{result['name']} is missing: {result['skipped']}"
             continue
         if result.get("limit") and bench == "gpu" and "/GiB" in result["note"]:
