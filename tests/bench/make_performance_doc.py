@@ -97,9 +97,9 @@ How the two sides are kept alike:
   process, then the same reader.
   nohit: prompts that are all new, the products of one layer at 256 tokens, by OpenBLAS on one core;
   with kvferry each is looked up before, and its K and V are put after (exact), which the daemon
-  stores meanwhile, pushing old ones out. nohit_cost_vllm: a real vLLM on the CPU, with the connector
-  and without in processes of their own that take turns, prompts of 1,024 random tokens, one at a
-  time; the smaller a model, the more its KV beside its computing.
+  stores meanwhile, pushing old ones out. nohit_cost_vllm: a real vLLM on the CPU, with the
+  connector and without in processes of their own that take turns, prompts of 1,024 random tokens,
+  one at a time; the smaller a model, the more its KV beside its computing.
 - replay: `conversation_trace.jsonl` of Mooncake (FAST'25: 12,031 prompts in an hour, 288,500 blocks
   of 512 tokens), through the daemon's own index, admission and eviction by `kvferry replay`, which
   says the same on every machine and each time. Sizes are those of Llama-3.1-8B's blocks; a hit

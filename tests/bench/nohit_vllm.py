@@ -53,7 +53,7 @@ class Stopwatch:
 
 
 def make_engine(model, socket, stopwatch):
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the connector's methods are in this process
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # its methods are called in this process
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -85,7 +85,7 @@ class Loop:
             tokens = self.random.choices(VOCABULARY, k=TOKENS)
             out, = self.engine.generate({"prompt_token_ids": tokens}, self.asked, use_tqdm=False)
             if out.num_cached_tokens:
-                raise RuntimeError(f"a prompt that is new has {out.num_cached_tokens} tokens cached")
+                raise RuntimeError(f"a new prompt has {out.num_cached_tokens} tokens cached")
             n += 1
         return time.perf_counter() - began, n
 
