@@ -707,9 +707,9 @@ void kvf_gpu_pages_unmark(struct kvf_gpu_region *region, const uint32_t *pages, 
 static bool options_ok(const struct kvf_client *client, const struct kvf_gpu_options *options)
 {
     return client != NULL && options != NULL && options->struct_bytes == sizeof(*options) &&
-           options->flags == 0 && options->reserved == 0 && options->path <= KVF_GPU_PATH_AGENT &&
-           options->pinning <= KVF_GPU_PIN_WINDOW && client->has_geometry &&
-           client->hello.shard != KVF_SHARD_NONE;
+           (options->flags & ~KVF_GPU_NO_TIMES) == 0 && options->reserved == 0 &&
+           options->path <= KVF_GPU_PATH_AGENT && options->pinning <= KVF_GPU_PIN_WINDOW &&
+           client->has_geometry && client->hello.shard != KVF_SHARD_NONE;
 }
 
 static int streams_create(struct kvf_gpu *gpu)
@@ -826,6 +826,7 @@ int kvf_gpu_open_on(struct kvf_client *client, const struct kvf_gpu_options *opt
     gpu->client = client;
     gpu->options = *options;
     gpu->device = device;
+    gpu->is_timed = (options->flags & KVF_GPU_NO_TIMES) == 0;
     gpu->is_device_lent = device != NULL;
     gpu->hits_tail = &gpu->hits;
     if (strcmp(kvf_version(), KVF_GPU_CLIENT_VERSION) != 0) {

@@ -124,6 +124,7 @@ static int device_memory_take(struct kvf_gpu *gpu)
         if (status == KVF_OK) {
             status = kvf_gpu_event_create(gpu->device, &group->decoded);
         }
+        kvf_gpu_times_make(gpu, &group->times);
     }
     return status;
 }
@@ -156,6 +157,7 @@ void kvf_gpu_get_sleep(struct kvf_gpu *gpu)
         kvf_gpu_event_drop(gpu, gpu->groups[i].uploaded);
         kvf_gpu_event_drop(gpu, gpu->groups[i].copied);
         kvf_gpu_event_drop(gpu, gpu->groups[i].decoded);
+        kvf_gpu_times_drop(gpu, &gpu->groups[i].times);
     }
     free(gpu->groups);
     gpu->groups = NULL;
@@ -634,7 +636,9 @@ static int group_queue(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
         status = kvf_gpu_wait(gpu, stream, group->copied);
     }
     if (status == KVF_OK && group->request != NULL) {
+        kvf_gpu_times_begin(gpu, &group->times, stream);
         status = group_decode(gpu, group, stream);
+        kvf_gpu_times_end(gpu, &group->times, stream);
     }
     return status == KVF_OK ? kvf_gpu_record(gpu, group->decoded, stream) : status;
 }
@@ -646,6 +650,7 @@ static void group_clear(struct kvf_gpu_group *group)
     group->used_bytes = 0;
     group->n_spans = group->n_items = group->n_page_ids = group->n_ends = group->tokens_max = 0;
     group->n_parts = 0;
+    group->times.is_begun = false;
     group->first_item = group->last_item = NULL;
 }
 
@@ -667,6 +672,7 @@ static int groups_end(struct kvf_gpu *gpu)
         if (status != KVF_OK) {
             return status == KVF_EMPTY ? KVF_OK : status;
         }
+        kvf_gpu_times_take(gpu, &group->times);
         for (uint32_t i = 0; i < group->n_ends; i++) {
             item_end(gpu, group->ends[i]);
         }

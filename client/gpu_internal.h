@@ -141,6 +141,13 @@ struct kvf_gpu_request {
     struct kvf_gpu_item items[]; /* n, then the page ids */
 };
 
+/* Around kernels that follow one another on one stream. */
+struct kvf_gpu_times {
+    void *begin; /* events with times; NULL: time is not measured */
+    void *end;
+    bool is_begun; /* and not read */
+};
+
 enum kvf_gpu_burst_state {
     KVF_GPU_BURST_ENCODING, /* kernels are queued */
     KVF_GPU_BURST_REDO,     /* some blocks are left to the processor */
@@ -183,6 +190,7 @@ struct kvf_gpu_burst {
     void *uploaded; /* events */
     void *encoded;
     void *copied;
+    struct kvf_gpu_times times; /* of the encode; over when encoded is */
     struct kvf_gpu_out blocks[KVF_GPU_BURST_BLOCKS_MAX];
     struct kvf_client_sink sink;
     uint64_t daemon_request;
@@ -211,6 +219,7 @@ struct kvf_gpu_group {
     void *uploaded; /* events */
     void *copied;
     void *decoded;
+    struct kvf_gpu_times times;      /* of the decode; over when decoded is */
     struct kvf_gpu_request *request; /* of the first part: region and stream */
     uint64_t used_bytes;
     uint32_t n_spans;
@@ -255,6 +264,8 @@ struct kvf_gpu {
     bool is_broken;
     bool is_break_unreported;
     bool is_pin_failure_said;
+    bool is_timed;
+    uint64_t time_ns; /* of kernels, not reported so far */
     void *put_stream;
     void *up_stream;  /* lists for kernels: waits for nothing, so that who waits for it does not */
     void *out_stream; /* copies out */
@@ -452,6 +463,19 @@ int kvf_gpu_burst_copy(struct kvf_gpu *gpu, struct kvf_gpu_out *block, uint64_t 
 int kvf_gpu_wait(struct kvf_gpu *gpu, void *stream, void *event);
 int kvf_gpu_record(struct kvf_gpu *gpu, void *event, void *stream);
 void kvf_gpu_event_drop(struct kvf_gpu *gpu, void *event); /* NULL: nothing */
+
+/* --- gpu_time.c ------------------------------------------------------------------------------- */
+
+/* Events, if time is measured; their failure only ends that. */
+void kvf_gpu_times_make(struct kvf_gpu *gpu, struct kvf_gpu_times *times);
+void kvf_gpu_times_drop(struct kvf_gpu *gpu, struct kvf_gpu_times *times);
+
+/* Before the first and behind the last kernel, on their stream. */
+void kvf_gpu_times_begin(struct kvf_gpu *gpu, struct kvf_gpu_times *times, void *stream);
+void kvf_gpu_times_end(struct kvf_gpu *gpu, struct kvf_gpu_times *times, void *stream);
+
+/* Something that was queued behind the end is known to be over: report what the kernels took. */
+void kvf_gpu_times_take(struct kvf_gpu *gpu, struct kvf_gpu_times *times);
 
 /* --- gpu_burst.c ------------------------------------------------------------------------------ */
 

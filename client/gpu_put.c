@@ -135,6 +135,7 @@ int kvf_gpu_put_wake(struct kvf_gpu *gpu)
         if (status == KVF_OK) {
             status = kvf_gpu_event_create(gpu->device, &gpu->bursts[i].copied);
         }
+        kvf_gpu_times_make(gpu, &gpu->bursts[i].times);
     }
     if (status == KVF_OK) {
         status = kvf_gpu_host_alloc(gpu->device, KVF_GPU_BURSTS_MAX * gpu->burst_memory_bytes,
@@ -164,6 +165,7 @@ void kvf_gpu_put_sleep(struct kvf_gpu *gpu)
         kvf_gpu_event_drop(gpu, gpu->bursts[i].uploaded);
         kvf_gpu_event_drop(gpu, gpu->bursts[i].encoded);
         kvf_gpu_event_drop(gpu, gpu->bursts[i].copied);
+        kvf_gpu_times_drop(gpu, &gpu->bursts[i].times);
     }
     for (uint32_t i = 0; i < gpu->n_bursts; i++) {
         struct kvf_gpu_burst *burst = &gpu->bursts[(gpu->burst_first + i) % KVF_GPU_BURSTS_MAX];
@@ -306,6 +308,7 @@ static int burst_reserve(struct kvf_gpu *gpu, struct kvf_gpu_request *request, u
         .uploaded = kept.uploaded,
         .encoded = kept.encoded,
         .copied = kept.copied,
+        .times = {.begin = kept.times.begin, .end = kept.times.end},
         .gpu = gpu,
         .request = request,
         .first = first,
@@ -447,7 +450,9 @@ static int encode_queue(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst, void *
             status = kvf_gpu_wait(gpu, stream, burst->uploaded);
         }
         if (status == KVF_OK) {
+            kvf_gpu_times_begin(gpu, &burst->times, stream);
             status = kvf_gpu_launch_all(gpu, &burst->work, &gpu->kinds, launches, n, stream);
+            kvf_gpu_times_end(gpu, &burst->times, stream);
         }
     }
     return status == KVF_OK ? kvf_gpu_record(gpu, burst->encoded, stream) : status;

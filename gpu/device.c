@@ -309,6 +309,12 @@ int kvf_gpu_event_create(struct kvf_gpu_device *device, void **event_out)
         "cuEventCreate");
 }
 
+int kvf_gpu_timed_event_create(struct kvf_gpu_device *device, void **event_out)
+{
+    return kvf_gpu_device_result(device, device->driver.cuEventCreate(event_out, 0),
+                                 "cuEventCreate");
+}
+
 int kvf_gpu_event_query(struct kvf_gpu_device *device, void *event)
 {
     return kvf_gpu_device_result(device, device->driver.cuEventQuery(event), "work on the GPU");

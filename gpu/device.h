@@ -104,6 +104,9 @@ int kvf_gpu_stream_create(struct kvf_gpu_device *device, enum kvf_gpu_priority p
 /* An event without timing. */
 int kvf_gpu_event_create(struct kvf_gpu_device *device, void **event_out);
 
+/* One for cuEventElapsedTime: it costs the device a time stamp. */
+int kvf_gpu_timed_event_create(struct kvf_gpu_device *device, void **event_out);
+
 /* Has all before the event's last record ended? KVF_OK; KVF_EMPTY: not so far; KVF_ERR_IO. */
 int kvf_gpu_event_query(struct kvf_gpu_device *device, void *event);
 

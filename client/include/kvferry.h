@@ -465,7 +465,7 @@ enum kvf_report_kind {
     KVF_REPORT_TOKENS_LOADED = 6,   /* ... or loaded from the daemon */
     KVF_REPORT_SAVED_US = 7,        /* time of the prefill that loads stand for ... */
     KVF_REPORT_SPENT_US = 8,        /* ... and that they, lookups and puts made requests wait */
-    KVF_REPORT_GPU_US = 9,          /* time of the GPU for encoding and decoding */
+    KVF_REPORT_GPU_US = 9,          /* of encoding and decoding: kvf_gpu_put and _get report it */
     KVF_REPORT_DRIFT_CHUNKS = 10,   /* computed again and compared with what is stored ... */
     KVF_REPORT_DRIFT_PPM = 11,      /* ... sum of the relative errors of these, in millionths */
 };
@@ -629,6 +629,8 @@ enum kvf_gpu_path {
     KVF_GPU_PATH_AGENT = 2,  /* a worker of the daemon, which opens the pages (gpu.devices) */
 };
 
+#define KVF_GPU_NO_TIMES 1 /* do not measure what KVF_REPORT_GPU_US counts */
+
 struct kvf_gpu_options {
     uint32_t struct_bytes;
     uint32_t device_number;     /* 1 + ordinal; 0: the GPU of the current context, else the first */
@@ -642,7 +644,7 @@ struct kvf_gpu_options {
                                    a layer while others are under way; at most an eighth of the
                                    window; 0: 8 MiB */
     uint32_t pinning;           /* enum kvf_gpu_pinning */
-    uint32_t flags;             /* 0 */
+    uint32_t flags;             /* KVF_GPU_NO_TIMES, or 0 */
     uint32_t path;              /* enum kvf_gpu_path */
     uint32_t reserved;          /* 0 */
 };

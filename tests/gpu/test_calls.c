@@ -678,6 +678,106 @@ static void test_mps_is_warned_of(void **state)
     (void)unsetenv("FAKE_CUDA_MPS");
 }
 
+/* ----------------------------------------------------------------------------------------------
+ * Time
+ */
+static uint64_t gpu_ns(const struct calls *c)
+{
+    return kvf_test_daemon_number(&c->daemon, "metrics.engine_gpu_ns");
+}
+
+static bool has_counted(void *arg)
+{
+    uint64_t *wanted_ns = arg;
+    struct kvf_gpu_event event;
+    uint32_t n;
+
+    (void)kvf_gpu_poll(calls.gpu, &event, 1, 0, &n); /* what is kept is sent in here */
+    return gpu_ns(&calls) == *wanted_ns;
+}
+
+/* Some blocks there and back; how often somebody has waited for the device. */
+static uint64_t put_and_get(struct fake_cuda_counts *counts_out)
+{
+    struct fake_cuda_counts before = {0};
+
+    if (calls_fake.fake_cuda_counts != NULL) {
+        calls_fake.fake_cuda_counts(&before);
+    }
+    for (uint32_t n = 3; n <= 5; n++) {
+        struct calls_chain chain;
+
+        calls_chain_init(&chain, n, 0);
+        calls_chain_put_and_check(&calls, &chain);
+        calls_chain_get_and_check(&calls, &chain);
+    }
+    *counts_out = before;
+    if (calls_fake.fake_cuda_counts != NULL) {
+        calls_fake.fake_cuda_counts(counts_out);
+    }
+    return counts_out->synchronizes - before.synchronizes;
+}
+
+/* What kernels take is told to the daemon, and nobody waits for that who would not wait without. */
+static void test_time_of_kernels_is_reported(void **state)
+{
+    struct fake_cuda_counts before = {0};
+    struct fake_cuda_counts after = {0};
+    uint64_t before_ns = gpu_ns(&calls);
+    uint64_t begin_ns, ns, waits;
+
+    (void)state;
+    calls.options.flags = KVF_GPU_NO_TIMES;
+    calls_open(&calls, "balanced", seed);
+    waits = put_and_get(&before);
+    calls_close(&calls);
+    assert_int_equal(gpu_ns(&calls), before_ns);
+    calls_open(&calls, "balanced", seed); /* options are those of a new handle again */
+    begin_ns = kvf_now_ns();
+    assert_int_equal(put_and_get(&after), waits);
+    if (calls_fake.fake_cuda_counts != NULL) {
+        uint64_t wanted_ns = before_ns + (after.times_ms - before.times_ms) * 1000000;
+
+        assert_true(after.times - before.times >= 6); /* a burst and a group of each chain */
+        assert_true(after.times_ms - before.times_ms >= after.times - before.times);
+        if (!kvf_test_wait_until(has_counted, &wanted_ns, 60000)) {
+            fail_msg("%llu ns are counted, not %llu", (unsigned long long)gpu_ns(&calls),
+                     (unsigned long long)wanted_ns);
+        }
+    }
+    ns = gpu_ns(&calls) - before_ns;
+    if (calls_fake.fake_cuda_counts == NULL) {
+        printf("kernels of 12 blocks, there and back: %.1f us\n", (double)ns / 1e3);
+        assert_true(ns > 0 && ns < kvf_now_ns() - begin_ns);
+    }
+    calls_close(&calls);
+}
+
+/* With a driver that cannot measure it blocks are the same, and the log says so once. */
+static void test_time_is_not_needed(void **state)
+{
+    struct fake_cuda_counts before = {0};
+    struct fake_cuda_counts after = {0};
+    uint64_t before_ns = gpu_ns(&calls);
+
+    (void)state;
+    if (calls_fake.fake_cuda_refuse_times == NULL) {
+        skip();
+    }
+    calls_fake.fake_cuda_counts(&before);
+    calls_fake.fake_cuda_refuse_times(true);
+    calls.n_log_errors = 0;
+    calls_open(&calls, "balanced", seed);
+    assert_int_equal(calls.n_log_errors, 1);
+    assert_non_null(strstr(calls.log_text, "time of the GPU is not measured"));
+    (void)put_and_get(&after);
+    assert_int_equal(after.times, before.times);
+    assert_int_equal(calls.n_log_errors, 1);
+    calls_close(&calls);
+    calls_fake.fake_cuda_refuse_times(false);
+    assert_int_equal(gpu_ns(&calls), before_ns);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -702,6 +802,8 @@ int main(void)
         cmocka_unit_test(test_a_lost_lease_is_a_failed_load),
         cmocka_unit_test(test_other_codecs),
         cmocka_unit_test(test_mps_is_warned_of),
+        cmocka_unit_test(test_time_of_kernels_is_reported),
+        cmocka_unit_test(test_time_is_not_needed),
         cmocka_unit_test(test_without_a_driver),
         cmocka_unit_test(test_the_gpu_fails),
     };

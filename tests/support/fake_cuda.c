@@ -42,6 +42,8 @@ enum op_kind {
 struct fake_event {
     uint64_t recorded; /* records queued */
     uint64_t done;     /* of the latest that has run */
+    bool is_timed;
+    uint64_t kernels; /* that had run then */
 };
 
 struct op {
@@ -95,6 +97,7 @@ static uint64_t fail_at = UINT64_MAX;
 static const char *fail_path; /* while there is a file, the device fails */
 static uint64_t n_looks;
 static bool are_pins_refused;
+static bool are_times_refused;
 static uint32_t shared_bytes_max = 227 << 10;
 static bool is_held;
 static void *current_context;
@@ -144,6 +147,7 @@ static void op_run(struct op *op)
     case OP_RECORD:
         if (op->event->done < op->number) {
             op->event->done = op->number;
+            op->event->kernels = fake_counts.kernels;
         }
         break;
     case OP_WAIT:
@@ -495,6 +499,7 @@ int fake_cuCtxGetDevice(int *device)
 
 int fake_cuCtxSynchronize(void)
 {
+    fake_counts.synchronizes++;
     while (turn(0)) {
     }
     return fake_turns();
@@ -706,6 +711,7 @@ int fake_cuStreamQuery(void *stream)
 
 int fake_cuStreamSynchronize(void *stream)
 {
+    fake_counts.synchronizes++;
     run_until_stream(stream_of(stream));
     return fake_turns();
 }
@@ -729,10 +735,18 @@ int fake_cuStreamWriteValue64(void *stream, uint64_t address, uint64_t value, un
 
 int fake_cuEventCreate(void **event, unsigned flags)
 {
-    (void)flags;
+    bool is_timed = (flags & KVF_CUDA_EVENT_DISABLE_TIMING) == 0;
+
+    if (is_timed && are_times_refused) {
+        return KVF_CUDA_ERROR_NOT_SUPPORTED;
+    }
     *event = calloc(1, sizeof(struct fake_event));
-    fake_counts.events += *event != NULL;
-    return *event != NULL ? KVF_CUDA_SUCCESS : KVF_CUDA_ERROR_OUT_OF_MEMORY;
+    if (*event == NULL) {
+        return KVF_CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    ((struct fake_event *)*event)->is_timed = is_timed;
+    fake_counts.events++;
+    return KVF_CUDA_SUCCESS;
 }
 
 int fake_cuEventDestroy(void *event)
@@ -777,16 +791,27 @@ int fake_cuEventSynchronize(void *event)
 {
     const struct fake_event *e = event;
 
+    fake_counts.synchronizes++;
     while (e->done < e->recorded && turn(0)) {
     }
     return fake_turns();
 }
 
+/* A kernel takes a millisecond of everybody's time, and nothing else takes any. */
 int fake_cuEventElapsedTime(float *ms, void *start, void *end)
 {
-    (void)start;
-    (void)end;
-    *ms = 1.0f;
+    const struct fake_event *from = start;
+    const struct fake_event *to = end;
+
+    if (!from->is_timed || !to->is_timed || from->recorded == 0 || to->recorded == 0) {
+        return ERROR_INVALID_HANDLE;
+    }
+    if (from->done < from->recorded || to->done < to->recorded) {
+        return KVF_CUDA_ERROR_NOT_READY;
+    }
+    *ms = (float)(to->kernels - from->kernels);
+    fake_counts.times++;
+    fake_counts.times_ms += to->kernels - from->kernels;
     return KVF_CUDA_SUCCESS;
 }
 
@@ -823,6 +848,11 @@ void fake_cuda_fail_after_control(uint64_t operations)
 void fake_cuda_hold_control(bool hold)
 {
     is_held = hold;
+}
+
+void fake_cuda_refuse_times_control(bool is_refused)
+{
+    are_times_refused = is_refused;
 }
 
 void fake_cuda_refuse_pins_control(bool is_refused)

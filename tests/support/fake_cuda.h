@@ -35,6 +35,9 @@ struct fake_cuda_counts {
     uint64_t streams;
     uint64_t events;
     uint64_t unpinned_copies; /* through memory that is not pinned */
+    uint64_t synchronizes;    /* calls that wait */
+    uint64_t times;           /* read between two events */
+    uint64_t times_ms;        /* of these, a millisecond a kernel */
 };
 
 /* X(name, result, parameters) */
@@ -50,6 +53,8 @@ struct fake_cuda_counts {
     X(fake_cuda_hold, void, (bool is_held))                                                        \
     /* Refuse to register memory from here on. */                                                  \
     X(fake_cuda_refuse_pins, void, (bool is_refused))                                              \
+    /* Refuse to make events with times from here on. */                                           \
+    X(fake_cuda_refuse_times, void, (bool is_refused))                                             \
     /* Shared memory that a thread block may have from here on. */                                 \
     X(fake_cuda_shared_bytes, void, (uint32_t bytes))                                              \
     /* Let kernels that encode leave every n-th block to the processor; 0: none. */                \
