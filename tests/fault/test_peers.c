@@ -427,6 +427,92 @@ static void test_strangers(void **state)
                      1); /* one link, all the time */
 }
 
+/* Has a process this socket? */
+static bool has_socket(int pid, unsigned long inode)
+{
+    char wanted[64];
+    bool found = false;
+
+    (void)snprintf(wanted, sizeof(wanted), "socket:[%lu]", inode);
+    for (int fd = 0; fd < 256 && !found; fd++) {
+        char path[64];
+        char target[64] = "";
+
+        (void)snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, fd);
+        found = readlink(path, target, sizeof(target) - 1) > 0 && strcmp(target, wanted) == 0;
+    }
+    return found;
+}
+
+/* The port of loopback, but for this one, on which a process listens: UCX's for data. */
+static uint16_t data_port(int pid, uint16_t except)
+{
+    FILE *file = fopen("/proc/net/tcp", "re");
+    uint16_t found = 0;
+    char line[256];
+
+    assert_non_null(file);
+    while (found == 0 && fgets(line, sizeof(line), file) != NULL) {
+        unsigned address, port, state;
+        unsigned long inode;
+
+        if (sscanf(line, " %*d: %8x:%4x %*8x:%*4x %2x %*s %*s %*s %*d %*d %lu", &address, &port,
+                   &state, &inode) == 4 &&
+            address == htonl(INADDR_LOOPBACK) && state == 0x0a && port != except &&
+            has_socket(pid, inode)) {
+            found = (uint16_t)port;
+        }
+    }
+    (void)fclose(file);
+    assert_int_not_equal(found, 0);
+    return found;
+}
+
+/* UCX's own framing, forged: what its connections begin with, and a header that none of them has.
+ * UCX 1.13 ends the process for it. Whatever becomes of that daemon, the other one does not notice
+ * more than the end of a link, and what was on a drive is a hit again. */
+static void test_forged_framing(void **state)
+{
+    static const uint8_t headers[3][5] = {
+        {3, 0, 0xff, 0xff, 0xff}, /* longer than any */
+        {200, 16, 0, 0, 0},       /* of no kind */
+        {10, 64, 0, 0, 0},        /* of UCX's own, with nothing right in it */
+    };
+    static const uint64_t magic = 0xcafebabe12345678;
+    struct kvf_test_daemon *a = node_start(0, 0, 1);
+    struct kvf_test_daemon *b = node_start(1, 1, 1);
+
+    (void)state;
+    put(a, 0, 4, KVF_PUT_DURABLE);
+    put(b, 100, 2, 0);
+    for (uint64_t i = 0; i < 3; i++) {
+        struct sockaddr_in to = {.sin_family = AF_INET,
+                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                 .sin_port = htons(data_port(a->process.pid, ports[0]))};
+        uint8_t forged[sizeof(magic) + 5 + 4096] = {0};
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        struct timeval patience = {.tv_sec = 60};
+        uint8_t answer;
+
+        memcpy(forged, &magic, sizeof(magic));
+        memcpy(forged + sizeof(magic), headers[i], sizeof(headers[i]));
+        assert_int_equal(connect(fd, (const struct sockaddr *)&to, sizeof(to)), 0);
+        assert_int_equal(send(fd, forged, sizeof(forged), MSG_NOSIGNAL), sizeof(forged));
+        (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+        (void)recv(fd, &answer, 1, 0); /* until it is hung up on */
+        close(fd);
+        if (kvf_test_daemon_has_ended(a, 10000, NULL)) {
+            kvf_test_daemon_start(a);
+        }
+        wait_metric(b, "metrics.peers", 1);
+        wait_metric(b, "metrics.peer_hints", 4);
+        get(b, i, 1, KVF_TIER_REMOTE);
+    }
+    get(b, 100, 2, KVF_TIER_DRAM);
+    get_in(a, 3, WAIT_MS);
+    assert_int_equal(kvf_test_daemon_stop(b), 0);
+}
+
 /* Signals are the daemon's, whatever UCX would do with them. */
 static bool is_reloaded(void *arg)
 {
@@ -476,6 +562,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_standstill, setup, teardown),
         cmocka_unit_test_setup_teardown(test_second_peer, setup, teardown),
         cmocka_unit_test_setup_teardown(test_strangers, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_forged_framing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_signals, setup, teardown),
         cmocka_unit_test(test_refused_config),
     };
