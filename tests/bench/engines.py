@@ -32,7 +32,7 @@ WORKING_SET_CACHES = 8
 # Two stores have this many working sets at once: each client's blocks, and what a store may hold.
 WORKING_SETS = 12
 MEMORY_SHARE = 0.6  # of the machine's, for those
-READY_S = 120
+READY_S = 300
 MANY, SINGLE = 0, 1  # serial numbers of what is there to be got: by many at once, one by one
 MAKE = "tests/bench/engines_venvs.sh FOLDER makes it, then --venvs FOLDER"
 
