@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """case.py: a test case with a daemon in a folder of its own, and what connectors have warned of."""
 import os
-import socket
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -21,18 +20,6 @@ worker.ROOM_S = 60.0
 connector.HASH_BUDGET_MS = 60_000
 
 DIGEST = "11" * 32
-
-
-def metrics(socket_path):
-    """What the daemon's metrics page says: {name: value} of those without labels."""
-    with socket.socket(socket.AF_UNIX) as link:
-        link.connect(socket_path + ".admin")
-        link.sendall(b"GET /metrics HTTP/1.0\r\nHost: here\r\n\r\n")
-        said = b""
-        while part := link.recv(1 << 16):
-            said += part
-    lines = [line.split(" ") for line in said.decode().splitlines() if line.startswith("kvferry_")]
-    return {line[0]: float(line[1]) for line in lines if "{" not in line[0]}
 
 
 class DaemonCase(logged.DaemonCase):

@@ -1,11 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """node.py: a kvferryd in a folder of its own, and what was seen, for scripts run by hand."""
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
 
 READY_S = 120
+
+
+def metrics(socket_path):
+    """What the daemon's metrics page says: {name: value} of those without labels."""
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(socket_path + ".admin")
+        link.sendall(b"GET /metrics HTTP/1.0\r\nHost: here\r\n\r\n")
+        said = b""
+        while part := link.recv(1 << 16):
+            said += part
+    lines = [line.split(" ") for line in said.decode().splitlines() if line.startswith("kvferry_")]
+    return {line[0]: float(line[1]) for line in lines if "{" not in line[0]}
 
 
 class Daemon:

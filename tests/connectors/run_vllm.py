@@ -17,7 +17,8 @@ continuous integration: by hand, and its result is committed.
               flipped byte in each block, a store that is full, a drive that is too slow for the
               budgets: every request ends, with the tokens it should have.
   ttft        Time to the first token, in turns: prefix from the daemon; computed, and stored;
-              computed, and neither looked up nor stored. The longest prompt is longer than what
+              computed, and neither looked up nor stored. With it, what the connector says that
+              hits have saved and cost. The longest prompt is longer than what
               the model was trained for: its positions are computed all the same, and its time is
               what counts.
 
@@ -25,6 +26,7 @@ continuous integration: by hand, and its result is committed.
 one byte of each restored page, behind all checks: the run must fail then.
 """
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -43,7 +45,7 @@ import vllm  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.config import KVTransferConfig  # noqa: E402
 
-from node import Daemon  # noqa: E402
+from node import Daemon, metrics  # noqa: E402
 
 import kvferry  # noqa: E402
 from kvferry.vllm import worker as connector_worker  # noqa: E402
@@ -51,7 +53,7 @@ from kvferry.vllm import worker as connector_worker  # noqa: E402
 LENGTHS = (588, 1100, 1868)  # prompts; their prefixes of whole chunks: 512, 1024, 1792
 TTFT_LENGTHS = (513, 1025, 2049, 4097)
 CONTEXT = 4608
-SMALL_PROMPTS = 10  # of 1,100 tokens: more than the small daemon holds
+SMALL_PROMPTS, SMALL_TOKENS = 10, 1100  # more than the small daemon holds
 GAP = 0.1  # of logprobs of two tokens that are as good as equal to this model
 SLOW = "load:400ms"  # of each read of the drive: longer than what a lookup waits
 TOKENS = 24
@@ -61,35 +63,45 @@ TRIES = 20
 WRITTEN_S = 3  # what is stored is on the drive by then
 
 
+def digest(tensor):
+    """Of the bytes of a page."""
+    return hashlib.blake2b(tensor.contiguous().view(torch.uint8).numpy(), digest_size=16).digest()
+
+
 class Watch:
     """Sees pages when they are saved and when they have been restored, from outside the connector:
-    by the tensors themselves."""
+    by the tensors themselves. A chunk that is saved again may have other bytes, and either may be
+    what is stored. Off while times are measured."""
 
     def __init__(self, corrupt):
-        self.saved, self.pages_equal, self.pages_differ, self.bad = {}, 0, 0, 0
+        self.saved, self.pages_equal, self.pages_differ = {}, 0, 0
+        self.is_on = True
         worker, put, load_one = connector_worker.Worker, connector_worker.Worker._put, \
             connector_worker.Worker._load_one
 
         def pages_of(self_worker, ids):
-            return [tensor[i].clone() for i in ids for tensor in self_worker._pages.owners]
+            return [tuple(digest(tensor[i]) for tensor in self_worker._pages.owners) for i in ids]
 
-        def watched_put(self_worker, client, chunk, deadline):
-            self.saved.setdefault(chunk.key, pages_of(self_worker, chunk.pages))
-            put(self_worker, client, chunk, deadline)
+        def watched_put(self_worker, client, chunk, *how):
+            if self.is_on:
+                versions = self.saved.setdefault(chunk.key, [])
+                versions.append(pages_of(self_worker, chunk.pages))
+            return put(self_worker, client, chunk, *how)
 
         def watched_load(self_worker, client, chunk, hit, wanted):
             done = load_one(self_worker, client, chunk, hit, wanted)
-            if not done:
-                self.bad += 1
+            if not done or not self.is_on:
                 return done
             if corrupt:
                 for i in chunk.pages:
                     self_worker._pages.owners[0][i].view(torch.uint8).view(-1)[0] ^= 1
-            saved = self.saved[chunk.key][-len(self_worker._pages.owners) * len(chunk.pages):]
-            for a, b in zip(saved, pages_of(self_worker, chunk.pages)):
-                equal = torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-                self.pages_equal += equal
-                self.pages_differ += not equal
+            first = chunk.token_first // self_worker._pages.tokens_a_page
+            restored = pages_of(self_worker, chunk.pages)
+            counts = [sum(a == b for page, other in zip(restored, saved[first:])
+                          for a, b in zip(page, other)) for saved in self.saved[chunk.key]]
+            n = sum(len(page) for page in restored)
+            self.pages_equal += max(counts)
+            self.pages_differ += n - max(counts)
             return done
 
         worker._put, worker._load_one = watched_put, watched_load
@@ -105,6 +117,11 @@ def engine(model, dtype, socket=None, **extra):
     return LLM(model=model, tokenizer=model, dtype="bfloat16", enforce_eager=True,
                max_model_len=CONTEXT, max_num_seqs=4, disable_log_stats=True, kv_cache_dtype=dtype,
                hf_overrides={"max_position_embeddings": CONTEXT}, kv_transfer_config=transfer)
+
+
+def close(llm):
+    """End an engine in this process: vLLM keeps one connector a process."""
+    llm.llm_engine.engine_core.shutdown()
 
 
 def prompt(model):
@@ -136,8 +153,9 @@ def divergence(length, a, b):
     return None
 
 
-def references(model, dtype, prompts):
-    """Cold runs and runs with local hits, of an engine without connector."""
+def references(model, dtype, prompts, small):
+    """Cold runs, those of small prompts too, and runs with local hits, of an engine without
+    connector. It has to be the first one: a process that has had a connector keeps asking it."""
     llm = engine(model, dtype)
     cold, local = {}, {}
     block = llm.llm_engine.vllm_config.cache_config.block_size
@@ -148,6 +166,10 @@ def references(model, dtype, prompts):
         local[length] = generate(llm, ids)
         if local[length][2] != prefix:
             raise RuntimeError(f"a local hit of {local[length][2]} tokens, not of {prefix}")
+    for i, ids in small.items():
+        llm.reset_prefix_cache()
+        cold[f"small {i}"] = generate(llm, ids)
+    close(llm)
     return cold, local
 
 
@@ -205,20 +227,14 @@ def check_failures(llm, daemon, prompts, local, cold, result):
     ends["a flipped byte in each 64 KiB of the store"] = ask()
     ends["stored anew"] = ask(TRIES)
     result["failures"] = ends
-    return all(end["right"] for end in ends.values())
+    hits = [bool(end["hit_tokens"]) for end in ends.values()]
+    return all(end["right"] for end in ends.values()) and hits == [False, True, False, True]
 
 
-def check_small(options, text, folder, sets, extra, result, name):
+def check_small(options, prompts, cold, folder, sets, extra, result, name):
     """Prompts that a daemon of little memory, or with a slow drive, cannot serve in time: each ends
     with the tokens of a run without, or leaves them where two are as good as equal, since a hit of
     another length gives other sums."""
-    prompts = {i: text[60 * i:60 * i + 1100] for i in range(SMALL_PROMPTS)}
-    llm = engine(options.model, options.kv_cache_dtype)
-    cold = {}
-    for i, ids in prompts.items():
-        llm.reset_prefix_cache()
-        cold[i] = generate(llm, ids)
-    del llm
     daemon = Daemon(options.daemon, folder, *sets)
     daemon.start()
     try:
@@ -228,7 +244,7 @@ def check_small(options, text, folder, sets, extra, result, name):
             for i, ids in prompts.items():
                 llm.reset_prefix_cache()
                 got = generate(llm, ids)
-                found = divergence(1100, got, cold[i])
+                found = divergence(len(ids), got, cold[f"small {i}"])
                 diverged += [found] if found else []
                 right = right and (found is None or found["logprob_gap"] < GAP)
                 slowest = max(slowest, got[4])
@@ -237,24 +253,28 @@ def check_small(options, text, folder, sets, extra, result, name):
         result["failures"][name] = {"asked": 2 * len(prompts), "right": right, "hit_tokens": hits,
                                     "divergences_from_cold": diverged,
                                     "slowest_s": round(slowest, 3)}
+        close(llm)
         return right
     finally:
         daemon.kill()
 
 
 def measure_ttft(llm, ids, rounds, result):
-    """Seconds to one token: prefix from the daemon, computed and stored, computed only; in
-    turns."""
+    """Seconds to one token: prefix from the daemon, computed and stored, computed only; in turns.
+    Prompts that follow no text: each turn has tokens of its own."""
     rows = []
-    for length in TTFT_LENGTHS:
+    for row, length in enumerate(TTFT_LENGTHS):
         hit, miss, plain = [], [], []
         for turn in range(rounds):
-            fresh = [(t + turn + 1) % 8000 for t in ids[:length]]
+            fresh = [(t + row * rounds + turn + 1) % 8000 for t in ids[:length]]
             llm.reset_prefix_cache()
             plain.append(generate(llm, fresh, 1, {"kvferry.load": False,
                                                   "kvferry.store": False})[4])
             llm.reset_prefix_cache()
-            miss.append(generate(llm, fresh, 1)[4])
+            got = generate(llm, fresh, 1)
+            if got[3].get("kvferry.hit_tokens"):
+                raise RuntimeError(f"{length} tokens, not seen before: {got[3]}")
+            miss.append(got[4])
             for _ in range(TRIES):  # the last chunk may still be on its way to the daemon
                 llm.reset_prefix_cache()
                 got = generate(llm, fresh, 1)
@@ -266,6 +286,15 @@ def measure_ttft(llm, ids, rounds, result):
         rows.append({"prompt_tokens": length, "hit_tokens": length - 1, "hit_s": spread(hit),
                      "recompute_and_store_s": spread(miss), "recompute_s": spread(plain)})
     result["ttft"] = {"rounds": rounds, "rows": rows}
+
+
+def check_reported(daemon, result):
+    """The daemon has heard what these hits have saved, and cost."""
+    said = metrics(daemon.socket)
+    names = ("saved_seconds", "spent_seconds", "prompt_tokens_loaded", "drift_chunks",
+             "drift_error_ppm")
+    result["reported"] = {name: round(said[f"kvferry_engine_{name}_total"], 3) for name in names}
+    return result["reported"]["saved_seconds"] > 0
 
 
 def spread(seconds):
@@ -290,32 +319,40 @@ def main():
               "profile": "exact", "chunk_tokens": CHUNK,
               "machine": platform.machine(), "threads": torch.get_num_threads(), "runs": []}
     with tempfile.TemporaryDirectory(prefix="kvferry-vllm-") as folder:
-        daemon = Daemon(options.daemon, folder, "dram.bytes=1GiB", "nvme.0.bytes=1GiB")
+        daemon = Daemon(options.daemon, folder, "dram.bytes=2GiB", "nvme.0.bytes=2GiB")
         daemon.start()
         try:
             ids = prompt(options.model)
             # none of them begins as another one does
             prompts = {length: ids[100 * i:100 * i + length] for i, length in enumerate(LENGTHS)}
-            cold, local = references(options.model, options.kv_cache_dtype, prompts)
+            small = {i: ids[60 * i:60 * i + SMALL_TOKENS] for i in range(SMALL_PROMPTS)}
+            is_long = not options.corrupt and not options.identical_only
+            cold, local = references(options.model, options.kv_cache_dtype, prompts,
+                                     small if is_long else {})
             llm = engine(options.model, options.kv_cache_dtype, daemon.socket)
             same = check_identical(llm, prompts, cold, local, result)
             result["pages_compared"] = watch.pages_equal + watch.pages_differ
             result["pages_differ"] = watch.pages_differ
             same = same and watch.pages_equal > 0 and watch.pages_differ == 0
             result["vllm_exact_identical"] = int(same)
-            if not options.corrupt and not options.identical_only:
+            if is_long:
+                watch.is_on = False
                 measure_ttft(llm, ids, options.rounds, result)
-                right = check_failures(llm, daemon, prompts, local, cold, result)
+                right = check_reported(daemon, result)
+                watch.is_on = True
+                right = check_failures(llm, daemon, prompts, local, cold, result) and right
+            close(llm)
         finally:
             daemon.kill()
-    if not options.corrupt and not options.identical_only:
-        small = ("dram.bytes=64MiB", "dram.area_bytes=16MiB", "dram.piece_bytes=64MiB",
+    if is_long:
+        sizes = ("dram.bytes=64MiB", "dram.area_bytes=16MiB", "dram.piece_bytes=64MiB",
                  "staging.total=256MiB", "nvme.0.bytes=256MiB", "nvme.0.segment_bytes=16MiB")
-        for name, sets, extra in (("a full store", small, {"staging_bytes": 32 << 20}),
-                                  ("a slow drive", (*small, "test.delay_nvme=" + SLOW),
+        for name, sets, extra in (("a full store", sizes, {"staging_bytes": 32 << 20}),
+                                  ("a slow drive", (*sizes, "test.delay_nvme=" + SLOW),
                                    {"staging_bytes": 32 << 20, "load_budget_ms": 200})):
             with tempfile.TemporaryDirectory(prefix="kvferry-vllm-") as folder:
-                right = check_small(options, ids, folder, sets, extra, result, name) and right
+                right = check_small(options, small, cold, folder, sets, extra, result,
+                                    name) and right
         result["every_request_ended_right"] = right and watch.pages_differ == 0
     result["load_average"] = round(os.getloadavg()[0], 1)
     text = json.dumps(result, indent=2)

@@ -25,7 +25,8 @@ import standin  # noqa: E402
 
 standin.install(json.loads(VERSIONS.read_text())["vllm"][-1])
 
-from case import DIGEST, metrics  # noqa: E402
+from case import DIGEST  # noqa: E402
+from node import metrics  # noqa: E402
 from standin_gpu import BLOCK, CUDA, Case, GpuEngine  # noqa: E402
 
 import kvferry  # noqa: E402

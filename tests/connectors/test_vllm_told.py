@@ -21,7 +21,7 @@ import standin  # noqa: E402
 standin.install(json.loads(VERSIONS.read_text())["vllm"][-1])
 
 from case import EngineCase as Case  # noqa: E402
-from case import metrics  # noqa: E402
+from node import metrics  # noqa: E402
 
 import kvferry  # noqa: E402
 from kvferry.vllm import KvferryConnector, events, rate, stats  # noqa: E402
