@@ -195,7 +195,9 @@ def store_command(options, arm, folder, port, http_port):
     if arm == "lmcache":
         return ["lmcache", "server", "--host", "localhost", "--port", str(port), "--http-port",
                 str(http_port), "--l1-size-gb", f"{options.host_bytes / UNITS['GiB']:g}",
-                "--eviction-policy", "LRU"]
+                "--eviction-policy", "LRU",
+                # without a GPU's memory to open, the server has engines copy
+                *(["--supported-transfer-mode", "engine_driven"] if options.no_gpu else [])]
     if arm.startswith("kvferry"):
         staging = max(options.host_bytes // STAGING_SHARE, 64 << 20)
         sets = [f"dram.bytes={(options.host_bytes - staging) >> 20}MiB",
