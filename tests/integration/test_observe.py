@@ -102,7 +102,9 @@ class Observe(Case):
         wait_for(lambda: self.metrics()["observe_hit_tokens_eightfold"] > 0, "replays")
         taken = self.resident_mebibytes(process.pid)
         self.assertGreater(taken, before + 20)  # there is something to count
-        if {"ASAN_OPTIONS", "TSAN_OPTIONS"} & os.environ.keys():
+        with open(KVFERRYD, "rb") as file:
+            program = file.read()
+        if b"__asan_init" in program or b"__tsan_init" in program:
             self.skipTest("sanitizers take memory of their own")
         self.assertLess(taken - before, float(parts["replays"]))
         self.assertLess(taken, float(parts["total"]))
