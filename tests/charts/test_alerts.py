@@ -88,13 +88,16 @@ class Alerts(unittest.TestCase):
                 connection = UnixConnection(path + ".admin")
                 try:
                     connection.request("GET", "/metrics")
-                    return connection.getresponse().read().decode()
+                    answer = connection.getresponse()
+                    if answer.status == http.client.OK:  # else it still starts
+                        return answer.read().decode()
                 except OSError:
-                    self.assertIsNone(process.poll())
-                    self.assertLess(time.monotonic(), end)
-                    time.sleep(0.05)
+                    pass
                 finally:
                     connection.close()
+                self.assertIsNone(process.poll())
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.05)
         finally:
             process.kill()
             process.wait()
