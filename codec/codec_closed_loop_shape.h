@@ -19,7 +19,7 @@ enum kvf_loop_shape {
     LOOP_FAST_GROUP = 128,   /* elements of a vector that stays in registers */
     LOOP_FAST_BLOCKS = 4,    /* of these threads that a multiprocessor is to have room for */
     LOOP_TILE_THREADS = 128, /* of kernels whose warps have a tile */
-    LOOP_TILE_BLOCKS = 3,
+    LOOP_TILE_BLOCKS = 4,
     LOOP_TILE_OWN_BITS = 4, /* that layers by themselves have there */
 };
 

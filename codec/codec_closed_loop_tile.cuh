@@ -36,6 +36,32 @@ struct loop_tile_shared {
     uint8_t zeros[loop_tile_warps][LOOP_TILE_TOKENS];
 };
 
+/* The state of an encoder's lanes between its uses: its search wants the registers. */
+struct loop_tile_kept {
+    float values[32][LOOP_TILE_THREADS];
+
+    __device__ __forceinline__ float &of(uint32_t i)
+    {
+        return values[i][threadIdx.x];
+    }
+
+    __device__ __forceinline__ void get(tile_values state)
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < 32; i++) {
+            state[i / 8][i / 4 % 2][i % 4] = of(i);
+        }
+    }
+
+    __device__ __forceinline__ void put(const tile_values state)
+    {
+#pragma unroll
+        for (uint32_t i = 0; i < 32; i++) {
+            of(i) = state[i / 8][i / 4 % 2][i % 4];
+        }
+    }
+};
+
 /* What a lane works on, of all layers. */
 struct loop_tile_place {
     uint32_t block;
@@ -177,7 +203,7 @@ static __device__ __forceinline__ void tile_rotate(tile_values y, uint32_t t)
 /* (1, 3, 4) What a difference is coded of; is it an escape? */
 static __device__ __forceinline__ bool tile_prepare_delta(const uint32_t *signs, bool is_sink,
                                                           uint32_t t, const uint32_t x[4][4],
-                                                          const tile_values state, tile_values y)
+                                                          loop_tile_kept &kept, tile_values y)
 {
     float peak = 0.0f;
 #pragma unroll
@@ -189,8 +215,8 @@ static __device__ __forceinline__ bool tile_prepare_delta(const uint32_t *signs,
         for (uint32_t k = 0; k < 4; k++) {
             float *to = &y[i][k % 2][k / 2 * 2];
             tile_widen(words[k], to[0], to[1]);
-            to[0] -= state[i][k % 2][k / 2 * 2];
-            to[1] -= state[i][k % 2][k / 2 * 2 + 1];
+            to[0] -= kept.of(i * 8 + k % 2 * 4 + k / 2 * 2);
+            to[1] -= kept.of(i * 8 + k % 2 * 4 + k / 2 * 2 + 1);
             peak = max_magnitude(peak, to[0]);
             peak = max_magnitude(peak, to[1]);
         }
@@ -242,12 +268,18 @@ struct loop_tile_h16 {
     hadamard_pair f16;
 };
 
+/* X of the lane in a layer. */
+static __device__ __forceinline__ void tile_load(uint64_t vector, uint32_t t, uint32_t x[4][4])
+{
+    load_lane((vector & 15) == 0, at_address<const uint8_t>(vector), t, x);
+}
+
 /* One layer of a warp's tile, bits: of its codes. */
 template <int bits, bool is_delta>
 static __device__ __forceinline__ void
 tile_encode_layer(const struct kvf_gpu_work &work, const struct kvf_gpu_part &part,
-                  const loop_tile_place &place, loop_tile_shared &shared, const loop_tile_h16 &h16,
-                  const uint32_t x[4][4], tile_values state)
+                  const loop_tile_place &place, loop_tile_shared &shared, loop_tile_kept &kept,
+                  const loop_tile_h16 &h16, uint64_t next, uint32_t x[4][4])
 {
     constexpr uint32_t escape_meta = (uint32_t)KVF_SAW_ESCAPE_SCALE << 16;
     const struct kvf_gpu_tensor &tensor = work.tensors[is_delta];
@@ -259,7 +291,7 @@ tile_encode_layer(const struct kvf_gpu_work &work, const struct kvf_gpu_part &pa
     generic_range range = {0.0f, 0.0f, (float)((1 << bits) - 1),
                            __fdiv_rn(1.0f, (float)((1 << bits) - 1)), false};
     if constexpr (is_delta) {
-        range.is_escape = tile_prepare_delta(signs, is_sink, place.t, x, state, y);
+        range.is_escape = tile_prepare_delta(signs, is_sink, place.t, x, kept, y);
     } else {
         encode_target target = {};
         target.signs = signs;
@@ -271,6 +303,9 @@ tile_encode_layer(const struct kvf_gpu_work &work, const struct kvf_gpu_part &pa
     const saw_scale scale = tensor.n_clips != 0
                                 ? search_zeros(tensor, shared.costs[is_delta], range, y)
                                 : scale_of(tensor, range, tensor.clip_ratio).scale;
+    if (next != 0) { /* on its way while this one's codes are stored and turned back */
+        tile_load(next, place.t, x);
+    }
     const quantizer by(scale);
     uint32_t vector = place.row * part.n_tokens + (is_there ? place.token : 0);
     store_codes<zeros_dim, bits>(parts.codes + vector * (uint32_t)(zeros_dim / 8 * bits), y, by,
@@ -286,22 +321,20 @@ tile_encode_layer(const struct kvf_gpu_work &work, const struct kvf_gpu_part &pa
     count_escapes(work, part, is_escape && place.t == 0 && is_there);
     tile_values z;
     tile_turn_back<bits>(by, h16.f16, y, z);
+    tile_values state;
+    kept.get(state);
     tile_take(tensor, loop_stored(tensor, scale.meta >> 16, scale.meta & 0xff), is_escape, is_delta,
               place.t, z, state);
+    kept.put(state);
     __syncwarp();
     loop_zeros_of(work, part, zeros, place.row, place.tile);
     __syncwarp();
 }
 
-/* X of the lane in a layer. */
-static __device__ __forceinline__ void tile_load(uint64_t vector, uint32_t t, uint32_t x[4][4])
-{
-    load_lane((vector & 15) == 0, at_address<const uint8_t>(vector), t, x);
-}
-
 template <int bits> static __device__ void loop_encode_tile(const struct kvf_gpu_work &work)
 {
     __shared__ loop_tile_shared shared;
+    __shared__ loop_tile_kept kept;
     const loop_tile_place place(work);
     struct kvf_gpu_part part = part_of(work, place.block * place.n_layers);
     loop_tile_fill(work, place.row, shared);
@@ -319,33 +352,31 @@ template <int bits> static __device__ void loop_encode_tile(const struct kvf_gpu
     if (sums != 0 && (part.loop & KVF_GPU_LOOP_DELTA) != 0) {
         tile_get(tile_kept(work.tensors[0], place, sums, token), shared.signs + 4 * place.t, state);
     }
+    kept.put(state);
     tile_load(part.base + offset, place.t, x);
 #pragma unroll 1
     for (uint32_t layer = 0; layer < place.n_layers; layer++) {
         const struct kvf_gpu_part now = part;
-        uint32_t next[4][4] = {};
-        if (layer + 1 < place.n_layers) { /* on its way while this one is encoded */
+        uint64_t next = 0;
+        if (layer + 1 < place.n_layers) {
             part = part_of(work, place.block * place.n_layers + layer + 1);
-            tile_load(part.base + offset, place.t, next);
+            next = part.base + offset;
         }
         bool is_delta = (now.loop & KVF_GPU_LOOP_DELTA) != 0;
         if (place.tile * LOOP_TILE_TOKENS >= now.n_tokens) {
             /* here for the gaps */
         } else if (is_delta) {
-            tile_encode_layer<bits, true>(work, now, place, shared, h16, x, state);
+            tile_encode_layer<bits, true>(work, now, place, shared, kept, h16, next, x);
         } else {
-            tile_encode_layer<loop_own_bits, false>(work, now, place, shared, h16, x, state);
+            tile_encode_layer<loop_own_bits, false>(work, now, place, shared, kept, h16, next, x);
         }
         if (has_gaps) {
             const struct kvf_gpu_tensor &tensor = work.tensors[is_delta];
             zero_gaps(tensor, saw_parts(tensor, now), threadIdx.x, LOOP_TILE_THREADS);
         }
-#pragma unroll
-        for (uint32_t i = 0; i < 16; i++) {
-            x[i / 4][i % 4] = next[i / 4][i % 4];
-        }
     }
     if (sums != 0 && place.token < part.n_tokens) {
+        kept.get(state);
         tile_keep(tile_kept(work.tensors[0], place, sums, token), shared.signs + 4 * place.t,
                   state);
     }
