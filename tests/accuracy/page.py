@@ -4,6 +4,8 @@ only."""
 
 from __future__ import annotations
 
+import re
+
 import plot
 from command import BEFORE_ROPE, COMPARATOR, NOT_EVIDENCE, PAGES, REFERENCE
 from codec import ITEM_BYTES
@@ -19,6 +21,19 @@ def is_row(result: dict) -> bool:
     return "/" in result["name"]
 
 
+def windows_of(result: dict) -> tuple[int, int]:
+    """(places of the text that count, windows): those that begin at several tokens of a place are
+    alike, so that more places tell more than more windows."""
+    places = re.search(r"\b(\d+) windows of", result["note"])
+    return int(places[1]) if places else result["pairs"], result["pairs"]
+
+
+def windows_text(result: dict) -> str:
+    places, windows = windows_of(result)
+    starts = f", each from {windows // places} starts" if windows > places else ""
+    return f"{places} windows{starts}"
+
+
 def by_date(reports: list[dict]) -> list[dict]:
     return sorted(reports, key=lambda report: report["date"])
 
@@ -32,7 +47,7 @@ def figures(reports: list[dict]) -> dict[str, dict]:
             if is_row(result) or "skipped" in result:
                 continue
             known = found.get(result["name"])
-            if known is None or result["pairs"] >= known["pairs"]:
+            if known is None or windows_of(result) >= windows_of(known):
                 found[result["name"]] = result
     return found
 
@@ -41,14 +56,14 @@ def models_of(reports: list[dict]) -> dict[str, tuple[dict, list[dict]]]:
     """For each model the report that has the most settings of it, of such the one on the most
     windows, of such the newest, and its rows."""
     found: dict[str, tuple[dict, list[dict]]] = {}
-    rank: dict[str, tuple[int, int]] = {}
+    rank: dict[str, tuple[int, tuple[int, int]]] = {}
     for report in by_date(reports):
         rows: dict[str, dict[str, dict]] = {}
         for result in report["results"]:
             if is_row(result) and "skipped" not in result:
                 rows.setdefault(result["model"], {})[result["profile"]] = result
         for model, of_model in rows.items():
-            ours = (len(of_model), max(row["pairs"] for row in of_model.values()))
+            ours = (len(of_model), max(windows_of(row) for row in of_model.values()))
             if ours >= rank.get(model, ours):
                 found[model] = (report, list(of_model.values()))
                 rank[model] = ours
@@ -73,7 +88,7 @@ def others_of(reports: list[dict], model: str, shown: list[dict]) -> list[tuple[
                 if is_row(result) and "skipped" not in result and result["model"] == model]
 
     for report in sorted(reversed(by_date(reports)), reverse=True,
-                         key=lambda one: max((row["pairs"] for row in rows_of(one)), default=0)):
+                         key=lambda one: max(map(windows_of, rows_of(one)), default=(0, 0))):
         rows = [row for row in rows_of(report) if row["profile"] not in seen]
         seen |= {row["profile"] for row in rows}
         if rows:
@@ -129,7 +144,7 @@ def model_lines(model: str, report: dict, rows: list[dict], machine_text) -> lis
     small = f", {NOT_EVIDENCE}" if NOT_EVIDENCE in first["note"] else ""
     rows = sorted(rows, key=lambda row: (-row["payload"], row["profile"]))
     return [f"### {model}", "",
-            f"{first['pairs']} windows ({first['order']}), {first['tokens']} tokens scored, base "
+            f"{windows_text(first)} ({first['order']}), {first['tokens']} tokens scored, base "
             f"{first['base_nll']:.4f} nats a token, computed by {first['maths']}{small}.", "",
             f"![delta NLL and KL of {model}]({plot_name(model)})", "",
             machine_text(report), "", *TABLE_HEAD, *map(row_line, rows), *text_table(rows), ""]
@@ -137,7 +152,7 @@ def model_lines(model: str, report: dict, rows: list[dict], machine_text) -> lis
 
 def other_lines(report: dict, rows: list[dict], machine_text) -> list[str]:
     first = rows[0]
-    return [f"On {first['pairs']} windows ({first['order']}), base {first['base_nll']:.4f}, by "
+    return [f"On {windows_text(first)} ({first['order']}), base {first['base_nll']:.4f}, by "
             f"{first['maths']}: {machine_text(report)}", "", *TABLE_HEAD, *map(row_line, rows), ""]
 
 
