@@ -13,8 +13,10 @@ END_S = 60
 LOG_BYTES = 2000
 CAUSE_LOG_BYTES = 8 << 20
 CAUSE_CHARACTERS = 400
-# What Python says of an exception. The first one in a log is the cause of those behind it.
-EXCEPTION = re.compile(r"\b(?:[A-Za-z_][\w.]*)?(?:Error|Exception): \S.*")
+# What Python says of an exception, at the start of a line or behind what a logger puts there. The
+# first one in a log is the cause of those behind it.
+EXCEPTION = re.compile(r"(?:^|[\])] )((?:[A-Za-z_][\w.]*)?(?:Error|Exception): \S.*)$",
+                       re.MULTILINE)
 PACKAGES = ("vllm", "torch", "lmcache", "kvferry", "transformers")
 
 
@@ -71,7 +73,7 @@ class Group:
             end_of_log = log.read().decode(errors="replace").strip()
         found = EXCEPTION.search(text)
         last = end_of_log.splitlines()[-1] if end_of_log else "it has said nothing"
-        cause = (found.group(0) if found else last)[:CAUSE_CHARACTERS]
+        cause = (found.group(1) if found else last)[:CAUSE_CHARACTERS]
         return f"{cause}\nThe end of {path}:\n{end_of_log}"
 
     def note_peak(self, name):

@@ -134,8 +134,10 @@ class Statistics(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             group = processes.Group(folder, 60)
             for log, cause in ((b"", "it has said nothing"), (b"a\nb\n", "b"),
-                               (b"(Worker pid=1) ERROR x Exception: only on GPUs\n" + b"z\n" * 9000
-                                + b"RuntimeError: see above\n", "Exception: only on GPUs")):
+                               (b"WARNING [a.py:1] causes OSError: no files, at times\n"
+                                b"(Worker pid=1) ERROR 11-30 [b.py:2] Exception: only on GPUs\n"
+                                + b"z\n" * 9000 + b"a.RuntimeError: see above\n",
+                                "Exception: only on GPUs")):
                 with open(os.path.join(folder, "vllm.log"), "wb") as file:
                     file.write(log)
                 self.assertEqual(group.why("vllm").splitlines()[0], cause)
