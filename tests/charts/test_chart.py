@@ -323,10 +323,11 @@ class Rendered(unittest.TestCase):
         self.assertNotIn("kvferry peers", out)
         code, out, error = HELMS[-1].run(
             "install", "k", chart.CHART, "--namespace", "kv", "--dry-run=client", *IMAGE, "--set",
-            "peers.enabled=true,clusterKey.secretName=s,networkPolicy.enabled=false")
+            "peers.enabled=true,clusterKey.secretName=s,networkPolicy.enabled=false,"
+            "peers.allowWithoutPolicy=true")
         self.assertEqual(code, 0, error)
         self.assertIn("kvferry peers --admin-socket /run/kvferry-admin/admin.sock", out)
-        self.assertIn("every pod of the cluster can reach ports 7171 and 7172 to 7179", out)
+        self.assertIn("keep strangers from ports 7171 and 7172 to 7179", out)
 
 
 class Documented(unittest.TestCase):
@@ -402,7 +403,9 @@ class Refused(unittest.TestCase):
         ([*PEERS, "peers.directory.user=u"], "address is not: set it to host:port of the server"),
         ([*PEERS, "peers.directory.to[0].ipBlock.cidr=10.0.0.0/8"], "address is not: set it to"),
         ([*PEERS, "config.directory.lease=20s"], "there is none: set peers.directory.address to"),
-        ([*PEERS, "peers.others[0].podSelector.matchLabels.a=b", "networkPolicy.enabled=false"],
+        ([*PEERS, "networkPolicy.enabled=false"], "set networkPolicy.enabled=true, or peers.allow"),
+        ([*PEERS, "peers.others[0].podSelector.matchLabels.a=b", "networkPolicy.enabled=false",
+          "peers.allowWithoutPolicy=true"],
          "networkPolicy.enabled is false: set it to true, or remove the list"),
         ([*PEERS, "peers.rdma.resource=rdma/hca"], "needs peers.rdma.devices: UCX's names of"),
         ([*PEERS, "peers.rdma.devices=eth0"], "resource is not: set it to what the device plugin"),
