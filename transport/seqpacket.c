@@ -234,16 +234,16 @@ void kvf_seqpacket_listener_close(struct kvf_seqpacket_listener *listener)
 
 int kvf_seqpacket_accept(const struct kvf_seqpacket_listener *listener, int *fd_out)
 {
-    int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    struct pollfd poll_fd = {.fd = fd, .events = POLLRDHUP};
+    int fd;
 
-    if (fd >= 0 && poll(&poll_fd, 1, 0) == 1) {
+    while ((fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
+        struct pollfd peer = {.fd = fd, .events = POLLRDHUP};
+
+        if (poll(&peer, 1, 0) != 1 || (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0) {
+            *fd_out = fd;
+            return KVF_OK;
+        }
         close(fd); /* has waited for a daemon in vain, and is not to get memory now */
-        return KVF_EMPTY;
-    }
-    if (fd >= 0) {
-        *fd_out = fd;
-        return KVF_OK;
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
         return KVF_ERR_BUSY;
