@@ -148,7 +148,8 @@ def text(report):
     idle = [arm for arm in arms if arm != "none" and not any(
         run["figures"]["external_hits"] for run in runs if run["arm"] == arm)]
     lines += [f"{arm} has hit nothing outside the GPU: its figures are those of an engine without "
-              "it. Its log, vllm.log in the folders of its runs, may say why.\n" for arm in idle]
+              "it. Either the documents fit into the GPU's KV cache, or vllm.log in the folders of "
+              "its runs says why.\n" for arm in idle]
     lines += ["## Runs that failed", ""] if failed else ["No run failed.", ""]
     for run in failed:
         lines += [f"- repeat {run['repeat']}, {run['arm']}: {run['failed'].splitlines()[0]}"]
