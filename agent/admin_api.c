@@ -540,12 +540,13 @@ static json_t *namespace_json(const void *row)
 {
     const struct kvf_control_namespace *n = row;
 
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:b, s:i, s:o, s:o, s:o}", "namespace_id",
-                     hex64_json(n->namespace_id), "epoch", u64_json(n->epoch), "tenant",
-                     text_json(n->tenant), "label", text_json(n->label), "profile",
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:b, s:i, s:o, s:o, s:o, s:o, s:o}",
+                     "namespace_id", hex64_json(n->namespace_id), "epoch", u64_json(n->epoch),
+                     "tenant", text_json(n->tenant), "label", text_json(n->label), "profile",
                      text_json(n->profile), "lossless", (int)n->lossless, "disabled",
                      (int)n->disabled, "clients", (int)n->clients, "blocks", u64_json(n->blocks),
-                     "dram_bytes", u64_json(n->dram_bytes), "nvme_bytes", u64_json(n->nvme_bytes));
+                     "dram_bytes", u64_json(n->dram_bytes), "nvme_bytes", u64_json(n->nvme_bytes),
+                     "gpu_ns", u64_json(n->gpu_ns), "gpu_decode_ns", u64_json(n->gpu_decode_ns));
 }
 
 /* Rows of an answered question as {"<name>": [...], "next_cursor": "..."}. */

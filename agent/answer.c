@@ -328,6 +328,8 @@ static void answer_namespaces(struct kvf_agent *agent, struct kvf_control *contr
         row->blocks = ns->blocks;
         row->dram_bytes = ns->dram_bytes;
         row->nvme_bytes = ns->nvme_bytes;
+        row->gpu_ns = ns->gpu_ns;
+        row->gpu_decode_ns = ns->gpu_decode_ns;
     }
     kvf_answer_finish(control, KVF_OK);
 }

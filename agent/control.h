@@ -106,6 +106,7 @@ struct kvf_control_namespace {
     bool disabled;
     uint32_t clients;
     uint64_t blocks, dram_bytes, nvme_bytes;
+    uint64_t gpu_ns, gpu_decode_ns; /* of its clients' kernels; the second is a part of the first */
 };
 
 struct kvf_control_drive {

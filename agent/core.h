@@ -124,6 +124,8 @@ struct kvf_namespace {
     uint64_t dram_bytes;
     uint64_t writeback_bytes; /* pinned until they are on a drive */
     uint64_t nvme_bytes;
+    uint64_t gpu_ns;        /* reported by its clients since the start ... */
+    uint64_t gpu_decode_ns; /* ... and of it for decoding */
     char label[KVF_WIRE_NAME_BYTES];
     char profile[KVF_PROFILE_NAME_BYTES];
 };

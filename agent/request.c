@@ -504,8 +504,10 @@ static void refuse(struct kvf_session *session, const struct kvf_shm_sqe *sqe)
 }
 
 /* What an engine has seen. It is believed: its tenant's figures are all that it can spoil. */
-static void count_report(struct kvf_metrics *metrics, uint64_t arg)
+static void count_report(struct kvf_session *session, uint64_t arg)
 {
+    struct kvf_metrics *metrics = &session->agent->metrics;
+    struct kvf_namespace *ns = &session->agent->namespaces[session->namespace_index];
     uint64_t *const counters[KVF_REPORT_KIND_MAX + 1] = {
         [KVF_REPORT_LOAD_FAILED] = &metrics->engine_load_failures,
         [KVF_REPORT_TAINT_REFUSED] = &metrics->engine_taint_refusals,
@@ -518,12 +520,17 @@ static void count_report(struct kvf_metrics *metrics, uint64_t arg)
         [KVF_REPORT_GPU_US] = &metrics->engine_gpu_ns,
         [KVF_REPORT_DRIFT_CHUNKS] = &metrics->engine_drift_chunks,
         [KVF_REPORT_DRIFT_PPM] = &metrics->engine_drift_error_ppm,
+        [KVF_REPORT_GPU_DECODE_US] = &metrics->engine_gpu_decode_ns,
     };
     uint64_t kind = arg & ((1u << KVF_REPORT_KIND_BITS) - 1);
     uint64_t amount = arg >> KVF_REPORT_KIND_BITS;
-    bool is_time = kind >= KVF_REPORT_SAVED_US && kind <= KVF_REPORT_GPU_US;
+    bool is_time = (kind >= KVF_REPORT_SAVED_US && kind <= KVF_REPORT_GPU_US) ||
+                   kind == KVF_REPORT_GPU_DECODE_US;
 
-    *counters[kind] += is_time ? amount * 1000 : amount;
+    amount = is_time ? amount * 1000 : amount;
+    *counters[kind] += amount;
+    ns->gpu_ns += kind == KVF_REPORT_GPU_US ? amount : 0;
+    ns->gpu_decode_ns += kind == KVF_REPORT_GPU_DECODE_US ? amount : 0;
 }
 
 static void accept_sqe(struct kvf_session *session, const struct kvf_shm_sqe *sqe)
@@ -540,7 +547,7 @@ static void accept_sqe(struct kvf_session *session, const struct kvf_shm_sqe *sq
         return;
     }
     if (sqe->opcode == KVF_OP_REPORT) {
-        count_report(&agent->metrics, sqe->arg);
+        count_report(session, sqe->arg);
         return;
     }
     agent->metrics.requests++;

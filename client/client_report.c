@@ -8,7 +8,7 @@
 
 #include "transport/proto_shm.h"
 
-static_assert(KVF_REPORT_DRIFT_PPM == KVF_REPORT_KIND_MAX, "the last kind that there is");
+static_assert(KVF_REPORT_GPU_DECODE_US == KVF_REPORT_KIND_MAX, "the last kind that there is");
 
 int kvf_report(struct kvf_client *client, int kind, uint64_t amount)
 {
@@ -25,11 +25,13 @@ int kvf_report(struct kvf_client *client, int kind, uint64_t amount)
 void kvf_reports_send(struct kvf_client *client)
 {
     struct kvf_session *session = client->session;
+    uint64_t kind_max;
 
-    if (!kvf_session_is_live(client) || session->welcome.version < KVF_WIRE_VERSION_REPORT) {
+    if (!kvf_session_is_live(client)) {
         return;
     }
-    for (uint64_t kind = 1; kind <= KVF_REPORT_KIND_MAX; kind++) {
+    kind_max = kvf_shm_report_kind_max(session->welcome.version);
+    for (uint64_t kind = 1; kind <= kind_max; kind++) {
         uint64_t amount = client->reports[kind] < KVF_REPORT_MAX ? client->reports[kind]
                                                                  : KVF_REPORT_MAX;
 

@@ -212,7 +212,7 @@ static int step_encoding(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst)
     if (status != KVF_OK) {
         return status;
     }
-    kvf_gpu_times_take(gpu, &burst->times);
+    kvf_gpu_times_take(gpu, &burst->times, false);
     if (burst->status != KVF_OK) {
         give_up(gpu, burst, burst->status);
         return KVF_OK;

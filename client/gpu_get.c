@@ -672,7 +672,7 @@ static int groups_end(struct kvf_gpu *gpu)
         if (status != KVF_OK) {
             return status == KVF_EMPTY ? KVF_OK : status;
         }
-        kvf_gpu_times_take(gpu, &group->times);
+        kvf_gpu_times_take(gpu, &group->times, true);
         for (uint32_t i = 0; i < group->n_ends; i++) {
             item_end(gpu, group->ends[i]);
         }

@@ -265,7 +265,7 @@ struct kvf_gpu {
     bool is_break_unreported;
     bool is_pin_failure_said;
     bool is_timed;
-    uint64_t time_ns; /* of kernels, not reported so far */
+    uint64_t time_ns[2]; /* of kernels that encode and decode, not reported so far */
     void *put_stream;
     void *up_stream;  /* lists for kernels: waits for nothing, so that who waits for it does not */
     void *out_stream; /* copies out */
@@ -475,7 +475,7 @@ void kvf_gpu_times_begin(struct kvf_gpu *gpu, struct kvf_gpu_times *times, void 
 void kvf_gpu_times_end(struct kvf_gpu *gpu, struct kvf_gpu_times *times, void *stream);
 
 /* Something that was queued behind the end is known to be over: report what the kernels took. */
-void kvf_gpu_times_take(struct kvf_gpu *gpu, struct kvf_gpu_times *times);
+void kvf_gpu_times_take(struct kvf_gpu *gpu, struct kvf_gpu_times *times, bool is_decode);
 
 /* --- gpu_burst.c ------------------------------------------------------------------------------ */
 

@@ -60,8 +60,10 @@ void kvf_gpu_times_end(struct kvf_gpu *gpu, struct kvf_gpu_times *times, void *s
     }
 }
 
-void kvf_gpu_times_take(struct kvf_gpu *gpu, struct kvf_gpu_times *times)
+void kvf_gpu_times_take(struct kvf_gpu *gpu, struct kvf_gpu_times *times, bool is_decode)
 {
+    uint64_t *left_ns = &gpu->time_ns[is_decode];
+    uint64_t us;
     float ms = 0;
 
     if (!times->is_begun || !gpu->is_timed) {
@@ -74,8 +76,9 @@ void kvf_gpu_times_take(struct kvf_gpu *gpu, struct kvf_gpu_times *times)
         stop(gpu, "no answer");
         return;
     }
-    gpu->time_ns += ms > 0 ? (uint64_t)((double)ms * NS_A_MS) : 0;
-    /* what is less than a microsecond is kept for the next one */
-    (void)kvf_report(gpu->client, KVF_REPORT_GPU_US, gpu->time_ns / 1000);
-    gpu->time_ns %= 1000;
+    *left_ns += ms > 0 ? (uint64_t)((double)ms * NS_A_MS) : 0;
+    us = *left_ns / 1000;
+    *left_ns %= 1000; /* is told with the next one */
+    (void)kvf_report(gpu->client, KVF_REPORT_GPU_US, us);
+    (void)kvf_report(gpu->client, KVF_REPORT_GPU_DECODE_US, is_decode ? us : 0);
 }

@@ -118,6 +118,9 @@ uint32_t kvf_shm_sqe_blocks(const struct kvf_shm_sqe *sqe);
 /* Completion credits a submission costs: its blocks and one; 0 for cancel and release. */
 uint32_t kvf_shm_sqe_credits(const struct kvf_shm_sqe *sqe);
 
+/* The last kind of report that there is in a version; 0: it has none. */
+uint64_t kvf_shm_report_kind_max(uint16_t version);
+
 /* Lay out a segment: entry counts are powers of two, see the limits above. Everything but
  * connection_id and incarnation is written. Twice as many completions as submissions let the
  * largest request (KVF_REQUEST_KEYS_MAX keys) pass through rings of the default size.

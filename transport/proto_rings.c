@@ -68,12 +68,20 @@ static const struct op_rule op_rules[] = {
     [KVF_OP_REPORT] = {.known = true, .arg = true},
 };
 
-static bool is_report(uint64_t arg)
+uint64_t kvf_shm_report_kind_max(uint16_t version)
+{
+    if (version < KVF_WIRE_VERSION_REPORT) {
+        return 0;
+    }
+    return version < KVF_WIRE_VERSION_DECODE ? 11 : KVF_REPORT_KIND_MAX;
+}
+
+static bool is_report(uint64_t arg, uint16_t version)
 {
     uint64_t kind = arg & ((1u << KVF_REPORT_KIND_BITS) - 1);
 
-    return kind >= 1 && kind <= KVF_REPORT_KIND_MAX && arg >> KVF_REPORT_KIND_BITS >= 1 &&
-           arg >> KVF_REPORT_KIND_BITS <= KVF_REPORT_MAX;
+    return kind >= 1 && kind <= kvf_shm_report_kind_max(version) &&
+           arg >> KVF_REPORT_KIND_BITS >= 1 && arg >> KVF_REPORT_KIND_BITS <= KVF_REPORT_MAX;
 }
 
 static int sqe_keys_check(const struct kvf_shm_sqe *sqe, const struct op_rule *rule,
@@ -124,8 +132,7 @@ int kvf_shm_sqe_check(const struct kvf_shm_sqe *sqe, const struct kvf_shm_limits
         ((sqe->flags & KVF_SQE_DEVICE) != 0 && limits->version < KVF_WIRE_VERSION_GPU)) {
         return kvf_proto_bad(why_out, "submission: a flag of a later version than was agreed on");
     }
-    if (sqe->opcode == KVF_OP_REPORT &&
-        (limits->version < KVF_WIRE_VERSION_REPORT || !is_report(sqe->arg))) {
+    if (sqe->opcode == KVF_OP_REPORT && !is_report(sqe->arg, limits->version)) {
         return kvf_proto_bad(why_out, "submission: a report of an unknown kind or amount");
     }
     if (rule->ranks_only && limits->scheduler) {

@@ -100,7 +100,7 @@ enum kvf_shm_opcode {
     KVF_OP_REPORT = 10, /* arg = amount << 8 | enum kvf_report_kind; the same; from version 5 on */
 };
 #define KVF_REPORT_KIND_BITS 8
-#define KVF_REPORT_KIND_MAX  11
+#define KVF_REPORT_KIND_MAX  12 /* 11 before KVF_WIRE_VERSION_DECODE */
 #define KVF_REPORT_MAX       (UINT64_C(1) << 40)
 
 enum kvf_shm_sqe_flags {

@@ -37,12 +37,13 @@
 
 #define KVF_WIRE_MAGIC       0x3157564bU /* "KVW1" */
 #define KVF_WIRE_VERSION_MIN 1
-#define KVF_WIRE_VERSION_MAX 5
+#define KVF_WIRE_VERSION_MAX 6
 
 #define KVF_WIRE_VERSION_UNSUMMED 2 /* the first with KVF_SQE_UNSUMMED; layouts are those of 1 */
 #define KVF_WIRE_VERSION_PROFILES 3 /* the first with PROFILE; the other layouts are those of 1 */
 #define KVF_WIRE_VERSION_GPU      4 /* the first with GPU, DEVICE and what belongs to them */
 #define KVF_WIRE_VERSION_REPORT   5 /* the first with KVF_OP_REPORT; layouts are those of 4 */
+#define KVF_WIRE_VERSION_DECODE   6 /* the first with the twelfth kind of report; as 5 otherwise */
 
 #define KVF_WIRE_UUID_BYTES        48  /* "GPU-8-4-4-4-12", zero-terminated, rest zero */
 #define KVF_WIRE_NAME_BYTES        64  /* zero-terminated, rest zero */

@@ -468,6 +468,7 @@ enum kvf_report_kind {
     KVF_REPORT_GPU_US = 9,          /* of encoding and decoding: kvf_gpu_put and _get report it */
     KVF_REPORT_DRIFT_CHUNKS = 10,   /* computed again and compared with what is stored ... */
     KVF_REPORT_DRIFT_PPM = 11,      /* ... sum of the relative errors of these, in millionths */
+    KVF_REPORT_GPU_DECODE_US = 12,  /* of KVF_REPORT_GPU_US, decoding */
 };
 
 /* Count amount (at most 2^40). Never blocks; sent with what comes next, and kept while the daemon

@@ -66,6 +66,7 @@ static void test_every_kind_arrives(void **state)
         {KVF_REPORT_GPU_US, "engine_gpu_ns", 1000},
         {KVF_REPORT_DRIFT_CHUNKS, "engine_drift_chunks", 1},
         {KVF_REPORT_DRIFT_PPM, "engine_drift_error_ppm", 1},
+        {KVF_REPORT_GPU_DECODE_US, "engine_gpu_decode_ns", 1000},
     };
     struct kvf_client *client = kvf_test_client_open(&the_daemon, NULL);
     uint64_t n = sizeof(kinds) / sizeof(kinds[0]);
@@ -80,6 +81,12 @@ static void test_every_kind_arrives(void **state)
     for (uint64_t i = 0; i < n; i++) {
         wait_counted(client, kinds[i].name, 100 * (1000 + i) * kinds[i].factor);
     }
+    /* time of GPUs is also told by namespace, and so by tenant and profile */
+    assert_int_equal(kvf_test_daemon_ask(&the_daemon, "/v1/namespaces", "namespaces.0.gpu_ns"),
+                     100 * (1000 + KVF_REPORT_GPU_US - 1) * 1000);
+    assert_int_equal(
+        kvf_test_daemon_ask(&the_daemon, "/v1/namespaces", "namespaces.0.gpu_decode_ns"),
+        100 * (1000 + KVF_REPORT_GPU_DECODE_US - 1) * 1000);
     assert_int_equal(kvf_report(client, 0, 1), KVF_ERR_INVALID);
     assert_int_equal(kvf_report(client, (int)n + 1, 1), KVF_ERR_INVALID);
     assert_int_equal(kvf_report(client, 1, UINT64_C(1) << 41), KVF_ERR_INVALID);
@@ -138,6 +145,35 @@ static void test_older_versions_have_no_reports(void **state)
     }
     assert_int_equal(kvf_test_daemon_number(&the_daemon, "metrics.protocol_errors"),
                      before + KVF_WIRE_VERSION_REPORT - KVF_WIRE_VERSION_MIN);
+}
+
+/* The twelfth kind came with a version of its own. */
+static void test_version_5_has_eleven_kinds(void **state)
+{
+    (void)state;
+    for (uint64_t kind = KVF_REPORT_DRIFT_PPM; kind <= KVF_REPORT_GPU_DECODE_US; kind++) {
+        struct kvf_wire_hello hello;
+        struct kvf_shm_sqe sqe;
+        struct raw_client raw;
+        uint64_t before = kvf_test_daemon_number(&the_daemon, "metrics.protocol_errors");
+
+        raw_hello(&hello);
+        hello.version_max = KVF_WIRE_VERSION_REPORT;
+        raw_connect(&raw, the_daemon.socket_path);
+        assert_true(raw_begin(&raw, &hello));
+        assert_true(raw_mapped(&raw));
+        raw_sqe(&raw, &sqe, KVF_OP_REPORT, 0);
+        sqe.request = 0;
+        sqe.arg = UINT64_C(1) << KVF_REPORT_KIND_BITS | kind;
+        raw_submit(&raw, &sqe, NULL, 0);
+        raw_wake(&raw);
+        if (kind == KVF_REPORT_GPU_DECODE_US) {
+            assert_true(raw_is_hung_up(&raw, HANG_UP_MS));
+            assert_true(kvf_test_daemon_wait_number(&the_daemon, "metrics.protocol_errors",
+                                                    before + 1, WAIT_MS));
+        }
+        raw_close(&raw);
+    }
 }
 
 static uint16_t the_pages[2][LAYERS][TOKENS][HEADS][DIM];
@@ -326,6 +362,7 @@ int main(void)
         TEST(test_every_kind_arrives),
         TEST(test_reports_wait_for_the_daemon),
         TEST(test_older_versions_have_no_reports),
+        TEST(test_version_5_has_eleven_kinds),
         TEST(test_clients_and_their_records),
         TEST(test_drift),
         TEST(test_drift_of_opaque_bytes),

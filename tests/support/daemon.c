@@ -354,13 +354,19 @@ static uint64_t number_at(const struct kvf_test_daemon *daemon, const char *answ
     return number;
 }
 
-uint64_t kvf_test_daemon_number(const struct kvf_test_daemon *daemon, const char *path)
+uint64_t kvf_test_daemon_ask(const struct kvf_test_daemon *daemon, const char *path,
+                             const char *member)
 {
-    char *answer = http_ask(daemon, "GET", "/v1/stat");
-    uint64_t number = number_at(daemon, answer, path);
+    char *answer = http_ask(daemon, "GET", path);
+    uint64_t number = number_at(daemon, answer, member);
 
     free(answer);
     return number;
+}
+
+uint64_t kvf_test_daemon_number(const struct kvf_test_daemon *daemon, const char *path)
+{
+    return kvf_test_daemon_ask(daemon, "/v1/stat", path);
 }
 
 uint64_t kvf_test_daemon_command(const struct kvf_test_daemon *daemon, const char *path,

@@ -92,6 +92,10 @@ bool kvf_test_daemon_log_has(const struct kvf_test_daemon *daemon, const char *t
 /* A number of GET /v1/stat by its path in the JSON, "metrics.protocol_errors" or "clients". */
 uint64_t kvf_test_daemon_number(const struct kvf_test_daemon *daemon, const char *path);
 
+/* A number of another GET, as "/v1/namespaces", by its path in the JSON. */
+uint64_t kvf_test_daemon_ask(const struct kvf_test_daemon *daemon, const char *path,
+                             const char *member);
+
 /* POST a command, "/v1/evict?namespace=12ab", and return a number of its answer. */
 uint64_t kvf_test_daemon_command(const struct kvf_test_daemon *daemon, const char *path,
                                  const char *member);

@@ -406,9 +406,14 @@ static void reports_are_checked(void **state)
     struct kvf_shm_sqe sqe = {.opcode = KVF_OP_REPORT};
 
     (void)state;
+    with.version = KVF_WIRE_VERSION_DECODE;
+    sqe.arg = UINT64_C(7) << KVF_REPORT_KIND_BITS | KVF_REPORT_GPU_DECODE_US;
+    assert_int_equal(sqe_check(&sqe, &with), KVF_OK);
+    sqe.arg++;
+    assert_int_equal(sqe_check(&sqe, &with), KVF_ERR_PROTOCOL);
     with.version = KVF_WIRE_VERSION_REPORT;
     for (uint64_t kind = 0; kind <= 255; kind++) {
-        bool is_known = kind >= 1 && kind <= KVF_REPORT_KIND_MAX;
+        bool is_known = kind >= 1 && kind <= KVF_REPORT_DRIFT_PPM;
 
         sqe.arg = UINT64_C(7) << KVF_REPORT_KIND_BITS | kind;
         assert_int_equal(sqe_check(&sqe, &with), is_known ? KVF_OK : KVF_ERR_PROTOCOL);
