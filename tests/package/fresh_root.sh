@@ -121,7 +121,8 @@ by_demo() {
     try demo 'make demo'
 }
 
-# The package's service, enabled, started, used, restarted and stopped by systemd as process 1.
+# The package's service, enabled, started, used, restarted and stopped by systemd as process 1, and
+# once more by its socket unit.
 by_systemd() {
     local units=$root/etc/systemd/system
 
@@ -139,6 +140,14 @@ cd /srv/kvferry
         kvferry get --key-text first | cmp - README.md && systemctl restart kvferryd &&
         kvferry ping --count 1 && systemctl show -p StatusText -p Type kvferryd &&
         systemctl stop kvferryd && echo "hit, restart and stop under systemd"
+    # by the socket unit: who comes first starts the daemon, who comes during a restart waits
+    systemctl enable --now kvferryd.socket && ! systemctl is-active --quiet kvferryd &&
+        kvferry put README.md --key-text second && systemctl is-active kvferryd &&
+        kvferry get --key-text second | cmp - README.md &&
+        stat -c '%A %U %G %n' /run/kvferry/kvferryd.sock && systemctl kill -s STOP kvferryd &&
+        { kvferry ping --count 1 & } && waits=$! && systemctl kill -s KILL kvferryd &&
+        wait $waits && systemctl stop kvferryd.socket kvferryd &&
+        [ ! -e /run/kvferry/kvferryd.sock ] && echo "the same by its socket"
 } >/srv/check.log 2>&1
 systemctl poweroff --force
 CHECK
@@ -149,7 +158,10 @@ CHECK
     umount "$root/proc" "$root/sys" "$root/dev"
     timeout 300 systemd-nspawn --quiet --register=no --keep-unit -D "$root" --boot \
         >"$root.log" 2>&1 || true
-    step systemd 'systemd-nspawn --boot' 'cat /srv/check.log; grep -q "hit, restart" /srv/check.log'
+    step systemd 'systemd-nspawn --boot' \
+        'cat /srv/check.log; for said in "hit, restart" "the same by"; do
+             grep -q "$said" /srv/check.log || exit 1
+         done'
 }
 
 for part in $parts; do
