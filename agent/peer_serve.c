@@ -38,6 +38,7 @@ void kvf_peers_serve(struct kvf_peers *peers, const struct kvf_net_event *event)
         return; /* the other side's deadline ends it */
     }
     serve->call.link = event->link;
+    serve->call.lane = event->lane;
     serve->call.request = event->request;
     serve->call.owner = serve;
     memcpy(serve->key_id, event->key_id, sizeof(serve->key_id));

@@ -516,6 +516,7 @@ void kvf_peers_metrics(struct kvf_agent *agent)
     metrics->peer_strangers = stat.strangers;
     metrics->peer_hints = peers->hints.count;
     metrics->peer_dropped_hints = peers->hints.dropped_count;
+    metrics->peer_endpoints = stat.endpoints;
     metrics->peers = 0;
     for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
         metrics->peers += peers->links[i].link != 0 && peers->links[i].is_initiator;
@@ -555,6 +556,7 @@ static void describe(struct kvf_agent *agent, struct kvf_net_config *net_out)
     int status;
 
     *net_out = (struct kvf_net_config){.incarnation = agent->incarnation,
+                                       .endpoints = (uint32_t)config->peers_endpoints,
                                        .heartbeat_ns = config->peers_heartbeat * KVF_NS_PER_S,
                                        .retry_ns = CONNECT_NS,
                                        .wake = kvf_agent_wake};

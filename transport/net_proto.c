@@ -114,6 +114,8 @@ struct rule {
 static const struct rule rules[] = {
     [KVF_NET_HELLO] = {FROM_INITIATOR, false, false, sizeof(struct kvf_net_hello),
                        sizeof(struct kvf_net_hello)},
+    [KVF_NET_ENDPOINT] = {FROM_INITIATOR, false, false, sizeof(struct kvf_net_hello),
+                          sizeof(struct kvf_net_hello)},
     [KVF_NET_WELCOME] = {FROM_ACCEPTOR, false, false, sizeof(struct kvf_net_welcome),
                          sizeof(struct kvf_net_welcome)},
     [KVF_NET_CONFIRM] = {FROM_INITIATOR, false, false, 0, 0},
@@ -270,6 +272,7 @@ int kvf_net_body_check(const struct kvf_net_head *head, const void *body, const 
 
     switch (head->type) {
     case KVF_NET_HELLO:
+    case KVF_NET_ENDPOINT:
         memcpy(&copy.hello, body, sizeof(copy.hello));
         return check_hello(&copy.hello, why_out);
     case KVF_NET_CLIENT:

@@ -9,6 +9,7 @@
  *   HELLO   versions, layout, nonce     ->
  *                                       <-  WELCOME  status, layout, nonce
  *   CONFIRM under the session's key     ->  the link is up
+ *   (ENDPOINT, WELCOME, CONFIRM over connections of their own: one endpoint more each)
  *   FETCH   one block                   ->
  *                                       <-  PIECE    its record in pieces, or
  *                                       <-  ANSWER   why there are none
@@ -88,6 +89,7 @@ enum kvf_net_type {
     KVF_NET_COMPLETE = 80,
     KVF_NET_STAGE = 81,
     KVF_NET_LANDED = 82,
+    KVF_NET_ENDPOINT = 83, /* HELLO of one more endpoint of the sender's link */
 };
 
 enum kvf_net_head_flags {

@@ -601,7 +601,7 @@ int kvf_net_open(const struct kvf_net_config *config, struct kvf_net **net_out, 
     } else {
         kvf_net_peer_key(config->cluster_key, net->peer_key);
     }
-    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX + KVF_NET_LANES_MAX; i++) {
         net->links[i].net = net;
     }
     /* signals are for the threads that were there before ours and UCX's */
@@ -656,6 +656,7 @@ const char *kvf_net_about(const struct kvf_net *net)
 
 void kvf_net_stat(const struct kvf_net *net, struct kvf_net_stat *stat_out)
 {
+    stat_out->endpoints = atomic_load(&net->endpoints);
     stat_out->protocol_errors = atomic_load(&net->protocol_errors);
     stat_out->refused = atomic_load(&net->refused);
     stat_out->strangers = atomic_load(&net->strangers);

@@ -36,6 +36,8 @@
 enum kvf_net_limits {
     KVF_NET_PEERS_MAX = 32,     /* addresses to connect to */
     KVF_NET_LINKS_MAX = 64,     /* in both directions */
+    KVF_NET_ENDPOINTS_MAX = 8,  /* of one link between nodes */
+    KVF_NET_LANES_MAX = 64,     /* more endpoints than one a link, of all links */
     KVF_NET_CLIENTS_MAX = 32,   /* of them clients' of other nodes */
     KVF_NET_STRANGERS_MAX = 16, /* of them that have said nothing under a session's key */
     KVF_NET_FETCHES_MAX = 512,  /* on their way */
@@ -74,6 +76,7 @@ struct kvf_net_config {
     uint64_t incarnation; /* of this daemon, not 0 */
     char name[KVF_NET_NAME_BYTES];
     struct kvf_net_address listen; /* bytes 0: nobody can connect */
+    uint32_t endpoints; /* of a link that this side makes, 1 to KVF_NET_ENDPOINTS_MAX; 0: 1 */
     uint64_t heartbeat_ns;
     uint64_t silence_ns;         /* a link on which nothing comes for so long is down */
     uint32_t tenant_clients_max; /* clients of other nodes of one tenant; 0: KVF_NET_CLIENTS_MAX */
@@ -96,14 +99,16 @@ struct kvf_net_fetch {
     uint32_t payload_crc32c; /* if so: of all behind the record's page */
     void *owner;
     uint64_t request;    /* for the network's thread */
+    kvf_net_link lane;   /* the same */
     uint32_t come_bytes; /* the same */
 };
 
 /* The answer to a SERVE. The same rules. */
 struct kvf_net_serve {
     kvf_net_link link;
-    uint64_t request; /* of the SERVE */
-    int32_t status;   /* KVF_OK: the record goes out; else only this does */
+    kvf_net_link lane; /* of the SERVE */
+    uint64_t request;  /* the same */
+    int32_t status;    /* KVF_OK: the record goes out; else only this does */
     const void *record;
     uint32_t record_bytes;
     void *owner;
@@ -134,6 +139,7 @@ struct kvf_net_event {
     uint32_t record_bytes; /* SERVE */
     int fd;                /* CLIENT: the taker's to close */
     kvf_net_link link;
+    kvf_net_link lane;    /* SERVE: where the answer goes */
     uint64_t request;     /* SERVE */
     uint64_t incarnation; /* LINK_UP: the peer's; CLIENT: a number of its process */
     struct kvf_net_fetch *fetch;
@@ -153,6 +159,7 @@ struct kvf_net_stat {
     uint64_t refused;                    /* links refused by one side: key, version, layout, room */
     uint64_t strangers;                  /* messages from nobody */
     uint64_t sent_bytes, received_bytes; /* of records */
+    uint32_t endpoints;                  /* between nodes, up now: one a link, or more */
 };
 
 /* Start the thread, and listen. KVF_OK; KVF_ERR_CONFIG: the address cannot be used;

@@ -141,7 +141,7 @@ static bool is_same(const struct kvf_net_address *a, const struct sockaddr_stora
 /* Has a link come from there? Also if one of them does not know where it has come from. */
 static bool is_of_link(const struct kvf_net *net, const struct sockaddr_storage *peer)
 {
-    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+    for (uint32_t i = 0; i < net->links_end; i++) {
         const struct kvf_link *link = &net->links[i];
 
         if (link->state != KVF_LINK_FREE && !link->is_initiator &&

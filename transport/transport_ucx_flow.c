@@ -26,7 +26,7 @@ static struct kvf_net_fetch *fetch_find(struct kvf_net *net, uint64_t request, k
 {
     struct kvf_net_fetch *fetch = net->fetches[request % KVF_NET_FETCHES_MAX];
 
-    return fetch != NULL && fetch->request == request && fetch->link == link ? fetch : NULL;
+    return fetch != NULL && fetch->request == request && fetch->lane == link ? fetch : NULL;
 }
 
 static void fetch_over(struct kvf_net *net, struct kvf_net_fetch *fetch, int status)
@@ -59,6 +59,8 @@ void kvf_flow_fetch(struct kvf_net *net, struct kvf_net_fetch *fetch)
     } while (net->fetches[fetch->request % KVF_NET_FETCHES_MAX] != NULL);
     net->fetches[fetch->request % KVF_NET_FETCHES_MAX] = fetch;
     net->n_fetches++;
+    link = kvf_lane_choose(link, fetch->request);
+    fetch->lane = kvf_link_id(link);
     memcpy(body.key_id, fetch->key_id, sizeof(body.key_id));
     (void)kvf_link_send(link, KVF_NET_FETCH, fetch->request, 0, &body, sizeof(body));
 }
@@ -123,7 +125,7 @@ static unsigned expire_fetches(struct kvf_net *net)
         if (fetch == NULL || fetch->deadline_ns > net->now_ns) {
             continue;
         }
-        link = kvf_link_find(net, fetch->link);
+        link = kvf_link_find(net, fetch->lane);
         if (link != NULL) {
             (void)kvf_link_send(link, KVF_NET_CANCEL, fetch->request, 0, NULL, 0);
         }
@@ -158,10 +160,11 @@ static void answer(struct kvf_link *link, uint64_t request, int status)
 static void on_fetch(struct kvf_link *link, const struct kvf_net_head *head, const void *body)
 {
     struct kvf_net_event event = {
-        .kind = KVF_NET_EVENT_SERVE, .link = kvf_link_id(link), .request = head->request};
+        .kind = KVF_NET_EVENT_SERVE, .lane = kvf_link_id(link), .request = head->request};
     struct kvf_net_fetch_body fetch;
 
     memcpy(&fetch, body, sizeof(fetch));
+    event.link = link->of != 0 ? link->of : event.lane;
     memcpy(event.key_id, fetch.key_id, sizeof(event.key_id));
     event.shard = fetch.shard;
     event.record_bytes = fetch.record_bytes;
@@ -186,7 +189,7 @@ void kvf_flow_serve_begin(struct kvf_link *link, struct kvf_net_serve *serve)
 
 void kvf_flow_serve(struct kvf_net *net, struct kvf_net_serve *serve)
 {
-    struct kvf_link *link = kvf_link_find(net, serve->link);
+    struct kvf_link *link = kvf_link_find(net, serve->lane);
 
     serve->is_relayed = false;
     if (link == NULL || serve->status != KVF_OK) {
@@ -447,7 +450,11 @@ void kvf_flow_message(struct kvf_link *link, const struct kvf_net_head *head, co
     case KVF_NET_SNAPSHOT:
     case KVF_NET_EVENTS:
     case KVF_NET_RESYNC:
-        on_stream(link, head, body);
+        if (link->of != 0) {
+            kvf_link_offend(link, "a part of the stream on an endpoint for records");
+        } else {
+            on_stream(link, head, body);
+        }
         break;
     case KVF_NET_BYE:
         kvf_link_break(link, KVF_ERR_DISCONNECTED, "it says goodbye");
@@ -467,7 +474,7 @@ void kvf_flow_end(struct kvf_link *link)
     kvf_net_link id = kvf_link_id(link);
 
     for (uint32_t i = 0; net->n_fetches > 0 && i < KVF_NET_FETCHES_MAX; i++) {
-        if (net->fetches[i] != NULL && net->fetches[i]->link == id) {
+        if (net->fetches[i] != NULL && net->fetches[i]->lane == id) {
             fetch_over(net, net->fetches[i], KVF_ERR_DISCONNECTED);
         }
     }
@@ -481,7 +488,7 @@ void kvf_flow_end(struct kvf_link *link)
 
 bool kvf_flow_is_busy(const struct kvf_net *net)
 {
-    for (uint32_t i = 0; net->n_fetches == 0 && i < KVF_NET_LINKS_MAX; i++) {
+    for (uint32_t i = 0; net->n_fetches == 0 && i < net->links_end; i++) {
         if (net->links[i].state == KVF_LINK_UP &&
             (net->links[i].serves != NULL || net->links[i].piece_sends > 0)) {
             return true;
@@ -494,7 +501,7 @@ unsigned kvf_flow_turn(struct kvf_net *net)
 {
     unsigned n = expire_fetches(net);
 
-    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+    for (uint32_t i = 0; i < net->links_end; i++) {
         if (net->links[i].state == KVF_LINK_UP && net->links[i].serves != NULL) {
             n += send_pieces(&net->links[i]);
         }

@@ -5,6 +5,7 @@
  *   transport_ucx.c        the thread, its queues, opening and closing
  *   transport_ucx_link.c   links: connect, accept, handshake, liveness, close
  *   transport_ucx_doors.c  connections that say nothing
+ *   transport_ucx_lane.c   more endpoints of a link
  *   transport_ucx_flow.c   messages of links that are up: records and their credit, the stream
  *   transport_ucx_relay.c  clients of other nodes: what speaks for them to the daemon
  *   transport_ucx_tunnel.c a client's own end, as far as it is the network's
@@ -28,7 +29,7 @@
 #include "transport/ucx_api.h"
 
 enum kvf_net_inner_limits {
-    KVF_NET_PEER_SENDS_MAX = 2048,  /* to all nodes: messages that UCX has not taken yet */
+    KVF_NET_PEER_SENDS_MAX = 4096,  /* to all nodes: messages that UCX has not taken yet */
     KVF_NET_CLIENT_SENDS_MAX = 512, /* the same to one client, which ends with more */
     KVF_NET_SENDS_MAX = KVF_NET_PEER_SENDS_MAX + KVF_NET_CLIENTS_MAX * KVF_NET_CLIENT_SENDS_MAX,
     KVF_NET_LINK_SENDS_MAX = 64,   /* of them PIECEs and STAGEs of one link */
@@ -78,7 +79,10 @@ struct kvf_link {
     bool owes_up, owes_down;
     int32_t status; /* why it is broken */
     uint32_t generation;
-    uint32_t peer; /* initiator */
+    uint32_t peer;          /* initiator */
+    kvf_net_link of;        /* a lane: the link that it is of; else 0 */
+    uint64_t lane_try_ns;   /* initiator: when the next lane is made */
+    uint32_t lane_failures; /* the same: one after the other */
     uint32_t sends;
     uint32_t piece_sends;
     ucp_ep_h ep;
@@ -173,11 +177,15 @@ struct kvf_net {
     _Atomic uint32_t upcalls, link_events;            /* in events, not yet taken */
     _Atomic uint32_t stream_sends[KVF_NET_LINKS_MAX]; /* given and not yet gone */
     _Atomic uint64_t protocol_errors, refused, strangers, sent_bytes, received_bytes;
+    _Atomic uint32_t endpoints;
 
     uint64_t now_ns;
     uint32_t generations;
     uint64_t requests_serial;
-    struct kvf_link links[KVF_NET_LINKS_MAX];
+    struct kvf_link links[KVF_NET_LINKS_MAX + KVF_NET_LANES_MAX]; /* lanes behind the others */
+    uint32_t links_end; /* behind the last that is in use */
+    uint64_t lane_look_ns;
+    struct kvf_link *last_link; /* of the last message; or NULL */
     struct kvf_link_peer peers[KVF_NET_PEERS_MAX];
     uint32_t n_peers;
     struct kvf_net_fetch *fetches[KVF_NET_FETCHES_MAX]; /* by request, modulo */
@@ -202,6 +210,10 @@ void kvf_net_emit(struct kvf_net *net, const struct kvf_net_event *event);
 bool kvf_net_emit_upcall(struct kvf_net *net, const struct kvf_net_event *event);
 
 /* transport_ucx_link.c */
+/* A place for a link or a lane. NULL: there is none. */
+struct kvf_link *kvf_link_new(struct kvf_net *net, bool is_lane);
+/* Connect to the address of link->peer, and greet. */
+void kvf_link_begin(struct kvf_link *link);
 void kvf_link_connect(struct kvf_net *net, struct kvf_net_address *addresses, uint32_t n);
 /* The link of this id, NULL: gone. */
 struct kvf_link *kvf_link_find(struct kvf_net *net, kvf_net_link id);
@@ -241,6 +253,19 @@ void kvf_doors_note(struct kvf_doors *doors);
 void kvf_doors_close(struct kvf_doors *doors);
 /* Once in a while: hang up on those that say nothing. */
 void kvf_doors_turn(struct kvf_net *net);
+
+/* transport_ucx_lane.c */
+/* A connection that has come is one more endpoint of that daemon's link: its new place. NULL: there
+ * is no such link, or no room. */
+struct kvf_link *kvf_lane_take(struct kvf_link *link, uint64_t incarnation);
+void kvf_lane_up(struct kvf_link *lane);
+void kvf_lane_closed(const struct kvf_link *lane);
+/* A link ends: so do its lanes. */
+void kvf_lane_end(const struct kvf_link *link);
+/* Which of a link's endpoints takes a request. */
+struct kvf_link *kvf_lane_choose(struct kvf_link *link, uint64_t request);
+/* Make what is missing. Returns how much was done. */
+unsigned kvf_lane_turn(struct kvf_net *net);
 
 /* transport_ucx_flow.c */
 /* A message of a link that is up, sealed and judged. */

@@ -30,7 +30,7 @@
  */
 struct kvf_link *kvf_link_find(struct kvf_net *net, kvf_net_link id)
 {
-    struct kvf_link *link = &net->links[(id & 0xff) % KVF_NET_LINKS_MAX];
+    struct kvf_link *link = &net->links[(id & 0xff) % (KVF_NET_LINKS_MAX + KVF_NET_LANES_MAX)];
 
     return link->state == KVF_LINK_UP && !link->is_broken && kvf_link_id(link) == id ? link : NULL;
 }
@@ -99,9 +99,11 @@ void kvf_link_log(const struct kvf_link *link, int level, const char *fmt, ...)
     kvf_log(level, "%s", line);
 }
 
-static struct kvf_link *link_new(struct kvf_net *net)
+struct kvf_link *kvf_link_new(struct kvf_net *net, bool is_lane)
 {
-    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+    uint32_t end = is_lane ? KVF_NET_LINKS_MAX + KVF_NET_LANES_MAX : KVF_NET_LINKS_MAX;
+
+    for (uint32_t i = is_lane ? KVF_NET_LINKS_MAX : 0; i < end; i++) {
         struct kvf_link *link = &net->links[i];
 
         if (link->state == KVF_LINK_FREE) {
@@ -114,6 +116,7 @@ static struct kvf_link *link_new(struct kvf_net *net)
             link->sent_ns = net->now_ns;
             link->credit_bytes = KVF_NET_WINDOW_BYTES;
             link->version = KVF_NET_VERSION_MIN;
+            net->links_end = net->links_end > i ? net->links_end : i + 1;
             return link;
         }
     }
@@ -161,7 +164,8 @@ bool kvf_link_send_body(struct kvf_link *link, struct kvf_link_send *send, enum 
                         uint64_t request, uint32_t offset, const void *body, uint32_t body_bytes)
 {
     struct kvf_net *net = link->net;
-    bool greets = type == KVF_NET_HELLO || type == KVF_NET_CLIENT || type == KVF_NET_WELCOME;
+    bool greets = type == KVF_NET_HELLO || type == KVF_NET_ENDPOINT || type == KVF_NET_CLIENT ||
+                  type == KVF_NET_WELCOME;
     ucp_request_param_t param = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_FLAGS |
                         UCP_OP_ATTR_FIELD_USER_DATA,
@@ -293,6 +297,11 @@ static void become_up(struct kvf_link *link)
         client_up(link);
         return;
     }
+    atomic_fetch_add(&link->net->endpoints, 1);
+    if (link->of != 0) {
+        kvf_lane_up(link);
+        return;
+    }
     link->owes_up = true;
     if (link->is_initiator) {
         struct kvf_link_peer *peer = &link->net->peers[link->peer];
@@ -322,7 +331,8 @@ static void send_hello(struct kvf_link *link)
     memcpy(hello.nonce, link->nonce, sizeof(hello.nonce));
     memcpy(hello.name, net->config.name, sizeof(hello.name));
     if (!link->is_client) {
-        (void)kvf_link_send(link, KVF_NET_HELLO, 0, 0, &hello, sizeof(hello));
+        (void)kvf_link_send(link, link->of != 0 ? KVF_NET_ENDPOINT : KVF_NET_HELLO, 0, 0, &hello,
+                            sizeof(hello));
         return;
     }
     client.hello = hello;
@@ -352,7 +362,7 @@ static void send_welcome(struct kvf_link *link, const struct kvf_net_hello *hell
     } else {
         link->is_refused = true;
         link->end_ns = net->now_ns + LINGER_NS;
-        atomic_fetch_add(&net->refused, status != KVF_EXISTS);
+        atomic_fetch_add(&net->refused, status < 0);
     }
     (void)kvf_link_send(link, KVF_NET_WELCOME, 0, 0, &welcome, sizeof(welcome));
 }
@@ -388,6 +398,7 @@ static void on_hello(struct kvf_link *link, const struct kvf_net_head *head,
                      const struct kvf_net_hello *hello, bool is_sealed)
 {
     struct kvf_net *net = link->net;
+    struct kvf_link *lane = NULL;
     uint64_t suppressed;
     const char *text = "";
     int status = KVF_OK;
@@ -411,7 +422,12 @@ static void on_hello(struct kvf_link *link, const struct kvf_net_head *head,
     } else if (hello->layout_fp != net->layout_fp) {
         status = KVF_ERR_MISMATCH;
         text = "its blocks have another layout; run the same release on all nodes";
+    } else if (head->type == KVF_NET_ENDPOINT &&
+               (lane = kvf_lane_take(link, head->incarnation)) == NULL) {
+        status = KVF_MISS; /* it may come before the link is up: it is tried again */
+        text = "no link of its daemon is here, or no room for one more endpoint";
     } else {
+        link = lane != NULL ? lane : link;
         memcpy(link->name, hello->name, sizeof(link->name));
         link->incarnation = head->incarnation;
         link->version = hello->version_max < KVF_NET_VERSION_MAX ? (uint8_t)hello->version_max
@@ -459,7 +475,7 @@ static void on_welcome(struct kvf_link *link, const struct kvf_net_head *head,
         return;
     }
     if (welcome->status != KVF_OK) {
-        atomic_fetch_add(&net->refused, welcome->status != KVF_EXISTS);
+        atomic_fetch_add(&net->refused, welcome->status < 0);
         kvf_link_break(link, welcome->status, "it refuses: %s", welcome->text);
         return;
     }
@@ -469,7 +485,7 @@ static void on_welcome(struct kvf_link *link, const struct kvf_net_head *head,
                        "it chose a version or layout that this node does not know");
         return;
     }
-    if (!link->is_client && is_double(link, head->incarnation)) {
+    if (!link->is_client && link->of == 0 && is_double(link, head->incarnation)) {
         kvf_link_break(link, KVF_EXISTS, "another address leads there, too");
         return;
     }
@@ -486,13 +502,20 @@ static void on_welcome(struct kvf_link *link, const struct kvf_net_head *head,
 /* ----------------------------------------------------------------------------------------------
  * Receiving
  */
+static bool is_at(const struct kvf_link *link, ucp_ep_h ep)
+{
+    return link->ep == ep && link->state != KVF_LINK_FREE && link->state != KVF_LINK_CLOSING;
+}
+
 static struct kvf_link *link_of_ep(struct kvf_net *net, ucp_ep_h ep)
 {
-    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
-        struct kvf_link *link = &net->links[i];
-
-        if (link->ep == ep && link->state != KVF_LINK_FREE && link->state != KVF_LINK_CLOSING) {
-            return link;
+    if (net->last_link != NULL && is_at(net->last_link, ep)) {
+        return net->last_link; /* it is often the same for some messages */
+    }
+    for (uint32_t i = 0; i < net->links_end; i++) {
+        if (is_at(&net->links[i], ep)) {
+            net->last_link = &net->links[i];
+            return net->last_link;
         }
     }
     return NULL;
@@ -509,7 +532,7 @@ static void greet(struct kvf_link *link, const struct kvf_net_head *head, const 
 
     memcpy(&copy, body, head->body_bytes);
     link->came_ns = net->now_ns;
-    if (head->type == KVF_NET_HELLO) {
+    if (head->type == KVF_NET_HELLO || head->type == KVF_NET_ENDPOINT) {
         on_hello(link, head, &copy.hello, kvf_net_is_sealed(link->greet_key, head, body));
     } else if (head->type == KVF_NET_CLIENT) {
         link->is_client = true;
@@ -535,7 +558,8 @@ static bool take_message(struct kvf_link *link, const struct kvf_net_head *head,
         return false;
     }
     if ((link->state == KVF_LINK_ACCEPTED &&
-         (head->type == KVF_NET_HELLO || head->type == KVF_NET_CLIENT)) ||
+         (head->type == KVF_NET_HELLO || head->type == KVF_NET_ENDPOINT ||
+          head->type == KVF_NET_CLIENT)) ||
         (link->state == KVF_LINK_CONNECTING && head->type == KVF_NET_WELCOME)) {
         if (kvf_net_body_check(head, body, &why) != KVF_OK) {
             return false;
@@ -544,8 +568,9 @@ static bool take_message(struct kvf_link *link, const struct kvf_net_head *head,
         return true;
     }
     if (!is_session || head->type == KVF_NET_HELLO || head->type == KVF_NET_WELCOME ||
-        head->type == KVF_NET_CLIENT || head->version != link->version ||
-        head->incarnation != link->incarnation || !kvf_net_is_sealed(link->key, head, body) ||
+        head->type == KVF_NET_ENDPOINT || head->type == KVF_NET_CLIENT ||
+        head->version != link->version || head->incarnation != link->incarnation ||
+        !kvf_net_is_sealed(link->key, head, body) ||
         !kvf_net_replay_accept(&link->replay, head->sequence)) {
         return false;
     }
@@ -592,10 +617,11 @@ ucs_status_t kvf_link_message(void *arg, const void *header, size_t header_bytes
  */
 static void on_error(void *arg, ucp_ep_h ep, ucs_status_t status)
 {
-    struct kvf_link *link = arg;
+    struct kvf_net *net = arg;
+    struct kvf_link *link = link_of_ep(net, ep);
 
-    if (link->ep == ep) {
-        kvf_link_break(link, KVF_ERR_DISCONNECTED, "%s", link->net->ucx.ucs_status_string(status));
+    if (link != NULL) {
+        kvf_link_break(link, KVF_ERR_DISCONNECTED, "%s", net->ucx.ucs_status_string(status));
     }
 }
 
@@ -608,7 +634,7 @@ static void open_endpoint(struct kvf_link *link, ucp_ep_params_t *params)
     params->field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLER | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE;
     params->err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params->err_handler.cb = on_error;
-    params->err_handler.arg = link;
+    params->err_handler.arg = net; /* a link may get another place */
     status = net->ucx.ucp_ep_create(net->worker, params, &link->ep);
     if (status != UCS_OK) {
         link->ep = NULL;
@@ -681,7 +707,7 @@ static void accept_one(struct kvf_net *net, ucp_conn_request_h request)
                               .conn_request = request};
 
     make_way(net);
-    link = link_new(net);
+    link = kvf_link_new(net, false);
     if (link == NULL) {
         atomic_fetch_add(&net->refused, 1);
         (void)net->ucx.ucp_listener_reject(net->listener, request);
@@ -692,27 +718,33 @@ static void accept_one(struct kvf_net *net, ucp_conn_request_h request)
     open_endpoint(link, &params);
 }
 
-static void connect_peer(struct kvf_net *net, uint32_t number)
+void kvf_link_begin(struct kvf_link *link)
 {
-    struct kvf_link_peer *peer = &net->peers[number];
-    struct kvf_link *link = link_new(net);
+    const struct kvf_link_peer *peer = &link->net->peers[link->peer];
     ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR,
                               .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER,
                               .sockaddr = {.addr = (const struct sockaddr *)&peer->address.address,
                                            .addrlen = peer->address.bytes}};
 
-    if (link == NULL) {
-        return;
-    }
-    peer->link = 1 + (uint32_t)(link - net->links);
-    link->is_initiator = true;
-    link->is_client = net->config.tenant[0] != '\0';
-    link->peer = number;
     link->state = KVF_LINK_CONNECTING;
     open_endpoint(link, &params);
     if (!link->is_broken) {
         send_hello(link);
     }
+}
+
+static void connect_peer(struct kvf_net *net, uint32_t number)
+{
+    struct kvf_link *link = kvf_link_new(net, false);
+
+    if (link == NULL) {
+        return;
+    }
+    net->peers[number].link = 1 + (uint32_t)(link - net->links);
+    link->is_initiator = true;
+    link->is_client = net->config.tenant[0] != '\0';
+    link->peer = number;
+    kvf_link_begin(link);
 }
 
 static bool is_same_address(const struct kvf_net_address *a, const struct kvf_net_address *b)
@@ -776,7 +808,12 @@ static void say_broken(struct kvf_link *link, bool was_up)
     int level = is_usual ? KVF_LOG_INFO : KVF_LOG_WARNING;
     uint64_t suppressed;
 
-    if (was_up) {
+    if (link->of != 0) {
+        if (was_up && kvf_link_find(link->net, link->of) != NULL) { /* it ended alone */
+            kvf_link_log(link, level, "peers: %s: one of its endpoints ended: %s", label(link),
+                         link->why);
+        }
+    } else if (was_up) {
         kvf_link_log(link, level, "peers: %s%s%s: link ended: %s", label(link),
                      peer != NULL ? ", " : "", peer != NULL ? link->name : "", link->why);
     } else if (peer != NULL && peer->said != link->status) {
@@ -797,8 +834,12 @@ static void begin_close(struct kvf_link *link)
 
     say_broken(link, was_up);
     link->state = KVF_LINK_CLOSING;
-    link->owes_down = was_up && !link->owes_up && !link->is_client; /* the owner knows it */
+    link->owes_down = was_up && !link->owes_up && !link->is_client && link->of == 0;
     link->owes_up = false;
+    if (was_up && !link->is_client) {
+        atomic_fetch_sub(&net->endpoints, 1);
+        kvf_lane_end(link);
+    }
     kvf_flow_end(link);
     if (link->is_client && link->is_initiator) {
         net->config.tunnel->down(net->config.tunnel_ctx, link->status, link->why);
@@ -828,7 +869,9 @@ static bool finish_close(struct kvf_link *link)
         return false;
     }
     kvf_relay_free(link);
-    if (link->is_initiator) {
+    if (link->of != 0) {
+        kvf_lane_closed(link);
+    } else if (link->is_initiator) {
         struct kvf_link_peer *peer = &net->peers[link->peer];
         uint32_t shift = peer->failures < RETRY_SHIFT ? peer->failures : RETRY_SHIFT;
         uint64_t pause_ns = net->config.retry_ns << shift;
@@ -844,6 +887,9 @@ static bool finish_close(struct kvf_link *link)
         peer->link = 0;
     }
     link->state = KVF_LINK_FREE;
+    while (net->links_end > 0 && net->links[net->links_end - 1].state == KVF_LINK_FREE) {
+        net->links_end--;
+    }
     return true;
 }
 
@@ -855,7 +901,7 @@ bool kvf_link_close_all(struct kvf_net *net)
         (void)net->ucx.ucp_listener_reject(net->listener, net->arrivals[i]);
     }
     net->n_arrivals = 0;
-    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+    for (uint32_t i = 0; i < net->links_end; i++) {
         struct kvf_link *link = &net->links[i];
 
         if (link->state == KVF_LINK_UP && !link->is_broken && !link->is_refused) {
@@ -907,7 +953,7 @@ unsigned kvf_link_turn(struct kvf_net *net)
         accept_one(net, net->arrivals[i]);
     }
     net->n_arrivals = 0;
-    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+    for (uint32_t i = 0; i < net->links_end; i++) {
         struct kvf_link *link = &net->links[i];
 
         if (link->state == KVF_LINK_FREE) {
@@ -937,5 +983,5 @@ unsigned kvf_link_turn(struct kvf_net *net)
             n++;
         }
     }
-    return n;
+    return n + kvf_lane_turn(net);
 }

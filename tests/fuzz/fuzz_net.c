@@ -179,6 +179,7 @@ static void fuzz_message(bool from_acceptor, const uint8_t *data, size_t bytes)
         break;
     }
     case KVF_NET_HELLO:
+    case KVF_NET_ENDPOINT:
         must(memchr(((struct kvf_net_hello *)(void *)body)->name, 0, KVF_NET_NAME_BYTES) != NULL,
              "name ends");
         break;

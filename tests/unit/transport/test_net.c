@@ -25,175 +25,12 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "tests/support/support.h"
+#include "tests/unit/transport/net_pair.h"
 #include "transport/net_proto.h"
 #include "transport/transport_ucx.h"
 #include "transport/ucx_api.h"
 
-#define WAIT_MS 60000u
-#define NEVER   (3600 * KVF_NS_PER_S)
-
-/* One daemon's network, and what it has said. */
-struct node {
-    struct kvf_net *net;
-    struct kvf_net_address at;
-    kvf_net_link link; /* the last that came up; 0: it is down */
-    bool is_initiator;
-    uint64_t peer_incarnation;
-    uint32_t ups, downs;
-    struct kvf_net_event serves[8]; /* not answered yet */
-    uint32_t n_serves;
-    uint32_t fetches_done, serves_done;
-    int client_fd; /* of the last client, -1: none came */
-    char tenant[KVF_NET_NAME_BYTES];
-    uint32_t offences;            /* of clients */
-    struct kvf_net_event message; /* the last */
-    uint8_t message_body[KVF_NET_BODY_BYTES_MAX];
-};
-
-static void nobody(void *ctx)
-{
-    (void)ctx; /* the test polls */
-}
-
-static void node_open(struct node *node, uint64_t incarnation, uint8_t key, bool listens)
-{
-    struct kvf_net_config config = {.incarnation = incarnation,
-                                    .heartbeat_ns = 100 * KVF_NS_PER_MS,
-                                    .silence_ns = 60 * KVF_NS_PER_S,
-                                    .retry_ns = 50 * KVF_NS_PER_MS,
-                                    .wake = nobody};
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    char why[256];
-
-    memset(node, 0, sizeof(*node));
-    node->client_fd = -1;
-    memset(config.cluster_key, key, sizeof(config.cluster_key));
-    (void)snprintf(config.name, sizeof(config.name), "node-%u", (unsigned)incarnation);
-    if (listens) {
-        memcpy(&config.listen.address, &address, sizeof(address));
-        config.listen.bytes = sizeof(address);
-    }
-    if (kvf_net_open(&config, &node->net, why, sizeof(why)) != KVF_OK) {
-        fail_msg("%s", why);
-    }
-    address.sin_port = htons(kvf_net_port(node->net));
-    memcpy(&node->at.address, &address, sizeof(address));
-    node->at.bytes = sizeof(address);
-}
-
-static void node_close(struct node *node)
-{
-    kvf_net_close(node->net);
-    node->net = NULL;
-    if (node->client_fd >= 0) {
-        close(node->client_fd);
-    }
-}
-
-static void node_poll(struct node *node)
-{
-    static const uint8_t loopback[KVF_NET_FROM_BYTES] = {127, 0, 0, 1};
-    struct kvf_net_event event;
-
-    while (node->net != NULL && kvf_net_poll(node->net, &event)) {
-        switch ((enum kvf_net_event_kind)event.kind) {
-        case KVF_NET_EVENT_LINK_UP:
-            node->ups++;
-            node->link = event.link;
-            node->is_initiator = event.is_initiator;
-            node->peer_incarnation = event.incarnation;
-            break;
-        case KVF_NET_EVENT_LINK_DOWN:
-            node->downs++;
-            node->link = node->link == event.link ? 0 : node->link;
-            break;
-        case KVF_NET_EVENT_FETCH_DONE:
-            node->fetches_done++;
-            break;
-        case KVF_NET_EVENT_SERVE:
-            assert_true(node->n_serves < 8);
-            node->serves[node->n_serves++] = event;
-            break;
-        case KVF_NET_EVENT_SERVE_DONE:
-            node->serves_done++;
-            break;
-        case KVF_NET_EVENT_MESSAGE:
-            node->message = event;
-            memcpy(node->message_body, event.body, event.body_bytes);
-            free(event.body);
-            break;
-        case KVF_NET_EVENT_CLIENT:
-            if (node->client_fd >= 0) {
-                close(node->client_fd);
-            }
-            node->client_fd = event.fd;
-            memcpy(node->tenant, event.name, sizeof(node->tenant));
-            assert_memory_equal(event.from, loopback, sizeof(event.from));
-            break;
-        case KVF_NET_EVENT_OFFENCE:
-            node->offences++;
-            assert_string_equal(event.name, node->tenant);
-            assert_memory_equal(event.from, loopback, sizeof(event.from));
-            break;
-        }
-    }
-}
-
-/* Both nodes of a test, and what it waits for. */
-struct pair {
-    struct node a, b; /* a listens, b connects */
-    bool (*is_so)(struct pair *pair);
-};
-
-static bool look(void *arg)
-{
-    struct pair *pair = arg;
-
-    node_poll(&pair->a);
-    node_poll(&pair->b);
-    return pair->is_so(pair);
-}
-
-static void wait_for(struct pair *pair, bool (*is_so)(struct pair *pair))
-{
-    pair->is_so = is_so;
-    assert_true(kvf_test_wait_until(look, pair, WAIT_MS));
-}
-
-static bool are_linked(struct pair *pair)
-{
-    return pair->a.link != 0 && pair->b.link != 0;
-}
-
-static bool is_asked(struct pair *pair)
-{
-    return pair->a.n_serves > 0;
-}
-
-static bool has_fetched(struct pair *pair)
-{
-    return pair->b.fetches_done > 0;
-}
-
-static bool has_served(struct pair *pair)
-{
-    return pair->a.serves_done > 0;
-}
-
-static void pair_open(struct pair *pair)
-{
-    memset(pair, 0, sizeof(*pair));
-    node_open(&pair->a, 1, 7, true);
-    node_open(&pair->b, 2, 7, false);
-    assert_int_equal(kvf_net_connect(pair->b.net, &pair->a.at, 1), KVF_OK);
-    wait_for(pair, are_linked);
-}
-
-static void pair_close(struct pair *pair)
-{
-    node_close(&pair->b);
-    node_close(&pair->a);
-}
+#define NEVER (3600 * KVF_NS_PER_S)
 
 /* b asks a for a record of these bytes, which a gives. Returns whether it was summed. */
 static bool move(struct pair *pair, uint32_t bytes, uint64_t seed)
@@ -221,6 +58,7 @@ static bool move(struct pair *pair, uint32_t bytes, uint64_t seed)
     assert_int_equal(pair->a.serves[0].shard, 3);
     assert_int_equal(pair->a.serves[0].record_bytes, bytes);
     serve.link = pair->a.serves[0].link;
+    serve.lane = pair->a.serves[0].lane;
     serve.request = pair->a.serves[0].request;
     pair->a.n_serves = 0;
     assert_int_equal(kvf_net_serve(pair->a.net, &serve), KVF_OK);
@@ -272,6 +110,7 @@ static void test_miss_and_deadline(void **state)
     assert_int_equal(kvf_net_fetch(pair.b.net, &fetch), KVF_OK);
     wait_for(&pair, is_asked);
     serve.link = pair.a.serves[0].link;
+    serve.lane = pair.a.serves[0].lane;
     serve.request = pair.a.serves[0].request;
     assert_int_equal(kvf_net_serve(pair.a.net, &serve), KVF_OK);
     wait_for(&pair, has_fetched);
@@ -672,7 +511,7 @@ static void test_breach(void **state)
     /* and one under another key */
     stranger_sends(&stranger, key, KVF_NET_FETCH, 6, &fetch, sizeof(fetch));
     pair.is_so = is_counted;
-    while (!look(&pair)) {
+    while (!pair_look(&pair)) {
         (void)stranger.ucx.ucp_worker_progress(stranger.worker);
     }
     assert_int_equal(pair.a.n_serves, 1);

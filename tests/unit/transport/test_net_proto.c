@@ -61,6 +61,7 @@ static void test_heads(void **state)
         {KVF_NET_SNAPSHOT, sizeof(struct kvf_net_blocks)},
         {KVF_NET_EVENTS, KVF_NET_BODY_BYTES_MAX},
         {KVF_NET_RESYNC, 0},
+        {KVF_NET_ENDPOINT, sizeof(struct kvf_net_hello)},
     };
 
     (void)state;
