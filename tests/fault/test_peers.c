@@ -75,15 +75,24 @@ static struct kvf_test_daemon *node_create(uint32_t i, uint32_t mask, uint32_t k
     return &node->daemon;
 }
 
-/* The same, patient, started. */
-static struct kvf_test_daemon *node_start(uint32_t i, uint32_t mask, uint32_t key)
+/* The same, patient, started. more: a setting more, or NULL. */
+static struct kvf_test_daemon *node_start_with(uint32_t i, uint32_t mask, uint32_t key,
+                                               const char *more)
 {
     struct kvf_test_daemon *daemon = node_create(i, mask, key);
 
     kvf_test_daemon_set(daemon, PATIENT);
     kvf_test_daemon_set(daemon, STEADY);
+    if (more != NULL) {
+        kvf_test_daemon_set(daemon, more);
+    }
     kvf_test_daemon_start(daemon);
     return daemon;
+}
+
+static struct kvf_test_daemon *node_start(uint32_t i, uint32_t mask, uint32_t key)
+{
+    return node_start_with(i, mask, key, NULL);
 }
 
 static void wait_metric(const struct kvf_test_daemon *daemon, const char *metric, uint64_t wanted)
@@ -175,7 +184,7 @@ static int teardown(void **state)
 static void test_hits(void **state)
 {
     struct kvf_test_daemon *a = node_start(0, 0, 1);
-    struct kvf_test_daemon *b = node_start(1, 1, 1);
+    struct kvf_test_daemon *b = node_start_with(1, 1, 1, "peers.endpoints=3");
     struct kvf_client *client;
     struct kvf_lookup_options options = {.struct_bytes = sizeof(options)};
     struct kvf_lookup_result result;
@@ -184,6 +193,8 @@ static void test_hits(void **state)
 
     (void)state;
     wait_metric(b, "metrics.peers", 1);
+    wait_metric(b, "metrics.peer_endpoints", 3);
+    wait_metric(a, "metrics.peer_endpoints", 3); /* it has asked for none itself */
     put(a, 0, 25, 0);
     wait_metric(b, "metrics.peer_hints", 25);
     get(b, 0, 20, KVF_TIER_REMOTE);
@@ -210,6 +221,7 @@ static void test_hits(void **state)
     assert_int_equal(kvf_test_daemon_number(b, "metrics.peer_stale_hints"), 0);
     assert_int_equal(kvf_test_daemon_stop(a), 0);
     wait_metric(b, "metrics.peers", 0);
+    wait_metric(b, "metrics.peer_endpoints", 0);
     assert_int_equal(kvf_test_daemon_stop(b), 0);
 }
 
