@@ -319,7 +319,7 @@ def main():
               "profile": "exact", "chunk_tokens": CHUNK,
               "machine": platform.machine(), "threads": torch.get_num_threads(), "runs": []}
     with tempfile.TemporaryDirectory(prefix="kvferry-vllm-") as folder:
-        daemon = Daemon(options.daemon, folder, "dram.bytes=2GiB", "nvme.0.bytes=2GiB")
+        daemon = Daemon(options.daemon, folder, "dram.bytes=1GiB", "nvme.0.bytes=2GiB")
         daemon.start()
         try:
             ids = prompt(options.model)
@@ -346,7 +346,7 @@ def main():
             daemon.kill()
     if is_long:
         sizes = ("dram.bytes=64MiB", "dram.area_bytes=16MiB", "dram.piece_bytes=64MiB",
-                 "staging.total=256MiB", "nvme.0.bytes=256MiB", "nvme.0.segment_bytes=16MiB")
+                 "staging.total=256MiB", "nvme.0.bytes=128MiB", "nvme.0.segment_bytes=8MiB")
         for name, sets, extra in (("a full store", sizes, {"staging_bytes": 32 << 20}),
                                   ("a slow drive", (*sizes, "test.delay_nvme=" + SLOW),
                                    {"staging_bytes": 32 << 20, "load_budget_ms": 200})):
