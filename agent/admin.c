@@ -8,6 +8,7 @@
 #include "agent/admin.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <microhttpd.h>
 #include <poll.h>
 #include <pthread.h>
@@ -16,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "agent/activation.h"
@@ -142,17 +144,37 @@ static void on_log(void *ctx, const char *fmt, va_list args)
     kvf_log(KVF_LOG_DEBUG, "admin: %s", text);
 }
 
+/* Do both descriptors mean one socket, and is the second one open at all? */
+static bool is_same(int fd, int other_fd)
+{
+    struct stat st;
+    struct stat other;
+
+    return fstat(fd, &st) == 0 && fstat(other_fd, &other) == 0 && st.st_dev == other.st_dev &&
+           st.st_ino == other.st_ino;
+}
+
 static int server_start(struct server *server)
 {
+    /* its own: some of its failures close the descriptor that it was given, and some do not */
+    int fd = fcntl(server->socket.fd, F_DUPFD_CLOEXEC, 0);
+
+    if (fd < 0) {
+        kvf_log(KVF_LOG_ERROR, "admin: a second descriptor: %s", strerror(errno));
+        return KVF_ERR_NO_MEMORY;
+    }
     server->mhd = MHD_start_daemon(
         MHD_USE_EPOLL | MHD_USE_ERROR_LOG, 0, NULL, NULL, on_request, server,
-        MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_LISTEN_SOCKET, server->socket.fd,
+        MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_LISTEN_SOCKET, fd,
         MHD_OPTION_CONNECTION_LIMIT, (unsigned)KVF_ADMIN_CONNECTIONS_MAX,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)KVF_ADMIN_CONNECTION_BYTES,
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)KVF_ADMIN_IDLE_S, MHD_OPTION_NOTIFY_COMPLETED,
         on_completed, NULL, MHD_OPTION_END);
     if (server->mhd == NULL) {
         kvf_log(KVF_LOG_ERROR, "admin: the HTTP server does not start: %s", strerror(errno));
+        if (is_same(server->socket.fd, fd)) {
+            kvf_fd_close(&fd);
+        }
         return KVF_ERR_NO_MEMORY;
     }
     return KVF_OK;
@@ -292,9 +314,11 @@ void kvf_admin_stop(struct kvf_admin *admin)
         struct server *server = &admin->servers[i];
 
         if (server->mhd != NULL) {
-            /* The listening descriptor stays ours: the path must be judged before it is closed. */
-            MHD_quiesce_daemon(server->mhd);
+            /* not left to its end, which may shut down a socket that a service manager keeps */
+            int fd = MHD_quiesce_daemon(server->mhd);
+
             MHD_stop_daemon(server->mhd);
+            kvf_fd_close(&fd);
         }
         kvf_admin_socket_close(&server->socket);
     }

@@ -10,7 +10,9 @@
 
 #include <cmocka.h>
 
+#include <fcntl.h>
 #include <jansson.h>
+#include <microhttpd.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -174,6 +176,57 @@ static struct kvf_control *take_kept(struct kvf_agent *agent)
     agent->kept = NULL;
     pthread_mutex_unlock(&agent->lock);
     return control;
+}
+
+/* --- an HTTP server that does not start ------------------------------------------------------- */
+
+static struct {
+    bool fails;
+    bool closes;     /* the descriptor that it was given */
+    int stranger_fd; /* somebody else's, which has the number then */
+} mhd;
+
+struct MHD_Daemon *__wrap_MHD_start_daemon(unsigned flags, uint16_t port,
+                                           MHD_AcceptPolicyCallback apc, void *apc_arg,
+                                           MHD_AccessHandlerCallback handler, void *handler_arg,
+                                           ...);
+
+/* Options as server_start gives them: a logger and its argument, then the socket. */
+struct MHD_Daemon *__wrap_MHD_start_daemon(unsigned flags, uint16_t port,
+                                           MHD_AcceptPolicyCallback apc, void *apc_arg,
+                                           MHD_AccessHandlerCallback handler, void *handler_arg,
+                                           ...)
+{
+    struct MHD_Daemon *daemon = NULL;
+    va_list options;
+
+    va_start(options, handler_arg);
+    if (!mhd.fails) {
+        daemon = MHD_start_daemon_va(flags, port, apc, apc_arg, handler, handler_arg, options);
+    } else if (mhd.closes) {
+        int fd;
+
+        (void)va_arg(options, int);
+        (void)va_arg(options, void *);
+        (void)va_arg(options, void *);
+        assert_int_equal(va_arg(options, int), MHD_OPTION_LISTEN_SOCKET);
+        fd = va_arg(options, int);
+        assert_int_equal(close(fd), 0);
+        mhd.stranger_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        assert_int_equal(mhd.stranger_fd, fd);
+    }
+    va_end(options);
+    return daemon;
+}
+
+static int count_fds(void)
+{
+    int n = 0;
+
+    for (int fd = 0; fd < 256; fd++) {
+        n += fcntl(fd, F_GETFD) >= 0;
+    }
+    return n;
 }
 
 /* --- a client --------------------------------------------------------------------------------- */
@@ -468,6 +521,31 @@ static void test_profiles(void **state)
     assert_int_equal(atomic_load(&calibrations.holders), 1);
 }
 
+/* A server that does not start, the descriptor that it was given closed or left open: nothing else
+ * is closed, nothing is left open, and the next start finds the paths free. */
+static void test_server_does_not_start(void **state)
+{
+    struct bed *bed = *state;
+
+    kvf_admin_stop(bed->admin);
+    bed->admin = NULL;
+    for (int closes = 0; closes < 2; closes++) {
+        int n_fds = count_fds();
+
+        mhd.fails = true;
+        mhd.closes = closes != 0;
+        assert_int_equal(kvf_admin_start(bed->config, &bed->agent, &bed->admin), KVF_ERR_NO_MEMORY);
+        mhd.fails = false;
+        if (mhd.closes) {
+            assert_true(fcntl(mhd.stranger_fd, F_GETFD) >= 0); /* it has that number now */
+            assert_int_equal(close(mhd.stranger_fd), 0);
+        }
+        assert_int_equal(count_fds(), n_fds);
+    }
+    assert_int_equal(kvf_admin_start(bed->config, &bed->agent, &bed->admin), KVF_OK);
+    assert_int_equal(ask(bed, "GET", "/readyz", NULL), 200);
+}
+
 static void test_evict_by_name(void **state)
 {
     struct bed *bed = *state;
@@ -495,6 +573,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_text_that_is_not_utf8, setup, teardown),
         cmocka_unit_test_setup_teardown(test_large_numbers, setup, teardown),
         cmocka_unit_test_setup_teardown(test_profiles, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_server_does_not_start, setup, teardown),
         cmocka_unit_test_setup_teardown(test_evict_by_name, setup, teardown),
     };
 
