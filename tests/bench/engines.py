@@ -10,12 +10,14 @@ times of single blocks with one.
 
 The other stores' Python packages are in virtual environments of their own, in --venvs, a folder
 that tests/bench/engines_venvs.sh has made."""
+import contextlib
 import os
 import re
 import shutil
 import socket as socketlib
 import statistics
 import subprocess
+import sys
 import time
 
 import figures
@@ -38,11 +40,11 @@ MAKE = "tests/bench/engines_venvs.sh FOLDER makes it, then --venvs FOLDER"
 
 
 class Failure(Exception):
-    """A store cannot be measured; the text says why."""
+    """kvferry cannot be measured; the text says why."""
 
 
 class Missing(Exception):
-    """A store is not installed here; the text says what is missing."""
+    """Another store is not installed here, or does not work; the text says what is wrong."""
 
 
 def free_port():
@@ -65,7 +67,7 @@ def wait_until(is_ready, process, what, log_path):
     deadline = time.monotonic() + READY_S
     while not is_ready():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise Failure(f"{what} does not start:\n{tail_of(log_path)}")
+            raise Missing(f"{what} does not start:\n{tail_of(log_path)}")
         time.sleep(0.05)
 
 
@@ -262,8 +264,9 @@ class Driver:
     def ask(self, request, wanted=None):
         """Words of the answer."""
         if request is not None:
-            self.process.stdin.write(request + "\n")
-            self.process.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and does not answer
+                self.process.stdin.write(request + "\n")
+                self.process.stdin.flush()
         # what a library says on standard output is no answer
         for line in self.process.stdout:
             words = line.split()
@@ -272,8 +275,9 @@ class Driver:
                 return words
         self.process.wait(READY_S)
         logs = "\n".join(tail_of(path) for path in (self.log_path, *self.store.logs))
-        raise Failure(f"the client of {type(self.store).__name__} failed; its log, and those of "
-                      f"the store:\n{logs}")
+        kind = Failure if isinstance(self.store, Kvferry) else Missing
+        raise kind(f"the client of {type(self.store).__name__} failed; its log, and those of the "
+                   f"store:\n{logs}")
 
     def cpu_s(self):
         pids = [self.process.pid, *(process.pid for process in self.store.servers)]
@@ -287,7 +291,8 @@ class Driver:
         return int(words[0]), int(words[1]) / 1e9, used, [int(word) / 1e3 for word in words[2:]]
 
     def close(self):
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.children.wait(self.process)
 
 
@@ -405,5 +410,9 @@ class Bench:
                 try:
                     self.measure_beside(other, label)
                 except Missing as missing:
+                    why, _, logs = str(missing).partition("\n")
+                    if logs:
+                        print(f"{why}\n{logs}", file=sys.stderr)
                     for name in names:
-                        self.samples.skipped[name] = str(missing)
+                        self.samples.pairs.pop(name, None)
+                        self.samples.skipped[name] = why
