@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -182,11 +183,14 @@ static void cut_one(const struct pair *pair, uint32_t which)
     for (int fd = 0; fd < 1024 && n < 64; fd++) {
         struct sockaddr_in here = {0}, there = {0};
         socklen_t here_bytes = sizeof(here), there_bytes = sizeof(there);
+        struct tcp_info info;
 
         if (getsockname(fd, (struct sockaddr *)&here, &here_bytes) == 0 &&
             getpeername(fd, (struct sockaddr *)&there, &there_bytes) == 0 &&
             here.sin_family == AF_INET && ntohs(here.sin_port) != listens &&
-            ntohs(there.sin_port) != listens) {
+            ntohs(there.sin_port) != listens &&
+            getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &(socklen_t){sizeof(info)}) == 0 &&
+            info.tcpi_state == TCP_ESTABLISHED) { /* not one that was shut before */
             fds[n++] = fd;
         }
     }
