@@ -14,6 +14,7 @@ is asked for, host slots are allocated for its hit, its acknowledgments are take
             cache, what was stored comes back to other slots, byte for byte, and a longer prompt
             has as much of it as is there. A pool of another layout reads it too.
   names     Another salt, extra key, model, application or dtype finds nothing.
+  images    The same prompt around another image has what is before it, around the same one all.
   hybrid    HybridCacheController, interface v2: a window and a recurrent state beside the KV; the
             state is there at some lengths only, and the hit ends at one of these.
   ranks     Two processes with SGLang's collectives between them, of which one has stored less:
@@ -40,6 +41,9 @@ import sglang  # noqa: E402
 import torch  # noqa: E402
 from sglang.srt import runtime_context  # noqa: E402
 from sglang.srt.managers.cache_controller import HiCacheController  # noqa: E402
+from sglang.srt.managers.mm_utils import pad_mm_tokens  # noqa: E402
+from sglang.srt.managers.schedule_batch import (Modality, MultimodalDataItem,  # noqa: E402
+                                                MultimodalInputs)
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle  # noqa: E402
 from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo  # noqa: E402
@@ -211,6 +215,15 @@ def text(n, seed=0, **names):
     return RadixKey(array("q", (seed * 100_000 + i for i in range(n * PAGE))), **names)
 
 
+def around_image(first, pages, shade):
+    """A request with an image on some of its pages, whose tokens SGLang makes of the pixels."""
+    item = MultimodalDataItem(modality=Modality.IMAGE, feature=torch.full((3, 28, 28), shade),
+                              offsets=[(first * PAGE, (first + pages) * PAGE - 1)])
+    item.set_pad_value()
+    tokens = array("q", (4_000_000 + i for i in range(PAGES * PAGE)))
+    return RadixKey(pad_mm_tokens(tokens, MultimodalInputs(mm_items=[item], im_token_id=7)))
+
+
 def publish(rank=0, ranks=1):
     """SGLang's arguments and this process's place, as its launcher makes them known."""
     runtime_context.get_context().override_server_args(model_path="none", device="cpu",
@@ -315,6 +328,17 @@ class Phases(Run):
         self.say("names", good and stored == PAGES * PAGE, found=found)
         source.close()
 
+    def images(self):
+        source = self.engine()
+        before, pages = 4, 6
+        indices, stored = source.store(around_image(before, pages, 0.5), 40)
+        restored, bad = self.restored(source, indices, source, around_image(before, pages, 0.5))
+        other = source.ask(around_image(before, pages, 0.25)).storage_hit_count // PAGE
+        self.say("images", stored == PAGES * PAGE and restored == PAGES and bad == 0
+                 and other == before, stored=stored // PAGE, restored=restored, differing=bad,
+                 pages_before_the_image=before, hit_around_another=other)
+        source.close()
+
     # --- interface v2 -----------------------------------------------------------------------------
 
     def hybrid(self):
@@ -364,7 +388,7 @@ class Phases(Run):
                 rank, folder, self.daemon.socket, said)) for rank in range(RANKS)]
             for process in processes:
                 process.start()
-            told = dict(said.get(timeout=4 * WAIT_S) for _ in processes)
+            told = dict(said.get(timeout=20 * WAIT_S) for _ in processes)
             for process in processes:
                 process.join(timeout=WAIT_S)
         wanted = {"hit": PAGES - 8, "restored": PAGES - 8, "differing": 0}
@@ -420,6 +444,7 @@ def main():
             run = Phases(daemon, args.corrupt)
             run.layouts()
             run.names()
+            run.images()
             run.hybrid()
             run.ranks()
             run.failures()
