@@ -76,6 +76,7 @@ static void hang_up(struct kvf_tunnel *tunnel, int status, const char *why)
         say(tunnel, &message, NULL, 0);
     }
     tunnel->state = KVF_TUNNEL_OVER;
+    atomic_store_explicit(&tunnel->has_hung_up, true, memory_order_release);
     kvf_net_unwatch(tunnel->net, tunnel->fd);
     (void)shutdown(tunnel->fd, SHUT_RDWR);
 }
@@ -680,7 +681,7 @@ bool kvf_tunnel_is_resolving(const struct kvf_tunnel *tunnel)
 
 const char *kvf_tunnel_why(const struct kvf_tunnel *tunnel)
 {
-    return tunnel->why;
+    return atomic_load_explicit(&tunnel->has_hung_up, memory_order_acquire) ? tunnel->why : "";
 }
 
 int kvf_tunnel_open(const char *address, const struct kvf_wire_hello *hello, uint32_t try_number,

@@ -80,7 +80,8 @@ struct kvf_tunnel {
     _Atomic bool is_resolving;   /* the same, for any thread */
     enum kvf_tunnel_state state;
     int fd;                        /* the other end of the session's socket */
-    char why[KVF_WIRE_TEXT_BYTES]; /* once it has hung up */
+    char why[KVF_WIRE_TEXT_BYTES]; /* once it has hung up ... */
+    _Atomic bool has_hung_up;      /* ... which is said with release; acquire in kvf_tunnel_why */
     bool is_mapped, is_daemon_ready;
     uint64_t look_ns, beat_ns;
     struct kvf_wire_welcome welcome; /* the daemon's */

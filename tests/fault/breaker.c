@@ -130,10 +130,10 @@ bool breaker_is_taken(struct breaker *breaker, const char *text, uint32_t timeou
     assert_int_equal(inet_pton(AF_INET, address.host, &in->sin_addr), 1);
     in->sin_port = htons((uint16_t)strtoul(address.port, NULL, 10));
     breaker->at.bytes = sizeof(*in);
-    assert_int_equal(kvf_net_open(&config, &breaker->net, why, sizeof(why)), KVF_OK);
+    assert_int_equal(kvf_net_open(&config, &breaker->opened, why, sizeof(why)), KVF_OK);
     assert_true(kvf_test_wait_until(is_judged, breaker, timeout_ms));
     taken = !breaker->is_down;
-    kvf_net_close(breaker->net);
+    kvf_net_close(breaker->opened);
     return taken;
 }
 

@@ -14,7 +14,8 @@
 #include "transport/transport_ucx.h"
 
 struct breaker {
-    struct kvf_net *net;
+    struct kvf_net *opened; /* the test's */
+    struct kvf_net *net;    /* the same, the network's thread */
     struct kvf_net_address at;
     struct kvf_wire_hello hello;
     struct {
