@@ -241,7 +241,8 @@ def check_small(options, prompts, cold, folder, sets, extra, result, name):
         llm = engine(options.model, options.kv_cache_dtype, daemon.socket, **extra)
         right, hits, slowest, diverged = True, [], 0.0, []
         for turn in range(2):
-            for i, ids in prompts.items():
+            # back again from the last one, which is there when those before it are not
+            for i, ids in sorted(prompts.items(), reverse=turn == 1):
                 llm.reset_prefix_cache()
                 got = generate(llm, ids)
                 found = divergence(len(ids), got, cold[f"small {i}"])
