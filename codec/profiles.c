@@ -354,17 +354,6 @@ const struct kvf_profile kvf_profiles[] = {
     X_PAPER(2, "x2-paper", "XQuant at 2 bits as published, for comparison: 2.25 bits a value"),
     XCL(4, 0, "xcl4", "layer inputs by differences, 4 bits: 4.16 bits a value"),
     XCL(3, 0, "xcl3", "layer inputs by differences, 3 bits, 3 layers 4: 3.15 bits and those"),
-    {
-        /* What the first layers lose goes through all of the model: of the loss of xcl3 some 15 %
-         * are theirs, and this takes most of that for 2 % more bytes. */
-        .name = "xcl3-b5",
-        .use = "as xcl3, the first 2 layers 5 bits: 3.15 bits and those",
-        .x_kinds = 1 << KVF_KIND_X,
-        .first_layers = 2,
-        .base_layer = 1,
-        .k = X_CODEC(3, KVF_ZERO_HALF),
-        .edge_k = X_CODEC(5, KVF_ZERO_INT),
-    },
     XCL(2, 0, "xcl2", "layer inputs by differences, 2 bits, 3 layers 4: 2.14 bits and those"),
     CL(KVF_KIND_X, 2, 0, X_CODEC(2, KVF_ZERO_F16_LO), X_CODEC(4, KVF_ZERO_F16_LO), "xcl2-lo",
        "as xcl2 with fp16 offsets, for comparison: 2.25 bits and those"),

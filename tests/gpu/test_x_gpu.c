@@ -92,7 +92,7 @@ static void every_loop(void **state)
     (void)state;
     static const char *const profiles[] = {
         "xcl4",    "xcl3",    "xcl2",    "xcl2-lo", "xcl4-paper", "xcl3-paper", "xcl2-paper",
-        "xcl3-g8", "xcl3-g4", "xcl3-g2", "xcl2-g8", "xcl2-g4",    "xcl2-g2",    "xcl3-b5"};
+        "xcl3-g8", "xcl3-g4", "xcl3-g2", "xcl2-g8", "xcl2-g4",    "xcl2-g2"};
     static const uint32_t lengths[] = {11, 1, 8, 23, 16};
     for (size_t i = 0; i < sizeof(profiles) / sizeof(profiles[0]); i++) {
         struct codec_case c = x_case(profiles[i], 128, lengths[i % 5]);

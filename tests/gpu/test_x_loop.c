@@ -350,7 +350,6 @@ static void every_profile(void **state)
         {"xcl3-g2", KVF_KIND_X, KVF_DTYPE_BF16, 128, 1, true},
         {"xcl2-g4", KVF_KIND_X, KVF_DTYPE_BF16, 256, 300000, false},
         {"xcl3-g8", KVF_KIND_X, KVF_DTYPE_BF16, 192, 1, false},
-        {"xcl3-b5", KVF_KIND_X, KVF_DTYPE_BF16, 256, 1, false},
         {"xcl2-lo", KVF_KIND_X, KVF_DTYPE_F32, 256, 500000, false},
         {"xcl3-paper", KVF_KIND_X, KVF_DTYPE_BF16, 256, 1, false},
         {"x4", KVF_KIND_X, KVF_DTYPE_BF16, 256, 300000, false},
