@@ -18,6 +18,7 @@
 #include "base/fd.h"
 
 #define PATIENCE_MS 1000 /* a start that takes no longer makes clients wait, and refuses nobody */
+#define BUSY_MS     100  /* until it is looked again whether there is a descriptor */
 #define HELLO_MS    20   /* for a client's first message, which follows its connect at once */
 
 /* ----------------------------------------------------------------------------------------------
@@ -81,6 +82,9 @@ static void tell_manager(const struct kvf_agent *agent)
 void kvf_start_phase(struct kvf_agent *agent, enum kvf_start_phase phase)
 {
     atomic_store_explicit(&agent->start.phase, (uint8_t)phase, memory_order_relaxed);
+    if (phase == KVF_START_MEMORY) {
+        kvf_notify_progress("%s", phase_text(KVF_START_MEMORY)); /* takes its time, too */
+    }
 }
 
 void kvf_start_drive(struct kvf_agent *agent, uint32_t drive)
@@ -97,9 +101,7 @@ void kvf_start_looked(struct kvf_agent *agent, uint64_t looked_bytes, uint64_t t
 {
     atomic_store_explicit(&agent->start.looked_bytes, looked_bytes, memory_order_relaxed);
     atomic_store_explicit(&agent->start.total_bytes, total_bytes, memory_order_relaxed);
-    if (atomic_load_explicit(&agent->start.blocks, memory_order_relaxed) != 0) {
-        tell_manager(agent); /* an empty drive is looked through at once */
-    }
+    tell_manager(agent); /* also where nothing is taken over: a drive of turned down records */
 }
 
 void kvf_start_found(struct kvf_agent *agent, uint64_t blocks)
@@ -111,20 +113,22 @@ void kvf_start_found(struct kvf_agent *agent, uint64_t blocks)
 /* ----------------------------------------------------------------------------------------------
  * Clients meanwhile
  */
-static void refuse_one(struct kvf_agent *agent, const struct kvf_listener *listener)
+static int refuse_one(struct kvf_agent *agent, const struct kvf_listener *listener)
 {
     struct kvf_agent_start start;
     struct pollfd hello = {.events = POLLIN};
     char text[KVF_WIRE_TEXT_BYTES];
+    int status = kvf_seqpacket_accept(&listener->listener, &hello.fd);
 
-    if (kvf_seqpacket_accept(&listener->listener, &hello.fd) != KVF_OK) {
-        return;
+    if (status != KVF_OK) {
+        return status;
     }
     (void)poll(&hello, 1, HELLO_MS);
     (void)kvf_agent_starting(agent, &start);
     (void)snprintf(text, sizeof(text), "the daemon starts: %.200s; try again later", start.text);
     kvf_session_refuse_socket(hello.fd, text);
     agent->start.refused++;
+    return KVF_OK;
 }
 
 static void *refuse_main(void *arg)
@@ -147,8 +151,10 @@ static void *refuse_main(void *arg)
             return NULL;
         }
         for (uint32_t i = 0; i < agent->n_listeners; i++) {
-            if (fds[1 + i].revents != 0) {
-                refuse_one(agent, &agent->listeners[i]);
+            if (fds[1 + i].revents != 0 &&
+                refuse_one(agent, &agent->listeners[i]) == KVF_ERR_BUSY &&
+                poll(fds, 1, BUSY_MS) != 0) { /* no descriptor: it is readable all the time */
+                return NULL;
             }
         }
     }

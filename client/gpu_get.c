@@ -638,7 +638,11 @@ static int group_queue(struct kvf_gpu *gpu, struct kvf_gpu_group *group)
     if (status == KVF_OK && group->request != NULL) {
         kvf_gpu_times_begin(gpu, &group->times, stream);
         status = group_decode(gpu, group, stream);
-        kvf_gpu_times_end(gpu, &group->times, stream);
+        if (status == KVF_OK) {
+            kvf_gpu_times_end(gpu, &group->times, stream);
+        } else {
+            group->times.is_begun = false; /* what has failed is what is to be told */
+        }
     }
     return status == KVF_OK ? kvf_gpu_record(gpu, group->decoded, stream) : status;
 }

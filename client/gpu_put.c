@@ -452,7 +452,11 @@ static int encode_queue(struct kvf_gpu *gpu, struct kvf_gpu_burst *burst, void *
         if (status == KVF_OK) {
             kvf_gpu_times_begin(gpu, &burst->times, stream);
             status = kvf_gpu_launch_all(gpu, &burst->work, &gpu->kinds, launches, n, stream);
-            kvf_gpu_times_end(gpu, &burst->times, stream);
+            if (status == KVF_OK) {
+                kvf_gpu_times_end(gpu, &burst->times, stream);
+            } else {
+                burst->times.is_begun = false; /* what has failed is what is to be told */
+            }
         }
     }
     return status == KVF_OK ? kvf_gpu_record(gpu, burst->encoded, stream) : status;

@@ -108,11 +108,24 @@ static int start(struct kvf_resolve *resolve)
     return error == 0 ? KVF_OK : KVF_ERR_NO_MEMORY;
 }
 
+/* A child has none of its parent's threads. */
+static void forked(void)
+{
+    atomic_store(&running, 0);
+}
+
+static void watch_forks(void)
+{
+    (void)pthread_atfork(NULL, NULL, forked);
+}
+
 int kvf_resolve_begin(const char *host, const char *port, struct kvf_resolve **resolve_out)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     struct kvf_resolve *resolve;
     int status = KVF_ERR_BUSY;
 
+    (void)pthread_once(&once, watch_forks);
     if (atomic_fetch_add(&running, 1) >= KVF_RESOLVES_MAX) {
         goto fail;
     }

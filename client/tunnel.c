@@ -785,8 +785,15 @@ static void wait_for_closing(void)
     }
 }
 
+/* A child has none of its parent's threads, and waits for none. */
+static void forked(void)
+{
+    atomic_store(&n_closing, 0);
+}
+
 static void wait_at_exit(void)
 {
+    (void)pthread_atfork(NULL, NULL, forked);
     (void)atexit(wait_for_closing); /* behind UCX's own: it runs before them */
 }
 

@@ -23,6 +23,7 @@
 #define SCM_FDS_MAX 253 /* the kernel's limit for one message */
 
 /* A bounded wait for another starting daemon, and between tries on a full backlog. */
+#define GIVEN_UP_MAX  16 /* clients that accept passes over in one call */
 #define LOCK_TRIES    50
 #define RETRY_WAIT_MS 20
 
@@ -234,10 +235,15 @@ void kvf_seqpacket_listener_close(struct kvf_seqpacket_listener *listener)
 
 int kvf_seqpacket_accept(const struct kvf_seqpacket_listener *listener, int *fd_out)
 {
-    int fd;
-
-    while ((fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
+    for (uint32_t i = 0; i < GIVEN_UP_MAX; i++) {
+        int fd = accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         struct pollfd peer = {.fd = fd, .events = POLLRDHUP};
+
+        if (fd < 0) {
+            return errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM
+                       ? KVF_ERR_BUSY
+                       : KVF_EMPTY; /* nobody waits, or who waited has left */
+        }
 
         if (poll(&peer, 1, 0) != 1 || (peer.revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0) {
             *fd_out = fd;
@@ -245,10 +251,7 @@ int kvf_seqpacket_accept(const struct kvf_seqpacket_listener *listener, int *fd_
         }
         close(fd); /* has waited for a daemon in vain, and is not to get memory now */
     }
-    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        return KVF_ERR_BUSY;
-    }
-    return KVF_EMPTY; /* nobody waits, or who waited has left */
+    return KVF_EMPTY; /* who still waits keeps the listener readable: others have their turn */
 }
 
 /* ----------------------------------------------------------------------------------------------

@@ -41,7 +41,8 @@ int kvf_seqpacket_listen(const struct kvf_seqpacket_listen_options *options,
 void kvf_seqpacket_listener_close(struct kvf_seqpacket_listener *listener);
 
 /* Accept the first connection whose other end is still there; those given up before it are closed.
- * KVF_OK; KVF_EMPTY: none waits; KVF_ERR_BUSY: out of descriptors. */
+ * KVF_OK; KVF_EMPTY: none waits, or a number of such have been closed; KVF_ERR_BUSY: out of
+ * descriptors. */
 int kvf_seqpacket_accept(const struct kvf_seqpacket_listener *listener, int *fd_out);
 
 /* Connect. Blocks up to timeout_ms while the listener's backlog is full; 0: one try, no sleep.

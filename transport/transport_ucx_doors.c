@@ -115,8 +115,8 @@ void kvf_doors_close(struct kvf_doors *doors)
     if (doors->folder != NULL) {
         (void)closedir(doors->folder);
         doors->folder = NULL;
-        kvf_fd_close(&doors->spare_fd);
     }
+    kvf_fd_close(&doors->spare_fd);
 }
 
 static bool is_same(const struct kvf_net_address *a, const struct sockaddr_storage *b)
@@ -185,6 +185,7 @@ void kvf_doors_turn(struct kvf_net *net)
     struct kvf_doors *doors = &net->doors;
     uint64_t suppressed;
     uint32_t n = 0;
+    bool is_replaced = false;
     int fd;
 
     if (doors->n == 0 || net->now_ns < doors->look_ns) {
@@ -195,14 +196,16 @@ void kvf_doors_turn(struct kvf_net *net)
     while ((fd = next_fd(doors->folder)) >= 0) {
         /* looked at once more as a descriptor of our own: UCX may have closed it, and another
          * thread may have another file by that number */
-        if (fd != doors->spare_fd && is_silent(net, fd) && replace(doors->spare_fd, fd) &&
-            is_silent(net, doors->spare_fd)) {
-            (void)shutdown(doors->spare_fd, SHUT_RDWR);
-            n++;
+        if (fd != doors->spare_fd && is_silent(net, fd) && replace(doors->spare_fd, fd)) {
+            is_replaced = true;
+            if (is_silent(net, doors->spare_fd)) {
+                (void)shutdown(doors->spare_fd, SHUT_RDWR);
+                n++;
+            }
         }
     }
-    if (n > 0) {
-        fd = eventfd(0, EFD_CLOEXEC); /* nothing of UCX's is kept open here */
+    if (is_replaced) {
+        fd = eventfd(0, EFD_CLOEXEC); /* nothing of others' is kept open here */
         (void)replace(doors->spare_fd, fd);
         kvf_fd_close(&fd);
     }

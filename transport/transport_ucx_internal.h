@@ -29,10 +29,10 @@
 #include "transport/ucx_api.h"
 
 enum kvf_net_inner_limits {
-    KVF_NET_PEER_SENDS_MAX = 4096,  /* to all nodes: messages that UCX has not taken yet */
-    KVF_NET_CLIENT_SENDS_MAX = 512, /* the same to one client, which ends with more */
+    KVF_NET_LINK_SENDS_MAX = 64, /* PIECEs and STAGEs of one link that UCX has not taken yet */
+    KVF_NET_PEER_SENDS_MAX = (KVF_NET_LINKS_MAX + KVF_NET_LANES_MAX) * KVF_NET_LINK_SENDS_MAX,
+    KVF_NET_CLIENT_SENDS_MAX = 512, /* messages of any kind to one client, which ends with more */
     KVF_NET_SENDS_MAX = KVF_NET_PEER_SENDS_MAX + KVF_NET_CLIENTS_MAX * KVF_NET_CLIENT_SENDS_MAX,
-    KVF_NET_LINK_SENDS_MAX = 64,   /* of them PIECEs and STAGEs of one link */
     KVF_NET_RELAY_SENDS_MAX = 128, /* of them of a client's link, before it waits */
     KVF_NET_STREAM_SENDS_MAX = 16, /* of them of one link's stream */
     KVF_NET_REQUESTS_MAX = 8,      /* connections that have come and are not links yet */

@@ -275,6 +275,34 @@ static void tell(struct kvf_link *link)
 }
 
 /* Nobody but the client's own calls, or what speaks for it, hears of such a link. */
+/* Is there no room for this client? NULL: there is; else what is full. Of the node's those count,
+ * too, that have been welcomed and have not confirmed it, which strangers cannot have many of; of a
+ * tenant's only those that have, since who welcomes cannot tell a message that is said again. So it
+ * is asked twice. Not counted: those whose key was wrong, and wait for the answer to arrive. */
+static const char *full_of_clients(const struct kvf_link *link)
+{
+    const struct kvf_net *net = link->net;
+    uint32_t max = net->config.tenant_clients_max;
+    uint32_t n = 0, n_tenant = 0;
+
+    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
+        const struct kvf_link *other = &net->links[i];
+
+        if (other->state != KVF_LINK_FREE && other->is_client && !other->is_refused) {
+            n++;
+            n_tenant += (other->state == KVF_LINK_UP || other == link) &&
+                        memcmp(other->tenant, link->tenant, sizeof(link->tenant)) == 0;
+        }
+    }
+    if (max != 0 && n_tenant > max) {
+        return "its tenant has as many clients of other nodes here as peers.tenant_clients allows; "
+               "use another node";
+    }
+    return n > KVF_NET_CLIENTS_MAX
+               ? "this node has as many clients of other nodes as it takes; use another node"
+               : NULL;
+}
+
 static void client_up(struct kvf_link *link)
 {
     struct kvf_net *net = link->net;
@@ -282,6 +310,8 @@ static void client_up(struct kvf_link *link)
     link->sequence_come = 1; /* HELLO or WELCOME */
     if (link->is_initiator) {
         net->config.tunnel->up(net->config.tunnel_ctx);
+    } else if (full_of_clients(link) != NULL) {
+        kvf_link_break(link, KVF_ERR_BUSY, full_of_clients(link));
     } else if (kvf_relay_open(link, link->tenant) != KVF_OK) {
         kvf_link_break(link, KVF_ERR_BUSY, "no memory or descriptors for one more client");
     } else {
@@ -365,32 +395,6 @@ static void send_welcome(struct kvf_link *link, const struct kvf_net_hello *hell
         atomic_fetch_add(&net->refused, status < 0);
     }
     (void)kvf_link_send(link, KVF_NET_WELCOME, 0, 0, &welcome, sizeof(welcome));
-}
-
-/* Is there no room for a client that has just said who it is? NULL: there is; else what is full.
- * Counted are also those that have been welcomed and have not confirmed it; not those whose key was
- * wrong, and wait for the answer to arrive. */
-static const char *full_of_clients(const struct kvf_link *link)
-{
-    const struct kvf_net *net = link->net;
-    uint32_t max = net->config.tenant_clients_max;
-    uint32_t n = 0, n_tenant = 0;
-
-    for (uint32_t i = 0; i < KVF_NET_LINKS_MAX; i++) {
-        const struct kvf_link *other = &net->links[i];
-
-        if (other->state != KVF_LINK_FREE && other->is_client && !other->is_refused) {
-            n++;
-            n_tenant += memcmp(other->tenant, link->tenant, sizeof(link->tenant)) == 0;
-        }
-    }
-    if (max != 0 && n_tenant > max) {
-        return "its tenant has as many clients of other nodes here as peers.tenant_clients allows; "
-               "use another node";
-    }
-    return n > KVF_NET_CLIENTS_MAX
-               ? "this node has as many clients of other nodes as it takes; use another node"
-               : NULL;
 }
 
 /* is_sealed: the whole message, of which hello is the beginning. */

@@ -248,6 +248,33 @@ class Weights(Case):
         self.model("weights", '{"rope_theta": 8}')
         self.assertEqual(self.has_one(self.server(model, **digest), model), [False])
 
+    def test_weights_that_change_under_a_server_that_runs_are_others(self):
+        model = self.model("weights")
+        connector = self.server(model)
+        self.assertEqual(self.store_one(connector, model), [True])
+        self.assertEqual(self.has_one(connector, model), [True])
+        self.model("others!")
+        self.until(lambda: self.has_one(connector, model) == [False])
+        self.until(lambda: self.store_one(connector, model) == [True])
+        self.model("weights")
+        self.until(lambda: connector._models.keys([key(0, model)]) is not None
+                   and self.has_one(connector, model) == [True])
+
+    def test_a_folder_that_may_not_be_read_is_known_by_its_name(self):
+        model = self.model("weights")
+        listed = os.scandir
+
+        def refused(folder):
+            if str(folder) == model:
+                raise PermissionError(13, "Permission denied")
+            return listed(folder)
+
+        self.addCleanup(setattr, os, "scandir", listed)
+        os.scandir = refused
+        with self.assertLogs("lmcache.kvferry", "WARNING"):
+            connector = self.server(model)
+        self.assertEqual(self.store_one(connector, model), [True])
+
     def test_weights_that_are_being_read_are_waited_for_by_nobody(self):
         model = self.model("weights")
         reading, digest = threading.Event(), identity.folder_digest

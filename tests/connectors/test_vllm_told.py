@@ -358,6 +358,27 @@ class SavedAndDrift(Case):
         self.assertEqual(self.said(engine, "drift_chunks"), 1)
         self.assertEqual(self.said(engine, "drift_error_ppm"), 0)
 
+    def test_a_copy_that_cannot_be_made_is_no_concern_of_the_engine(self):
+        self.addCleanup(setattr, scheduler_module, "AGAIN_S_LEAST", scheduler_module.AGAIN_S_LEAST)
+        scheduler_module.AGAIN_S_LEAST = 0.0
+        engine = self.engine()
+        content = engine.content
+        self.again(engine, "first", content)
+        drift = engine.workers[0]._drift
+        real = drift._fetch
+
+        def refused(*_what):
+            raise RuntimeError("no memory to pin")
+
+        drift._fetch = refused
+        self.again(engine, "none", content)
+        self.assertEqual(self.said(engine, "drift_chunks"), 0)
+        self.assertEqual(len([line for line in self.warnings if "no memory to pin" in line]), 1)
+        drift._fetch = real
+        engine.scheduler._scheduler._next_again = 0.0
+        self.again(engine, "same", content)
+        self.assertEqual(self.said(engine, "drift_chunks"), 1)
+
     def test_no_daemon_no_figure(self):
         engine = self.engine()
         content = engine.content

@@ -33,6 +33,7 @@ from kvferry.session import Session
 WHERE = "adapter_params"
 KEY_SEPARATOR = "@"  # LMCache refuses names of models with it
 IDLE_S = 1.0
+LOOK_S = 1.0  # between two looks at whether a model's files have changed
 logger = logging.getLogger("lmcache.kvferry")
 
 Completion = Tuple[int, bool, str, Optional[List[bool]]]
@@ -67,6 +68,23 @@ def key_bytes(key: str, model: Optional[bytes] = None) -> bytes:
     return identity.adapter_key(hashlib.sha256(key.encode()).digest(), model)
 
 
+Stamp = Optional[Tuple[Tuple[str, int, int, int], ...]]
+
+
+def stamp(folder: Path) -> Stamp:
+    """What changes with the files of a folder; None: no folder that can be read."""
+    made = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                is_there = os.path.exists(entry.path)  # else a link to nothing, as it lies there
+                stat = entry.stat(follow_symlinks=is_there)
+                made.append((entry.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    except OSError:
+        return None
+    return tuple(sorted(made))
+
+
 class Models:
     """Digests of the models that keys name. A name is what vLLM was started with, so an absolute
     path is the folder of the files, where this machine has it; a name of a hub says nothing. Any
@@ -79,36 +97,54 @@ class Models:
         self._is_apart = is_apart
         self._warn = warn
         self._known: Dict[str, Optional[bytes]] = {}
-        self._begun: Set[str] = set()
+        self._begun: Dict[str, Stamp] = {}  # of folders, when their files began to be read
+        self._looked: Dict[str, float] = {}
         self._lock = threading.Lock()
 
     def keys(self, keys: Sequence[str]) -> Optional[List[bytes]]:
         """The names of chunks. None: not known yet, and nothing is to be stored or found."""
         names = [key.split(KEY_SEPARATOR, 1)[0] for key in keys]
         with self._lock:
-            for name in set(names) - self._begun:
-                self._begun.add(name)
-                self._begin(name)
+            for name in set(names):
+                self._look(name)
             if not self._known.keys() >= set(names):
                 return None
             return [key_bytes(key, self._known[name]) for key, name in zip(keys, names)]
 
-    def _begin(self, name: str) -> None:
-        """With the lock held."""
+    def _look(self, name: str) -> None:
+        """Read a folder the first time, and again when its files are others: engines come and go
+        while this server runs. With the lock held."""
+        now = time.monotonic()
+        if name in self._begun and (self._begun[name] is None
+                                    or now < self._looked[name] + LOOK_S):
+            return
         folder = Path(name)
-        if folder.is_absolute() and folder.is_dir():
-            threading.Thread(target=self._read, args=(name, folder), name="kvferry-weights",
-                             daemon=True).start()
-        else:
+        seen = stamp(folder) if folder.is_absolute() else None
+        self._looked[name] = now
+        if name in self._begun and seen in (self._begun[name], None):
+            return  # as before, or taken away under an engine that has them
+        self._known.pop(name, None)
+        self._begun[name] = seen
+        if seen is None:
             self._known[name] = self._without(name)
+        else:
+            threading.Thread(target=self._read, args=(name, folder, seen), name="kvferry-weights",
+                             daemon=True).start()
 
-    def _read(self, name: str, folder: Path) -> None:
-        weights = b"" if self._has_digest else identity.folder_digest(folder)
-        how = json.dumps(identity.configs(folder, True), sort_keys=True)
-        digest = (hashlib.sha256(weights + how.encode()).digest() if weights is not None
-                  else self._without(name))
+    def _read(self, name: str, folder: Path, seen: Stamp) -> None:
+        digest: Optional[bytes] = None
+        try:
+            weights = b"" if self._has_digest else identity.folder_digest(folder)
+            how = json.dumps(identity.configs(folder, True), sort_keys=True)
+            if weights is not None:
+                digest = hashlib.sha256(weights + how.encode()).digest()
+        except OSError as error:
+            self._warn(f"'{name}' cannot be read: {error}")
+        if digest is None:
+            self._without(name)
         with self._lock:
-            self._known[name] = digest
+            if self._begun.get(name) == seen:
+                self._known[name] = digest
 
     def _without(self, name: str) -> None:
         """Nothing is known of a model but its name."""

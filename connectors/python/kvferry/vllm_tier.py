@@ -145,7 +145,7 @@ class Lane:
                 self._idle.notify_all()
 
 
-def weights(given: bytes, model: str, more: str) -> bytes:
+def weights(given: bytes, model: str, more: List[str]) -> bytes:
     """The digest of a model's weights, and of what else KV follows from."""
     def of(path: str) -> bytes:
         read = identity.folder_digest if path == model else identity.adapter_digest
@@ -156,7 +156,7 @@ def weights(given: bytes, model: str, more: str) -> bytes:
             raise Unsupported(f"{path} is no local folder with weights that can be read; {cure}")
         return digest
 
-    digests = [given or of(model), *(of(path) for path in listed(more))]
+    digests = [given or of(model), *(of(path) for path in more)]
     return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 
 
@@ -230,12 +230,14 @@ class KvferryTier(SecondaryTierManager):
         if self._row_bytes > ROW_BYTES_MAX:
             raise Unsupported(f"a chunk has {self._row_bytes} bytes, and {ROW_BYTES_MAX} can be "
                               "kept: lower blocks_per_chunk")
-        engine, more = engine_config.get(), own.more_weights
+        engine, more = engine_config.get(), listed(own.more_weights)
         if engine is None and not own.namespace:
             raise Unsupported(UNSEEN)
-        if engine is not None and not listed(more):
-            more = draft_model(engine)
-            if getattr(engine, "lora_config", None) is not None:
+        if engine is not None:
+            draft = draft_model(engine)
+            if draft and (not more or Path(draft).is_dir()) and draft not in more:
+                more = [*more, draft]  # by another name a folder of the list stands for it
+            if not own.more_weights and getattr(engine, "lora_config", None) is not None:
                 self._warn_once("LoRA is on: list the adapters' folders in more_weights, or "
                                 "exchange none of them under its name")
         model = engine.model_config if engine is not None else None

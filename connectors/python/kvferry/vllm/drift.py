@@ -76,11 +76,17 @@ class Drift:
         Blocks as long as it takes to copy it, on a GPU to queue that."""
         if not self._is_free.is_set():
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kvferry-drift", daemon=True)
-            self._thread.start()
+        try:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="kvferry-drift", daemon=True)
+                thread.start()
+                self._thread = thread
+            fetched = self._fetch(self._pages.owners, chunk.pages, self._page_bytes)
+        except Exception as error:  # no memory to pin, say: the engine goes on
+            self._warn(f"comparison with what is stored: {error!r}")
+            return
         self._is_free.clear()
-        self._queue.put((chunk, *self._fetch(self._pages.owners, chunk.pages, self._page_bytes)))
+        self._queue.put((chunk, *fetched))
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
