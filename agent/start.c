@@ -79,10 +79,16 @@ static void tell_manager(const struct kvf_agent *agent)
     kvf_notify_progress(RECOVERING, r.path, r.looked_mib, r.total_mib, r.blocks);
 }
 
+/* Most starts are over before anybody would ask how far they are. */
+static bool is_long(const struct kvf_agent *agent)
+{
+    return kvf_env_now_ns(&agent->env) - agent->started_ns > PATIENCE_MS * KVF_NS_PER_MS;
+}
+
 void kvf_start_phase(struct kvf_agent *agent, enum kvf_start_phase phase)
 {
     atomic_store_explicit(&agent->start.phase, (uint8_t)phase, memory_order_relaxed);
-    if (phase == KVF_START_MEMORY) {
+    if (phase == KVF_START_MEMORY && is_long(agent)) {
         kvf_notify_progress("%s", phase_text(KVF_START_MEMORY)); /* takes its time, too */
     }
 }
@@ -101,7 +107,9 @@ void kvf_start_looked(struct kvf_agent *agent, uint64_t looked_bytes, uint64_t t
 {
     atomic_store_explicit(&agent->start.looked_bytes, looked_bytes, memory_order_relaxed);
     atomic_store_explicit(&agent->start.total_bytes, total_bytes, memory_order_relaxed);
-    tell_manager(agent); /* also where nothing is taken over: a drive of turned down records */
+    if (is_long(agent) || atomic_load_explicit(&agent->start.blocks, memory_order_relaxed) != 0) {
+        tell_manager(agent);
+    }
 }
 
 void kvf_start_found(struct kvf_agent *agent, uint64_t blocks)

@@ -338,13 +338,20 @@ class DaemonLife(Case):
         daemon = self.start()
         self.one_line(ask_daemon("reload"), 1, "calibration.dir is not set")
 
+    def is_ready(self, manager):
+        """What the manager hears first, but for the progress of a start that takes a second."""
+        heard = b"EXTEND_TIMEOUT"
+        while heard.startswith(b"EXTEND_TIMEOUT"):
+            heard = manager.recv(300)
+        self.assertEqual(heard, b"READY=1\nSTATUS=serving")
+
     def test_notify(self):
         for name in (self.path("notify"), "\0kvf-test-" + os.path.basename(self.folder)):
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
                 manager.bind(name)
                 manager.settimeout(START_S)
                 daemon = self.start(env={"NOTIFY_SOCKET": name.replace("\0", "@")})
-                self.assertEqual(manager.recv(300), b"READY=1\nSTATUS=serving")
+                self.is_ready(manager)
                 self.assertEqual(daemon.signal_and_wait(signal.SIGTERM), 0)
                 self.assertEqual(manager.recv(300), b"STOPPING=1")
 
@@ -365,14 +372,16 @@ class DaemonLife(Case):
             client.send_signal(signal.SIGSTOP)  # so that it does not leave when it is told to
             self.assertEqual(daemon.signal_and_wait(signal.SIGTERM), 0)
             client.kill()
-            self.assertEqual(manager.recv(300), b"READY=1\nSTATUS=serving")
+            self.is_ready(manager)
             self.assertEqual(manager.recv(300), b"STOPPING=1")
             self.assertEqual(manager.recv(300), more + b"draining: 1 clients, 0 MiB to write")
             self.start(env={"NOTIFY_SOCKET": name})
             said = manager.recv(300)
+            while said.endswith(b" 0 blocks so far"):
+                said = manager.recv(300)
             self.assertTrue(said.startswith(more + b"recovering " + self.folder.encode()), said)
             self.assertTrue(said.endswith(b" of 120 MiB looked at, 1 blocks so far"), said)
-            self.assertEqual(manager.recv(300), b"READY=1\nSTATUS=serving")
+            self.is_ready(manager)
 
     def test_notify_of_verify(self):
         name = self.path("notify")
@@ -383,7 +392,7 @@ class DaemonLife(Case):
             for key in "ab":
                 self.assertEqual(run(KVFERRY, "put", "--key-text", key, "--socket", daemon.socket,
                                      data=b"a")[0], 0)
-            self.assertEqual(manager.recv(300), b"READY=1\nSTATUS=serving")
+            self.is_ready(manager)
             answer = json.loads(daemon.post("/v1/verify?max=1")[1])
             self.assertEqual((answer["bad"], answer["places"]), (0, 2))
             self.assertIn(answer["verified"], (1, 2))  # in memory, and on the drive as well
