@@ -39,9 +39,15 @@ SMALL = ["dram.bytes=32MiB", "dram.area_bytes=1MiB", "staging.total=16MiB", "sta
 
 
 def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    """None of those that the system gives to who asks for any: UCX of another daemon could have it
+    by the time it is listened on."""
+    while True:
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", random.randrange(20000, 30000)))
+                return one.getsockname()[1]
+            except OSError:
+                continue
 
 
 def payload(number):

@@ -5,6 +5,7 @@
 #include "tests/support/daemon.h"
 
 #include "base/clock.h"
+#include "base/fd.h"
 #include "base/parse.h"
 #include "base/random.h"
 #include "transport/net_proto.h"
@@ -27,6 +28,10 @@
 
 #define READY_MS 120000u /* generous: a slow machine is not what these tests look for */
 #define END_MS   120000u
+
+#define FREE_PORT_FIRST 20000u
+#define FREE_PORT_COUNT 10000u
+#define FREE_PORT_TRIES 100
 
 static void die(const struct kvf_test_daemon *daemon, const char *what)
 {
@@ -69,16 +74,23 @@ bool kvf_test_is_remote(void)
 uint16_t kvf_test_free_port(void)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof(at);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-    if (fd < 0 || bind(fd, (const struct sockaddr *)&at, sizeof(at)) != 0 ||
-        getsockname(fd, (struct sockaddr *)&at, &bytes) != 0) {
-        fprintf(stderr, "test daemon: no port of loopback: %s\n", strerror(errno));
-        abort();
+    for (int i = 0; i < FREE_PORT_TRIES; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        uint16_t port;
+        bool is_free;
+
+        kvf_random_system.fill(NULL, &port, sizeof(port));
+        port = (uint16_t)(FREE_PORT_FIRST + port % FREE_PORT_COUNT);
+        at.sin_port = htons(port);
+        is_free = fd >= 0 && bind(fd, (const struct sockaddr *)&at, sizeof(at)) == 0;
+        kvf_fd_close(&fd);
+        if (is_free) {
+            return port;
+        }
     }
-    close(fd);
-    return ntohs(at.sin_port);
+    fprintf(stderr, "test daemon: no port of loopback: %s\n", strerror(errno));
+    abort();
 }
 
 void kvf_test_daemon_make_remote(struct kvf_test_daemon *daemon)

@@ -48,7 +48,8 @@ void kvf_test_daemon_make_remote(struct kvf_test_daemon *daemon);
 /* Are clients those of other nodes? */
 bool kvf_test_is_remote(void);
 
-/* A port of loopback that nobody has now. */
+/* A port of loopback that nobody has now. None of those that the system gives to who asks for any:
+ * UCX of another daemon could have it by the time it is listened on. */
 uint16_t kvf_test_free_port(void);
 
 /* One more setting for the next start. */
