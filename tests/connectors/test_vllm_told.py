@@ -319,12 +319,17 @@ class SavedAndDrift(Case):
             if side._drift is not None:
                 self.assertTrue(side._drift._is_free.wait(60))
 
-    def test_drift(self):
+    def stored_once(self, again_s_least):
+        """An engine that compares so seldom, with a prompt that is stored: it, and its content."""
         self.addCleanup(setattr, scheduler_module, "AGAIN_S_LEAST", scheduler_module.AGAIN_S_LEAST)
-        scheduler_module.AGAIN_S_LEAST = 3600.0
+        scheduler_module.AGAIN_S_LEAST = again_s_least
         engine = self.engine()
         content = engine.content
         self.again(engine, "first", content)
+        return engine, content
+
+    def test_drift(self):
+        engine, content = self.stored_once(3600.0)
         self.assertEqual(self.said(engine, "drift_chunks"), 0)
         self.again(engine, "same", content)
         self.assertEqual(self.said(engine, "drift_chunks"), 1)
@@ -359,11 +364,7 @@ class SavedAndDrift(Case):
         self.assertEqual(self.said(engine, "drift_error_ppm"), 0)
 
     def test_a_copy_that_cannot_be_made_is_no_concern_of_the_engine(self):
-        self.addCleanup(setattr, scheduler_module, "AGAIN_S_LEAST", scheduler_module.AGAIN_S_LEAST)
-        scheduler_module.AGAIN_S_LEAST = 0.0
-        engine = self.engine()
-        content = engine.content
-        self.again(engine, "first", content)
+        engine, content = self.stored_once(0.0)
         drift = engine.workers[0]._drift
         real = drift._fetch
 
