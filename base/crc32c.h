@@ -22,4 +22,9 @@ uint32_t kvf_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b);
  * may be memory that another process still writes to. The ranges must not overlap. */
 uint32_t kvf_crc32c_copy(void *dst, const void *src, size_t bytes, uint32_t crc);
 
+/* The same for a part of a copy of whole_bytes: how large the whole is decides whether the target
+ * is written past the caches. */
+uint32_t kvf_crc32c_copy_part(void *dst, const void *src, size_t bytes, size_t whole_bytes,
+                              uint32_t crc);
+
 #endif /* KVF_BASE_CRC32C_H */

@@ -27,8 +27,9 @@ static void take_next(struct kvf_net_fetch *fetch, const uint8_t *body, uint32_t
         page_bytes = page_bytes < bytes ? page_bytes : bytes;
         memcpy(to, body, page_bytes);
     }
-    fetch->payload_crc32c = kvf_crc32c_copy(to + page_bytes, body + page_bytes, bytes - page_bytes,
-                                            fetch->payload_crc32c);
+    fetch->payload_crc32c = kvf_crc32c_copy_part(to + page_bytes, body + page_bytes,
+                                                 bytes - page_bytes, fetch->record_bytes,
+                                                 fetch->payload_crc32c);
 }
 
 int kvf_net_piece_take(struct kvf_net_fetch *fetch, uint32_t offset, const void *body,

@@ -131,6 +131,12 @@ static void copies_and_sums(void **state)
             assert_memory_equal(to, from, bytes);
             assert_int_equal(to[-1], 0xa5);
             assert_int_equal(to[bytes], 0xa5);
+            memset(target, 0xa5, bytes + 130); /* and as a part of something larger */
+            assert_int_equal(kvf_crc32c_copy_part(to, from, bytes, (size_t)1 << 30, 99),
+                             kvf_crc32c(99, from, bytes));
+            assert_memory_equal(to, from, bytes);
+            assert_int_equal(to[-1], 0xa5);
+            assert_int_equal(to[bytes], 0xa5);
         }
         free(source);
         free(target);
