@@ -20,8 +20,8 @@
 
 /* Copies of this size and more go past the caches: a target that large is not read before it has
  * left them, and lines that are written as a whole need not be read first. `tests/bench/run codec
- * --only crc32c_copy_vs_memcpy` prints what it gives. Stores are of 32 bytes: with those of 16, Intel's
- * processors are slower than without. */
+ * --only crc32c_copy_vs_memcpy` prints what it gives. Stores are of 32 bytes: with those of 16,
+ * Intel's processors are slower than without. */
 #define STREAM_BYTES_MIN   ((size_t)256 << 10)
 #define STREAM_PIECE_BYTES ((size_t)4 << 10)
 #define LINE_BYTES         64

@@ -11,8 +11,8 @@
 
 #include "base/status.h"
 
-#define RECEIVE_BUFFER_BYTES (4ul << 20)
-#define RECEIVE_BUFFER_TEXT  "4m"
+#define SOCKET_BUFFER_BYTES (2ul << 20)
+#define SOCKET_BUFFER_TEXT  "2m"
 
 static const struct {
     const char *symbol;
@@ -24,10 +24,10 @@ static const struct {
         {"ucs_status_string", offsetof(struct kvf_ucx_api, ucs_status_string)},
 };
 
-/* What the kernel allows for the buffer of a socket. 0: it does not say. */
-static unsigned long receive_buffer_max(void)
+/* What the kernel allows for a buffer of a socket, by the file that says so. 0: it does not say. */
+static unsigned long socket_buffer_max(const char *path)
 {
-    FILE *file = fopen("/proc/sys/net/core/rmem_max", "re");
+    FILE *file = fopen(path, "re");
     unsigned long bytes = 0;
 
     if (file != NULL) {
@@ -58,10 +58,14 @@ static void set_defaults(void)
         (void)setenv(values[i][0], values[i][1], 0);
     }
     /* The kernel begins with 128 KiB and lets it grow too late for transfers of some milliseconds:
-     * the sender sleeps and is woken for each of them. Where less is allowed (before Linux 6.16)
+     * the sender sleeps and is woken for each of them. Where it may grow to more than this, what is
+     * on its way has left the caches when it is received. Where less is allowed (before Linux 6.16)
      * what grows is better. */
-    if (receive_buffer_max() >= RECEIVE_BUFFER_BYTES) {
-        (void)setenv("UCX_TCP_RCVBUF", RECEIVE_BUFFER_TEXT, 0);
+    if (socket_buffer_max("/proc/sys/net/core/rmem_max") >= SOCKET_BUFFER_BYTES) {
+        (void)setenv("UCX_TCP_RCVBUF", SOCKET_BUFFER_TEXT, 0);
+    }
+    if (socket_buffer_max("/proc/sys/net/core/wmem_max") >= SOCKET_BUFFER_BYTES) {
+        (void)setenv("UCX_TCP_SNDBUF", SOCKET_BUFFER_TEXT, 0);
     }
 }
 

@@ -62,8 +62,13 @@ REMOTE = [
     Figure("remote_vs_ucx_perftest", "GB/s", "ucx_perftest -t ucp_am_bw -e, 256 KiB", 0.85,
            note="blocks of 1 MiB, 64 gets in flight, TCP on loopback, summed on arrival"),
     Figure("remote_vs_ucx_perftest_tuned", "GB/s", "the same, with a daemon's buffers",
-           note="the same; ucx_perftest with UCX_TCP_RX_SEG_SIZE and UCX_TCP_RCVBUF as a daemon "
-                "sets them"),
+           note="the same; ucx_perftest with UCX_TCP_RX_SEG_SIZE, UCX_TCP_RCVBUF and "
+                "UCX_TCP_SNDBUF as a daemon sets them"),
+    Figure("remote_vs_sockets", "GB/s", "sockets alone, memory to memory, summed",
+           note="the same; two processes that do with plain TCP what has to be done to the bytes"),
+    Figure("remote_sockets_memory", "GB/s", "the same from and to a cached piece, not summed",
+           note="plain TCP from memory of 256 MiB to memory of 256 MiB, summed: what it costs that "
+                "blocks are not all the same 256 KiB, as those of ucx_perftest are"),
     Figure("remote_effective_bf16", "GB/s",
            note="bf16 K and V that these bytes are when encoded by profile balanced: the rate by "
                 "the profile's ratio"),

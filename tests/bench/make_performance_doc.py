@@ -67,9 +67,12 @@ How the two sides are kept alike:
   loops in windows of 160 ms; the rows of a loop share the window without KV of their round.
 - remote: two daemons on one machine, TCP on loopback. One has blocks of 1 MiB in memory, a client
   of the other one gets them, 64 in flight: over the wire in pieces of 256 KiB, summed, held as
-  blocks of the second daemon. The limit is ucx_perftest, which moves active messages of 256 KiB, 32
-  under way, between two processes that spin and look at no byte: on two cores it has both for
-  itself, where ours share them with the client and what the daemons do besides.
+  blocks of the second daemon. The first limit is ucx_perftest, which moves active messages of
+  256 KiB, 32 under way, between two processes that spin: one piece of memory, again and again, at
+  which nobody looks. The second is plain TCP between two processes that send from a memory of
+  256 MiB and copy into another one, summed, and do nothing else. On two cores either has both for
+  itself, where ours share them with the client and what the daemons do besides. Measured under two
+  congestion controls, since bbr sets a timer for what it sends, which cubic does not.
 - hostile: one client puts and gets blocks of 64 KiB, one request each 0.4 ms, timed from when it
   was due, every byte compared. Its neighbour has two threads, which compute for the first 1.8 of
   each 5.3 ms (in no step with the kernel's ticks), and is either a well-behaved client or one that,
@@ -154,7 +157,7 @@ def load(folder):
 def machine_key(report):
     machine = report["machine"]
     return tuple(str(machine.get(name)) for name in ("cpu", "cpu_model", "cores", "drive", "fs",
-                                                    "gpu"))
+                                                    "gpu", "tcp_congestion"))
 
 
 def is_of_other_program(result):
@@ -186,6 +189,8 @@ def machine_text(report):
              f"memory {machine['memory'] / (1 << 30):.0f} GiB", f"Linux {machine['kernel']}"]
     if "gpu" in machine:
         parts.append(f"{machine['gpu']} by {machine['gpu_link']}, driver {machine['gpu_driver']}")
+    if "tcp_congestion" in machine:
+        parts.append(f"TCP with {machine['tcp_congestion']}")
     if "drive" in machine:
         parts.append(f"drive {machine['drive']} with {machine['fs']}")
     # accuracy has no sides, and those of the GPU's programs differ
