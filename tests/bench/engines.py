@@ -379,6 +379,7 @@ class Bench:
         once, since each has copies of the working set."""
         size = SIZES[label]
         blocks = self.working_set // size
+        blocks -= blocks % min(DEPTH, blocks)  # whole requests: some stores give no part of one
         capacity = max(4 * self.working_set, GIB)
         self.folder = os.path.join(self.top, f"{other}-{label}")
         os.mkdir(self.folder)
