@@ -28,11 +28,19 @@ class Daemon:
         self.program, self.folder, self.sets = program, Path(folder), sets
         self.folder.mkdir(exist_ok=True)
         self.socket = str(self.folder / "kvferryd.sock")
+        self.where = ["--dir", str(self.folder)]
         self.process = None
+
+    def without_drive(self):
+        """Memory only."""
+        config = self.folder / "kvferryd.yaml"
+        config.write_text(f"sockets:\n  - path: {self.socket}\n", encoding="utf-8")
+        self.where = ["--config", str(config)]
+        return self
 
     def start(self, *more, failpoints=""):
         log = self.folder / "log"
-        command = [self.program, "--dir", str(self.folder)]
+        command = [self.program, *self.where]
         for value in (*self.sets, *more):
             command += ["--set", value]
         with open(log, "ab") as file:

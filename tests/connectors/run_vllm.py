@@ -61,6 +61,7 @@ CHUNK = 256
 ROUNDS = 5
 TRIES = 20
 WRITTEN_S = 3  # what is stored is on the drive by then
+MORE = {}  # of an engine: what another script asks for beside
 
 
 def digest(tensor):
@@ -116,7 +117,8 @@ def engine(model, dtype, socket=None, **extra):
             kv_connector_extra_config={"socket": socket, **extra})
     return LLM(model=model, tokenizer=model, dtype="bfloat16", enforce_eager=True,
                max_model_len=CONTEXT, max_num_seqs=4, disable_log_stats=True, kv_cache_dtype=dtype,
-               hf_overrides={"max_position_embeddings": CONTEXT}, kv_transfer_config=transfer)
+               hf_overrides={"max_position_embeddings": CONTEXT}, kv_transfer_config=transfer,
+               **MORE)
 
 
 def close(llm):

@@ -239,6 +239,7 @@ class Engine:
                                 get_total_num_kv_heads=lambda: self.HEADS * tp)
         return SimpleNamespace(
             parallel_config=parallel, model_config=model,
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=8192),
             speculative_config=facts["speculative_config"],
             kv_events_config=SimpleNamespace(enable_kv_cache_events=facts["events"]),
             cache_config=SimpleNamespace(enable_prefix_caching=facts["prefix"],

@@ -34,6 +34,10 @@ class FakeDevice:
     def stream(self):
         return self.pointer.value
 
+    def free_bytes(self):
+        """So little that a burst is as small as the tests want it."""
+        return worker_gpu.BURST_SHARE * BURST_BYTES
+
     def record(self):
         event = ctypes.c_void_p()
         cuda("cuEventCreate", ctypes.byref(event), 2)

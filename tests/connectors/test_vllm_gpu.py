@@ -13,8 +13,10 @@ import os
 import random
 import sys
 import time
+import types
 import unittest
 from pathlib import Path
+from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = sys.argv[2]
@@ -31,8 +33,11 @@ from standin_gpu import BLOCK, CUDA, Case, GpuEngine  # noqa: E402
 
 import kvferry  # noqa: E402
 from kvferry.vllm import scheduler as scheduler_module  # noqa: E402
-from kvferry.vllm import taint  # noqa: E402
+from kvferry.vllm import taint, worker, worker_gpu  # noqa: E402
 from kvferry.vllm.scheduler import Scheduler  # noqa: E402
+from kvferry.gpu import GpuEvent  # noqa: E402
+from kvferry.vllm.jobs import StoreChunk  # noqa: E402
+from kvferry.vllm.worker_gpu import GpuWorker  # noqa: E402
 
 class Gpu(Case):
     def test_pages_are_free_at_once(self):
@@ -99,6 +104,13 @@ class Gpu(Case):
         self.assertEqual(engine.load(request), n - 1)
         self.assertTrue(engine.holds(request, 0, n // BLOCK))
 
+    def test_stores_end_before_the_engine(self):
+        """What has been taken is stored, though no step comes after it."""
+        engine = self.engine()
+        self.store(engine, 256)
+        engine.close()
+        self.assertEqual(self.engine().ask(self.request("again", 300))[0], 256)
+
     def test_daemon_dies_before_the_load(self):
         engine = self.engine()
         self.store(engine)
@@ -121,7 +133,84 @@ class Gpu(Case):
         self.assertEqual(engine.bad, set())
 
 
+class Ring:
+    """A GPU handle with room for one chunk, in a time of its own, of which a poll takes some."""
+
+    POLL_S, ROOM_S = 0.05, 0.02
+
+    def __init__(self, encoded_at=10, stored_at=10):
+        self.encoded_at, self.stored_at = encoded_at, stored_at  # polls behind the put
+        self.now, self.request, self.polls = 0.0, 0, None
+
+    def put(self, items, **_):
+        if self.polls is not None:
+            raise kvferry.BusyError(kvferry.Status["ERR_BUSY"], "put")
+        self.request, self.polls = self.request + 1, 0
+        return self.request, 1
+
+    def poll(self, timeout_ms=0):
+        self.now += self.POLL_S
+        self.polls = None if self.polls is None else self.polls + 1
+        kinds = ["pages-free"] if self.polls == self.encoded_at else []
+        if self.polls == self.stored_at:
+            kinds += ["block", "request"]
+            self.polls = None
+        return [GpuEvent(self.request, 0, kind, "", kvferry.Status["OK"], 0) for kind in kinds]
+
+    def close(self):
+        pass
+
+
+class Room(unittest.TestCase):
+    """A step has more chunks than the ring has room for."""
+
+    def store(self, ring, n=3):
+        """Counts of chunks that have been handed over and left out."""
+        client = types.SimpleNamespace(report=lambda *what: None)
+        session = types.SimpleNamespace(client=lambda: client, close=lambda: None)
+        device = types.SimpleNamespace(free_bytes=lambda: 1 << 30, stream=lambda: 1)
+        clock = types.SimpleNamespace(monotonic=lambda: ring.now)
+        with mock.patch.multiple(worker_gpu, Gpu=lambda *what, **how: ring, time=clock,
+                                 agrees=lambda *what: True), \
+                mock.patch.object(worker, "ROOM_S", ring.ROOM_S):
+            side = GpuWorker(None, 1, lambda: session, True, device, self.fail)
+            side.store([StoreChunk(bytes([i]), bytes([i - 1]) if i else None, i, 64 * i, [i])
+                        for i in range(n)], True)
+            side.close()
+        return side.counters.handed, side.counters.skipped
+
+    def test_gpu_runs_the_step_later(self):
+        """Nothing leaves the ring before, which is longer than what is waited for the daemon."""
+        self.assertEqual(self.store(Ring()), (3, 0))
+
+    def test_gpu_does_not_run_it(self):
+        ring = Ring(encoded_at=1000, stored_at=1000)
+        self.assertEqual(self.store(ring), (1, 2))
+        self.assertLess(ring.now, 3 * worker_gpu.STEP_S)
+
+    def test_daemon_takes_nothing(self):
+        ring = Ring(encoded_at=1, stored_at=1000)
+        self.assertEqual(self.store(ring), (1, 2))
+        self.assertLess(ring.now, 10 * ring.POLL_S)
+
+    def test_close_waits_for_what_was_taken(self):
+        ring = Ring()
+        self.assertEqual(self.store(ring, 1), (1, 0))
+        self.assertIsNone(ring.polls)
+
+
 class SetUp(Case):
+    def test_default_stream(self):
+        """Its handle is that of no stream, behind which nothing would be queued."""
+        torch = types.ModuleType("torch")
+        torch.cuda = types.SimpleNamespace()
+        with mock.patch.dict(sys.modules, torch=torch):
+            device = worker_gpu.TorchDevice()
+        for handle, stream in ((0, 1), (4096, 4096)):
+            torch.cuda.current_stream = lambda handle=handle: types.SimpleNamespace(
+                cuda_stream=handle)
+            self.assertEqual(device.stream(), stream)
+
     def test_expandable_segments(self):
         self.addCleanup(os.environ.pop, "PYTORCH_ALLOC_CONF", None)
         for value, warns in (("expandable_segments:False", False),

@@ -278,8 +278,9 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         facts, session = self._facts, self._session(self._facts.shard)
         if facts.device == "cuda":
             n_pages, device = int(next(iter(kv_caches.values())).shape[0]), TorchDevice()
+            tokens = int(self._vllm_config.scheduler_config.max_num_batched_tokens)
             self._worker = GpuWorker(pages, n_pages, session, facts.stores, device,
-                                     self._warn_once)
+                                     self._warn_once, tokens * engine_facts.token_bytes(facts))
             fetch: Fetch = device.fetch
         else:
             self._worker = Worker(pages, session, facts.stores, self._warn_once)

@@ -80,6 +80,12 @@ def _dtype(spec: Any) -> str:
     return DTYPES.get(str(spec.dtype), "u8")
 
 
+def token_bytes(facts: Facts) -> int:
+    """Of KV of a token, on one rank."""
+    g = facts.geometry
+    return g.n_layers * g.n_heads * (g.dim_k + g.dim_v) * ITEM_BYTES[g.dtype]
+
+
 def chunk_tokens(settings: Settings, block: int, token_bytes: int) -> int:
     """Tokens of a chunk: a multiple of the block whose KV fits into one block of ours."""
     most = min(CHUNK_TOKENS_MAX, PAYLOAD_BYTES_MAX // token_bytes)

@@ -6,6 +6,10 @@ the order of streams: a store is encoded on the engine's own stream, behind the 
 written the pages and before whatever is queued later, and a load writes behind an event that is
 recorded when it is started, behind all that has read or encoded its pages. So preemption, abort and
 reuse need nothing more, and pages are free for the engine at once.
+
+The ring of encoded blocks has room for what two steps compute: nothing leaves it before the GPU
+has run the step that it is of, and vLLM queues the next one before that. Where there is no room,
+that is waited for, since what is not taken now is lost, and every chunk behind it of no use.
 """
 import time
 from collections import deque
@@ -22,11 +26,26 @@ from kvferry.vllm.stats import WorkerCounters
 from kvferry.vllm.worker import GET_CHUNKS, Done, count
 
 
+BURST_BYTES = 64 << 20  # of KV, the least: less keeps the link from its rate
+BURSTS = 4  # the library's ring has room for as many
+STEPS = 2  # that the ring has room for: one is on its way out while the GPU runs the next
+BURST_SHARE = 24  # of the free memory of the GPU a burst is one in so many at most: a fifth is ring
+STEP_S = 2.0  # what a store waits for the GPU to run what is queued before it
+
+
+# CUDA's default stream, on which vLLM may compute, by its other name: its handle is 0, which to
+# the library is no stream, so that pages would be read before the step has written them.
+DEFAULT_STREAM = 1
+
+
 class Device(Protocol):
     """What is asked of the engine's framework."""
 
+    def free_bytes(self) -> int:
+        """Memory of the GPU that nobody has taken."""
+
     def stream(self) -> int:
-        """The stream on which steps are queued at this moment."""
+        """The stream on which steps are queued at this moment, never 0."""
 
     def record(self) -> Tuple[int, Any]:
         """An event recorded on that stream, and what keeps it alive."""
@@ -42,9 +61,13 @@ class TorchDevice:
     def __init__(self) -> None:
         import torch
         self._torch, self._cuda = torch, torch.cuda
+        self._fetched: Any = None
+
+    def free_bytes(self) -> int:
+        return int(self._cuda.mem_get_info()[0])
 
     def stream(self) -> int:
-        return int(self._cuda.current_stream().cuda_stream)
+        return int(self._cuda.current_stream().cuda_stream) or DEFAULT_STREAM
 
     def record(self) -> Tuple[int, Any]:
         event = self._cuda.Event()
@@ -53,14 +76,21 @@ class TorchDevice:
 
     def fetch(self, tensors: List[Any], ids: List[int],
               n_bytes: int) -> Tuple[List[int], Callable[[], None], Any]:
-        """Into pinned memory, a copy for each page: one for all would need room on the GPU."""
-        n = n_bytes // tensors[0].element_size()
-        memory = self._torch.empty((len(tensors), len(ids), n), dtype=tensors[0].dtype,
-                                   pin_memory=True)
+        """Into pinned memory, which is kept for the next time: pages are gathered on the GPU, a
+        tensor at a time in the same place, since a copy for each page takes milliseconds of this
+        thread. What it copies to is as it was until `wait` has returned."""
+        torch, n = self._torch, n_bytes // tensors[0].element_size()
+        shape = (len(tensors), len(ids), n_bytes)
+        if self._fetched is None or self._fetched.shape != shape:
+            self._fetched = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+        memory = self._fetched
+        index = torch.tensor(ids, pin_memory=True).to(tensors[0].device, non_blocking=True)
+        room = torch.empty(shape[1:], dtype=torch.uint8, device=tensors[0].device)
         for to, tensor in zip(memory, tensors):
-            for i, page in enumerate(ids):
-                at = tensor.storage_offset() + page * tensor.stride(0)
-                to[i].copy_(tensor.as_strided((n,), (1,), at), non_blocking=True)
+            pages = tensor.as_strided((tensor.shape[0], n), (tensor.stride(0), 1),
+                                      tensor.storage_offset())
+            torch.index_select(pages.view(torch.uint8), 0, index, out=room)
+            to.copy_(room, non_blocking=True)
         event = self._cuda.Event()
         event.record()
         return [int(part.data_ptr()) for part in memory], event.synchronize, memory
@@ -82,8 +112,10 @@ class GpuWorker:
     """Belongs to the engine's thread."""
 
     def __init__(self, pages: Pages, n_pages: int, session: Callable[..., Session], stores: bool,
-                 device: Device, warn: Callable[[str], None]):
+                 device: Device, warn: Callable[[str], None], step_bytes: int = 0):
+        """step_bytes: of KV that one step computes, the most."""
         self._pages, self._n_pages = pages, n_pages
+        self._step_bytes = step_bytes
         self._stores = stores
         self._device = device
         self._warn = warn
@@ -94,6 +126,8 @@ class GpuWorker:
         self._loads: Dict[int, Load] = {}
         self._ended: List[Done] = []
         self._put_keys: Dict[int, List[bytes]] = {}
+        self._encoding: Set[int] = set()  # puts that the GPU has not come to
+        self._moved = 0.0  # when something was last taken, or has ended
         self._stored: Dict[bytes, int] = {}
         self.counters = WorkerCounters()
         self._handle()  # now, since it may take a moment
@@ -104,35 +138,48 @@ class GpuWorker:
             client: Optional[Client] = self._session.client()
             if client is not None:
                 try:
-                    self._gpu = Gpu(client, self._pages, self._n_pages)
+                    self._gpu = Gpu(client, self._pages, self._n_pages,
+                                    burst_bytes=self._burst_bytes(), pins_early=True)
                 except KvferryError as error:
                     self._gpu_failed = True
                     self._warn(f"the GPU is not served: {error}")
         return self._gpu
 
+    def _burst_bytes(self) -> int:
+        """So that the ring has room for STEPS, but for a GPU that is full."""
+        wanted = max(BURST_BYTES, -(-STEPS * self._step_bytes // BURSTS))
+        return min(wanted, max(1, self._device.free_bytes() // BURST_SHARE))
+
     # --- stores -----------------------------------------------------------------------------------
 
     def store(self, chunks: List[StoreChunk], lossless: bool) -> None:
-        """Queue the encoding of chunks on the engine's stream. Waits at most ROOM_S for room in the
-        ring of encoded blocks, where the step has more than that holds."""
+        """Queue the encoding of chunks on the engine's stream. Where the step has more than the
+        ring of encoded blocks has room for, waits for the GPU to run what is queued before, STEP_S
+        at most, and then for the daemon as long as it takes something within ROOM_S."""
         gpu = self._handle() if self._stores and chunks else None
         if gpu is None:
             self.counters.skipped += len(chunks) if self._stores else 0
             return
-        began = time.monotonic()
+        began = self._moved = time.monotonic()
         self._poll(gpu)
-        deadline = began + worker.ROOM_S
         for chain in chains(chunks):
             while chain and self._gpu is not None:
                 taken = self._put(gpu, chain, lossless)
                 self.counters.handed += max(taken, 0)
                 chain = chain[max(taken, 0):]
-                if chain and (taken < 0 or time.monotonic() > deadline):
+                if chain and (taken < 0 or not self._makes_room(began)):
                     break
                 if chain:
                     self._poll(gpu, 1)
             self.counters.skipped += len(chain)
         self.counters.store_s += time.monotonic() - began
+
+    def _makes_room(self, began: float) -> bool:
+        """Whether a store that has begun then is to wait on."""
+        now = time.monotonic()
+        if self._encoding and now - began < STEP_S:
+            return True
+        return now - self._moved < worker.ROOM_S
 
     def _agrees(self, lossless: bool) -> bool:
         """Whether the profile in force is of the kind that the scheduler has decided for."""
@@ -149,6 +196,8 @@ class GpuWorker:
             request, taken = gpu.put(items, parent=chain[0].parent, depth=chain[0].depth,
                                      stream=self._device.stream())
             self._put_keys[request] = [c.key for c in chain[:taken]]
+            self._encoding.add(request)
+            self._moved = time.monotonic()
             return taken
         except BusyError:
             return 0
@@ -234,6 +283,8 @@ class GpuWorker:
 
     def _count(self, event: GpuEvent) -> None:
         """A completion of a store."""
+        self._moved = time.monotonic()
+        self._encoding.discard(event.request)  # the first one says that it has been encoded
         if event.kind == "request":
             self._put_keys.pop(event.request, None)
         elif event.kind == "block":
@@ -261,6 +312,7 @@ class GpuWorker:
             self._end(load)
         self._loads.clear()
         self._waiting.clear()
+        self._encoding.clear()
         if self._gpu is not None:
             self._gpu.close()
             self._gpu = None
@@ -283,7 +335,10 @@ class GpuWorker:
         return requests, bad, report
 
     def close(self) -> None:
-        """Wait for copies in flight, and close the handles."""
+        """Wait for stores in flight, as store() does, and close the handles."""
+        began = self._moved = time.monotonic()
+        while self._gpu is not None and self._put_keys and self._makes_room(began):
+            self._poll(self._gpu, 1)
         if self._gpu is not None:
             self._gpu.close()
             self._gpu = None
