@@ -480,6 +480,9 @@ def figures(options):
                               "rows": measure_ttft(arms, options.rounds, prompts, order)}
             if "none" in options.arms and options.pairs:
                 result["nohit"] = measure_nohit(arms, options.pairs, prompts, order)
+                cost = result["nohit"]["cost"].get("kvferry-exact, stores")
+                if cost:
+                    result["nohit_cost_vllm_gpu"] = cost[0]
             for arm in arms:
                 if arm.name.startswith("kvferry"):
                     result[arm.name] = {"counters": arm.call("counters"),

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU calls: blocks between pages in device memory and the daemon (libkvferry_gpu).
 
-Streams and events are numbers, as torch has them (stream.cuda_stream, event.cuda_event); 0 is none.
+Streams and events are numbers, as torch has them (stream.cuda_stream, event.cuda_event). No event is
+0. No stream is None: 0 is CUDA's default stream, as in torch.
+CUDA's default stream, which torch has as 0, is therefore to be given by its other name, 1.
 A Gpu belongs to the thread of its client, has to be closed before it, and uses the context that is
 current in the thread that makes it.
 """
@@ -15,6 +17,7 @@ from kvferry.client import TIERS, Client, Key, get_options, put_options
 from kvferry.errors import Status, check, error
 
 EVENTS = 64
+DEFAULT_STREAM = 1  # CU_STREAM_LEGACY
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ class Gpu:
         self._c = ffi.NULL
 
     def put(self, items: Sequence[GpuPut], *, parent: Optional[Key] = None, depth: int = 0,
-            stream: int = 0, wait_event: int = 0, user: int = 0) -> Tuple[int, int]:
+            stream: Optional[int] = None, wait_event: int = 0,
+            user: int = 0) -> Tuple[int, int]:
         """Queue the encoding of blocks, in chain order, on a stream behind an event: (request,
         leading items taken). Pages may be rewritten by what is queued on that stream afterwards.
         BusyError: no room for one."""
@@ -122,11 +126,11 @@ class Gpu:
         options, _parent = put_options(parent, depth, 0, False)
         taken, request = ffi.new("uint32_t *"), ffi.new("uint64_t *")
         check(self._lib.kvf_gpu_put(self._c, self._region, c, len(items), options,
-                                    ffi.cast("void *", wait_event), ffi.cast("void *", stream),
+                                    ffi.cast("void *", wait_event), stream_pointer(stream),
                                     user, taken, request), "kvf_gpu_put")
         return int(request[0]), int(taken[0])
 
-    def get(self, items: Sequence[GpuGet], *, budget_ms: int = 0, stream: int = 0,
+    def get(self, items: Sequence[GpuGet], *, budget_ms: int = 0, stream: Optional[int] = None,
             wait_event: int = 0, user: int = 0) -> int:
         """Queue blocks into pages, behind an event: the last step that read these pages. The id of
         the request. A block's event says OK when all of it is written."""
@@ -138,7 +142,7 @@ class Gpu:
             _fill(one, item.key, item.pages, held)
         request = ffi.new("uint64_t *")
         check(self._lib.kvf_gpu_get(self._c, self._region, c, len(items), get_options(budget_ms),
-                                    ffi.cast("void *", wait_event), ffi.cast("void *", stream),
+                                    ffi.cast("void *", wait_event), stream_pointer(stream),
                                     user, request), "kvf_gpu_get")
         return int(request[0])
 
@@ -154,6 +158,11 @@ class Gpu:
     def cancel(self, request: int) -> bool:
         """Ask to end a request early; its events still come. False: it was not in flight."""
         return bool(self._lib.kvf_gpu_cancel(self._c, request) == lib.KVF_OK)
+
+
+def stream_pointer(stream: Optional[int]) -> Any:
+    """As the driver has it, to which 0 is no stream, behind which nothing would be queued."""
+    return ffi.NULL if stream is None else ffi.cast("void *", stream or DEFAULT_STREAM)
 
 
 def _fill(c: Any, key: Key, pages: Sequence[int], held: List[Any]) -> None:
