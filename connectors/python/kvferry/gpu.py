@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPU calls: blocks between pages in device memory and the daemon (libkvferry_gpu).
 
-Streams and events are numbers, as torch has them (stream.cuda_stream, event.cuda_event). No event is
-0. No stream is None: 0 is CUDA's default stream, as in torch.
-CUDA's default stream, which torch has as 0, is therefore to be given by its other name, 1.
+Streams and events are numbers, as torch has them (stream.cuda_stream, event.cuda_event). No event
+is 0. No stream is None: 0 is CUDA's default stream, as in torch.
 A Gpu belongs to the thread of its client, has to be closed before it, and uses the context that is
 current in the thread that makes it.
 """
