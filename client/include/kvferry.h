@@ -601,11 +601,11 @@ KVF_API int kvf_cancel(struct kvf_client *client, uint64_t request);
  *                         PAGES_FREE                                 BLOCK, REQUEST
  *   get:  daemon -> copy to device memory -> wait_event -> decode into pages -> BLOCK, REQUEST
  *
- * Streams and events are CUstream and CUevent of the driver (or cudaStream_t and cudaEvent_t, which
- * are the same), given as void *. The engine's context is used: the one that is current in the
- * thread that opens the handle, else the primary one. The library links nothing of CUDA and needs
- * no GPU to be loaded; without a driver, a GPU, or kernels in this build kvf_gpu_open says so in
- * one line of the client's log, and all calls, with gpu NULL, answer KVF_ERR_UNSUPPORTED.
+ * Streams and events are CUstream and CUevent of the driver (cudaStream_t, cudaEvent_t), as void *.
+ * NULL is none, and so not CUDA's default stream: that is CU_STREAM_LEGACY, (void *)1. The engine's
+ * context is used: the one that is current in the thread that opens the handle, else the primary
+ * one. The library links nothing of CUDA and needs no GPU to be loaded; without driver, GPU or
+ * kernels kvf_gpu_open says so in the client's log; calls with gpu NULL: KVF_ERR_UNSUPPORTED.
  *
  * Conventions beyond those of part 1: a GPU handle belongs to the thread of its client, and is
  * closed before it. Nothing is ever waited for on a stream of the caller's but what the caller
@@ -618,7 +618,7 @@ struct kvf_gpu_region;
 enum kvf_gpu_pinning {
     KVF_GPU_PIN_LAZY = 0,   /* pin a piece of the arena (at most 1 GiB) when it has the first hit:
                                that one waits for it, 30 to 80 ms a GiB */
-    KVF_GPU_PIN_EAGER = 1,  /* pin every piece, at open and when it comes */
+    KVF_GPU_PIN_EAGER = 1,  /* pin every piece, one a call of kvf_gpu_poll */
     KVF_GPU_PIN_WINDOW = 2, /* pin load_window_bytes; the calling thread copies hits into it, at the
                                rate of one core: for hosts that limit pinned memory */
 };

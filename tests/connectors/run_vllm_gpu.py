@@ -289,7 +289,7 @@ class Arm:
 
     def counters(self):
         return {**vars(self.worker()._worker.counters), "blocks_to_load": self.ends.counts,
-                "burst_bytes": self.worker()._worker._burst_bytes(),
+                "ring_bytes": self.worker()._worker.ring_bytes,
                 "stream": self.worker()._worker._device.stream()}
 
     def drift(self, n_tokens=256):

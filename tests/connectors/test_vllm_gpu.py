@@ -35,6 +35,7 @@ import kvferry  # noqa: E402
 from kvferry.vllm import scheduler as scheduler_module  # noqa: E402
 from kvferry.vllm import taint, worker, worker_gpu  # noqa: E402
 from kvferry.vllm.scheduler import Scheduler  # noqa: E402
+from kvferry._abi import ffi  # noqa: E402
 from kvferry.gpu import GpuEvent  # noqa: E402
 from kvferry.vllm.jobs import StoreChunk  # noqa: E402
 from kvferry.vllm.worker_gpu import GpuWorker  # noqa: E402
@@ -138,8 +139,9 @@ class Ring:
 
     POLL_S, ROOM_S = 0.05, 0.02
 
-    def __init__(self, encoded_at=10, stored_at=10):
-        self.encoded_at, self.stored_at = encoded_at, stored_at  # polls behind the put
+    def __init__(self, encoded_at=10, stored_at=10, block_at=0):
+        # polls behind the put
+        self.encoded_at, self.stored_at, self.block_at = encoded_at, stored_at, block_at
         self.now, self.request, self.polls = 0.0, 0, None
 
     def put(self, items, **_):
@@ -151,7 +153,8 @@ class Ring:
     def poll(self, timeout_ms=0):
         self.now += self.POLL_S
         self.polls = None if self.polls is None else self.polls + 1
-        kinds = ["pages-free"] if self.polls == self.encoded_at else []
+        kinds = ["block"] if self.polls == self.block_at else []
+        kinds += ["pages-free"] if self.polls == self.encoded_at else []
         if self.polls == self.stored_at:
             kinds += ["block", "request"]
             self.polls = None
@@ -174,6 +177,7 @@ class Room(unittest.TestCase):
                                  agrees=lambda *what: True), \
                 mock.patch.object(worker, "ROOM_S", ring.ROOM_S):
             side = GpuWorker(None, 1, lambda: session, True, device, self.fail)
+            ring.now = 0.0
             side.store([StoreChunk(bytes([i]), bytes([i - 1]) if i else None, i, 64 * i, [i])
                         for i in range(n)], True)
             side.close()
@@ -193,6 +197,10 @@ class Room(unittest.TestCase):
         self.assertEqual(self.store(ring), (1, 2))
         self.assertLess(ring.now, 10 * ring.POLL_S)
 
+    def test_a_block_is_not_the_whole_step(self):
+        """Of several bursts the first is stored while the GPU has yet to run the others."""
+        self.assertEqual(self.store(Ring(block_at=1)), (3, 0))
+
     def test_close_waits_for_what_was_taken(self):
         ring = Ring()
         self.assertEqual(self.store(ring, 1), (1, 0))
@@ -200,16 +208,67 @@ class Room(unittest.TestCase):
 
 
 class SetUp(Case):
+    def opened(self, free_bytes, step_bytes, ring_bytes=0, errors=()):
+        """Rings that were asked for, when it is tried twice at once and once again later."""
+        asked, errors = [], list(errors)
+
+        def opens(*_what, ring_bytes, **_how):
+            asked.append(ring_bytes)
+            if errors:
+                raise kvferry.KvferryError(kvferry.Status[errors.pop(0)], "kvf_gpu_open")
+            return types.SimpleNamespace(poll=lambda *what: [], close=lambda: None)
+
+        session = types.SimpleNamespace(client=lambda: types.SimpleNamespace(), close=lambda: None)
+        device = types.SimpleNamespace(free_bytes=lambda: free_bytes)
+        clock = types.SimpleNamespace(now=1.0)
+        clock.monotonic = lambda: clock.now
+        self.said = []
+        with mock.patch.multiple(worker_gpu, Gpu=opens, time=clock):
+            side = GpuWorker(None, 1, lambda: session, True, device, self.said.append, step_bytes,
+                             ring_bytes)
+            side.idle()
+            side._handle()
+            clock.now += worker_gpu.AGAIN_S
+            side._handle()
+            side.close()
+        return asked
+
+    def test_ring(self):
+        """Room for two steps, at most a share of what is free; else what the library takes."""
+        gib = 1 << 30
+        self.assertEqual(self.opened(20 * gib, gib), [5 * gib // 2])
+        self.assertEqual(self.opened(10 * gib, gib), [2 * gib])
+        self.assertEqual(self.opened(gib, gib), [0])
+        self.assertEqual(self.opened(20 * gib, 1 << 20), [0])
+        self.assertEqual(self.opened(20 * gib, gib, 3 * gib), [3 * gib])
+
+    def test_no_memory_for_it(self):
+        """It is tried again, later; what cannot change is not."""
+        self.assertEqual(self.opened(0, 1, 8, ["ERR_NO_MEMORY"]), [8, 8])
+        self.assertIn("gpu_ring_bytes", self.said[0])
+        self.assertEqual(self.opened(0, 1, 8, ["ERR_UNSUPPORTED"]), [8])
+
     def test_default_stream(self):
-        """Its handle is that of no stream, behind which nothing would be queued."""
+        """Its number in torch is no stream to the driver: nothing would be queued behind it."""
+        seen = []
+
+        def kvf_gpu_put(*arguments):
+            seen.append(int(ffi.cast("uintptr_t", arguments[6])))
+            return 0
+
+        gpu = object.__new__(kvferry.gpu.Gpu)
+        gpu._c, gpu._region = ffi.NULL, 0
+        gpu._lib = types.SimpleNamespace(kvf_gpu_put=kvf_gpu_put)
         torch = types.ModuleType("torch")
         torch.cuda = types.SimpleNamespace()
         with mock.patch.dict(sys.modules, torch=torch):
             device = worker_gpu.TorchDevice()
-        for handle, stream in ((0, 1), (4096, 4096)):
-            torch.cuda.current_stream = lambda handle=handle: types.SimpleNamespace(
-                cuda_stream=handle)
-            self.assertEqual(device.stream(), stream)
+        for number in (0, 4096):
+            torch.cuda.current_stream = lambda number=number: types.SimpleNamespace(
+                cuda_stream=number)
+            gpu.put([], stream=device.stream())
+        gpu.put([])
+        self.assertEqual(seen, [1, 4096, 0])
 
     def test_expandable_segments(self):
         self.addCleanup(os.environ.pop, "PYTORCH_ALLOC_CONF", None)

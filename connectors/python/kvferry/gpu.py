@@ -59,17 +59,18 @@ class Gpu:
     """A GPU handle, with the pages that it moves."""
 
     def __init__(self, client: Client, pages: Pages, n_pages: int, *, burst_bytes: int = 0,
-                 load_window_bytes: int = 0, pins_early: bool = False):
+                 ring_bytes: int = 0, load_window_bytes: int = 0, pins_early: bool = False):
         """Find the GPU, load kernels, allocate (for 0, as kvf_gpu_options says), make pages known
-        (device addresses; only they are kept, not the tensors). pins_early: the daemon's arena is
-        pinned now, and not when it has the first hit. Blocks while the driver starts and pins.
+        (device addresses; only they are kept, not the tensors). pins_early: each poll pins a piece
+        of the daemon's arena, and not the first hit in it. Blocks while the driver starts.
         KvferryError ERR_UNSUPPORTED: no driver, no GPU, or no kernels in this build; the client's
         log says which."""
         self._lib = gpu_lib()
         self._client = client  # kept open for as long as this object is
         options = ffi.new("struct kvf_gpu_options *")
         options.struct_bytes = ffi.sizeof("struct kvf_gpu_options")
-        options.burst_bytes, options.load_window_bytes = burst_bytes, load_window_bytes
+        options.burst_bytes, options.ring_bytes = burst_bytes, ring_bytes
+        options.load_window_bytes = load_window_bytes
         options.pinning = lib.KVF_GPU_PIN_EAGER if pins_early else lib.KVF_GPU_PIN_LAZY
         out = ffi.new("struct kvf_gpu **")
         check(self._lib.kvf_gpu_open(client.c, options, out), "kvf_gpu_open")

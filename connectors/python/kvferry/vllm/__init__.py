@@ -280,7 +280,8 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
             n_pages, device = int(next(iter(kv_caches.values())).shape[0]), TorchDevice()
             tokens = int(self._vllm_config.scheduler_config.max_num_batched_tokens)
             self._worker = GpuWorker(pages, n_pages, session, facts.stores, device,
-                                     self._warn_once, tokens * engine_facts.token_bytes(facts))
+                                     self._warn_once, tokens * engine_facts.token_bytes(facts),
+                                     self._settings.gpu_ring_bytes)
             fetch: Fetch = device.fetch
         else:
             self._worker = Worker(pages, session, facts.stores, self._warn_once)

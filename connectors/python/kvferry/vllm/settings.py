@@ -19,6 +19,7 @@ class Settings:
     lookup_budget_ms: int = 50  # for blocks that come from slower tiers
     load_budget_ms: int = 2000
     staging_bytes: int = 0  # of each worker; 0: the daemon's default
+    gpu_ring_bytes: int = 0  # of GPU memory, for KV on its way out; 0: by what a step computes
     weights_digest: str = ""  # 64 hexadecimal digits; "": made from the model's files
     allow_uncalibrated: bool = False
     allow_untested: bool = False  # versions of vLLM that are not in tested_versions.json

@@ -26,16 +26,12 @@ from kvferry.vllm.stats import WorkerCounters
 from kvferry.vllm.worker import GET_CHUNKS, Done, count
 
 
-BURST_BYTES = 64 << 20  # of KV, the least: less keeps the link from its rate
-BURSTS = 4  # the library's ring has room for as many
 STEPS = 2  # that the ring has room for: one is on its way out while the GPU runs the next
-BURST_SHARE = 24  # of the free memory of the GPU a burst is one in so many at most: a fifth is ring
-STEP_S = 2.0  # what a store waits for the GPU to run what is queued before it
-
-
-# CUDA's default stream, on which vLLM may compute, by its other name: its handle is 0, which to
-# the library is no stream, so that pages would be read before the step has written them.
-DEFAULT_STREAM = 1
+RING_MIN = 320 << 20  # what the library takes by itself is about this
+RING_SHARE = 5  # of the free memory of the GPU the ring is one part in so many at most
+STEP_S = 2.0  # what the stores of a step wait for the GPU and for the daemon, in all
+PIECES_MAX = 2048  # of the daemon's arena, each at most 1 GiB
+AGAIN_S = 30.0  # behind a GPU that had no memory for the ring
 
 
 class Device(Protocol):
@@ -45,7 +41,7 @@ class Device(Protocol):
         """Memory of the GPU that nobody has taken."""
 
     def stream(self) -> int:
-        """The stream on which steps are queued at this moment, never 0."""
+        """The stream on which steps are queued at this moment; 0: CUDA's default one."""
 
     def record(self) -> Tuple[int, Any]:
         """An event recorded on that stream, and what keeps it alive."""
@@ -67,7 +63,7 @@ class TorchDevice:
         return int(self._cuda.mem_get_info()[0])
 
     def stream(self) -> int:
-        return int(self._cuda.current_stream().cuda_stream) or DEFAULT_STREAM
+        return int(self._cuda.current_stream().cuda_stream)
 
     def record(self) -> Tuple[int, Any]:
         event = self._cuda.Event()
@@ -81,9 +77,10 @@ class TorchDevice:
         thread. What it copies to is as it was until `wait` has returned."""
         torch, n = self._torch, n_bytes // tensors[0].element_size()
         shape = (len(tensors), len(ids), n_bytes)
-        if self._fetched is None or self._fetched.shape != shape:
-            self._fetched = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
-        memory = self._fetched
+        whole = shape[0] * shape[1] * shape[2]
+        if self._fetched is None or self._fetched.numel() < whole:
+            self._fetched = torch.empty(whole, dtype=torch.uint8, pin_memory=True)
+        memory = self._fetched[:whole].view(shape)
         index = torch.tensor(ids, pin_memory=True).to(tensors[0].device, non_blocking=True)
         room = torch.empty(shape[1:], dtype=torch.uint8, device=tensors[0].device)
         for to, tensor in zip(memory, tensors):
@@ -112,16 +109,20 @@ class GpuWorker:
     """Belongs to the engine's thread."""
 
     def __init__(self, pages: Pages, n_pages: int, session: Callable[..., Session], stores: bool,
-                 device: Device, warn: Callable[[str], None], step_bytes: int = 0):
-        """step_bytes: of KV that one step computes, the most."""
+                 device: Device, warn: Callable[[str], None], step_bytes: int = 0,
+                 ring_bytes: int = 0):
+        """step_bytes: of KV that one step computes, the most. ring_bytes: of GPU memory for what
+        is on its way out; 0: by step_bytes."""
         self._pages, self._n_pages = pages, n_pages
-        self._step_bytes = step_bytes
+        self._step_bytes, self._ring_wanted = step_bytes, ring_bytes
+        self.ring_bytes = 0  # of the handle; 0: the library's own measure
         self._stores = stores
         self._device = device
         self._warn = warn
         self._session = session()
         self._gpu: Optional[Gpu] = None
         self._gpu_failed = False
+        self._again = 0.0  # not opened before
         self._waiting: Deque[Load] = deque()
         self._loads: Dict[int, Load] = {}
         self._ended: List[Done] = []
@@ -130,32 +131,40 @@ class GpuWorker:
         self._moved = 0.0  # when something was last taken, or has ended
         self._stored: Dict[bytes, int] = {}
         self.counters = WorkerCounters()
-        self._handle()  # now, since it may take a moment
+        gpu = self._handle()  # now, since it may take a moment, and pinning some more
+        for _ in range(PIECES_MAX if gpu is not None else 0):
+            gpu.poll()
 
     def _handle(self) -> Optional[Gpu]:
         """The GPU handle, opened when there is a daemon. None: not now, or never."""
-        if self._gpu is None and not self._gpu_failed:
+        if self._gpu is None and not self._gpu_failed and time.monotonic() >= self._again:
             client: Optional[Client] = self._session.client()
             if client is not None:
+                self.ring_bytes = self._ring_wanted or self._ring_bytes()
                 try:
                     self._gpu = Gpu(client, self._pages, self._n_pages,
-                                    burst_bytes=self._burst_bytes(), pins_early=True)
+                                    ring_bytes=self.ring_bytes, pins_early=True)
                 except KvferryError as error:
-                    self._gpu_failed = True
-                    self._warn(f"the GPU is not served: {error}")
+                    self._gpu_failed = error.status != Status["ERR_NO_MEMORY"]
+                    self._again = time.monotonic() + AGAIN_S
+                    cure = "" if self._gpu_failed else ("; it is tried again: leave vLLM less, or "
+                                                        "set gpu_ring_bytes")
+                    self._warn(f"the GPU is not served: {error}{cure}")
         return self._gpu
 
-    def _burst_bytes(self) -> int:
-        """So that the ring has room for STEPS, but for a GPU that is full."""
-        wanted = max(BURST_BYTES, -(-STEPS * self._step_bytes // BURSTS))
-        return min(wanted, max(1, self._device.free_bytes() // BURST_SHARE))
+    def _ring_bytes(self) -> int:
+        """Room for the encoded KV of STEPS, of which a quarter is scratch, but for a GPU that is
+        full. 0: no more than the library takes by itself."""
+        wanted = STEPS * self._step_bytes * 5 // 4
+        ring_bytes = min(wanted, self._device.free_bytes() // RING_SHARE)
+        return ring_bytes if ring_bytes > RING_MIN else 0
 
     # --- stores -----------------------------------------------------------------------------------
 
     def store(self, chunks: List[StoreChunk], lossless: bool) -> None:
         """Queue the encoding of chunks on the engine's stream. Where the step has more than the
-        ring of encoded blocks has room for, waits for the GPU to run what is queued before, STEP_S
-        at most, and then for the daemon as long as it takes something within ROOM_S."""
+        ring of encoded blocks has room for, waits for the GPU to run what is queued before, and
+        for the daemon as long as it takes something within ROOM_S, STEP_S in all."""
         gpu = self._handle() if self._stores and chunks else None
         if gpu is None:
             self.counters.skipped += len(chunks) if self._stores else 0
@@ -177,9 +186,8 @@ class GpuWorker:
     def _makes_room(self, began: float) -> bool:
         """Whether a store that has begun then is to wait on."""
         now = time.monotonic()
-        if self._encoding and now - began < STEP_S:
-            return True
-        return now - self._moved < worker.ROOM_S
+        return now - began < STEP_S and (bool(self._encoding) or
+                                         now - self._moved < worker.ROOM_S)
 
     def _agrees(self, lossless: bool) -> bool:
         """Whether the profile in force is of the kind that the scheduler has decided for."""
@@ -284,7 +292,8 @@ class GpuWorker:
     def _count(self, event: GpuEvent) -> None:
         """A completion of a store."""
         self._moved = time.monotonic()
-        self._encoding.discard(event.request)  # the first one says that it has been encoded
+        if event.kind != "block":
+            self._encoding.discard(event.request)  # all of it has been encoded, or none will be
         if event.kind == "request":
             self._put_keys.pop(event.request, None)
         elif event.kind == "block":
