@@ -208,7 +208,7 @@ class Room(unittest.TestCase):
 
 
 class SetUp(Case):
-    def opened(self, free_bytes, step_bytes, ring_bytes=0, errors=()):
+    def opened(self, free_bytes, step_bytes, ring_bytes=0, errors=(), poll=lambda *what: []):
         """Rings that were asked for, when it is tried twice at once and once again later."""
         asked, errors = [], list(errors)
 
@@ -216,7 +216,7 @@ class SetUp(Case):
             asked.append(ring_bytes)
             if errors:
                 raise kvferry.KvferryError(kvferry.Status[errors.pop(0)], "kvf_gpu_open")
-            return types.SimpleNamespace(poll=lambda *what: [], close=lambda: None)
+            return types.SimpleNamespace(poll=poll, close=lambda: None)
 
         session = types.SimpleNamespace(client=lambda: types.SimpleNamespace(), close=lambda: None)
         device = types.SimpleNamespace(free_bytes=lambda: free_bytes)
@@ -241,6 +241,13 @@ class SetUp(Case):
         self.assertEqual(self.opened(gib, gib), [0])
         self.assertEqual(self.opened(20 * gib, 1 << 20), [0])
         self.assertEqual(self.opened(20 * gib, gib, 3 * gib), [3 * gib])
+
+    def test_gpu_that_fails_at_once(self):
+        def poll(*_what):
+            raise kvferry.KvferryError(kvferry.Status["ERR_IO"], "kvf_gpu_poll")
+
+        self.assertEqual(self.opened(0, 1, poll=poll), [0])
+        self.assertIn("not served from here on", self.said[0])
 
     def test_no_memory_for_it(self):
         """It is tried again, later; what cannot change is not."""

@@ -131,9 +131,9 @@ class GpuWorker:
         self._moved = 0.0  # when something was last taken, or has ended
         self._stored: Dict[bytes, int] = {}
         self.counters = WorkerCounters()
-        gpu = self._handle()  # now, since it may take a moment, and pinning some more
-        for _ in range(PIECES_MAX if gpu is not None else 0):
-            gpu.poll()
+        self._handle()  # now, since it may take a moment, and pinning some more
+        for _ in range(PIECES_MAX):
+            self.idle()
 
     def _handle(self) -> Optional[Gpu]:
         """The GPU handle, opened when there is a daemon. None: not now, or never."""
