@@ -145,8 +145,7 @@ uint32_t kvf_crc32c_copy_part(void *dst, const void *src, size_t bytes, size_t w
         from += head_bytes + line_bytes;
         bytes -= head_bytes + line_bytes;
     }
-#endif
-#if !defined(__x86_64__)
+#else
     (void)whole_bytes;
 #endif
     return copy_cached(to, from, bytes, crc);

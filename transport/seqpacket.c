@@ -20,10 +20,10 @@
 
 #include "kvferry.h"
 
-#define SCM_FDS_MAX 253 /* the kernel's limit for one message */
+#define SCM_FDS_MAX  253 /* the kernel's limit for one message */
+#define GIVEN_UP_MAX 16  /* clients that accept passes over in one call */
 
 /* A bounded wait for another starting daemon, and between tries on a full backlog. */
-#define GIVEN_UP_MAX  16 /* clients that accept passes over in one call */
 #define LOCK_TRIES    50
 #define RETRY_WAIT_MS 20
 

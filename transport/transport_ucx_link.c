@@ -274,7 +274,6 @@ static void tell(struct kvf_link *link)
     kvf_net_emit(net, &event);
 }
 
-/* Nobody but the client's own calls, or what speaks for it, hears of such a link. */
 /* Is there no room for this client? NULL: there is; else what is full. Of the node's those count,
  * too, that have been welcomed and have not confirmed it, which strangers cannot have many of; of a
  * tenant's only those that have, since who welcomes cannot tell a message that is said again. So it
@@ -303,6 +302,7 @@ static const char *full_of_clients(const struct kvf_link *link)
                : NULL;
 }
 
+/* Nobody but the client's own calls, or what speaks for it, hears of such a link. */
 static void client_up(struct kvf_link *link)
 {
     struct kvf_net *net = link->net;

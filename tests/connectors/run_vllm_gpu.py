@@ -41,7 +41,9 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # pages and calls are looked
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "bench")]
+
+import figures as bench  # noqa: E402
 
 ARMS = ("none", "native", "kvferry-exact", "kvferry-balanced")
 LENGTHS = (512, 1024, 2048, 4096, 16384, 32768)  # of prefixes; a prompt has one token more
@@ -366,11 +368,8 @@ class Prompts:
 
 
 def interval(values):
-    """Median, and the interval that has it in 19 of 20 cases by resampling."""
-    generator = random.Random(1)
-    medians = sorted(statistics.median(generator.choices(values, k=len(values)))
-                     for _ in range(2000))
-    return [round(v, 5) for v in (statistics.median(values), medians[50], medians[-51])]
+    """Median, and its interval as that of the other benches."""
+    return [round(v, 5) for v in (statistics.median(values), *bench.interval(values))]
 
 
 def fetched(arm, ids, prompts):
