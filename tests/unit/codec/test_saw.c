@@ -90,6 +90,9 @@ static void assert_stored(const struct kvf_codec_tensor *tensor, const struct st
     }
 }
 
+/* Hard values that have too many escapes, one after the other: it is rare that any do. */
+#define RAW_MAX 3
+
 /* One head, no V: every vector of a record against the model, both ways. */
 static void compare_with_model(const char *profile, int dtype, uint32_t dim, uint32_t n_tokens)
 {
@@ -99,6 +102,11 @@ static void compare_with_model(const char *profile, int dtype, uint32_t dim, uin
     fixture_trip_init(&trip, &geometry, profile, n_tokens);
     fixture_fill_hard(&trip.kv, &random_bits);
     fixture_trip_run(&trip);
+    for (uint32_t i = 0; trip.codec.page->layer_bits[0] == 0 && i < RAW_MAX; i++) {
+        assert_memory_equal(trip.back.k_layers[0], trip.kv.k_layers[0], trip.kv.k_bytes);
+        fixture_fill_hard(&trip.kv, &random_bits);
+        fixture_trip_run(&trip);
+    }
     assert_int_equal(trip.codec.page->layer_bits[0], trip.codec.plan.kinds[0].k.descriptor.bits);
     struct strip strip = strip_of_k(&trip.codec, n_tokens);
     struct saw_model model = model_of(&trip.codec.plan.kinds[0].k);
