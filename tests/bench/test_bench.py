@@ -238,16 +238,18 @@ def processes_naming(text):
 
 def stop_bench(build, number):
     """A bench that gets a signal takes its daemon and its folder with it."""
-    with tempfile.TemporaryDirectory(prefix="kvferry-stop-") as folder:
+    with tempfile.TemporaryDirectory(prefix="kvferry-stop-") as folder, \
+            tempfile.TemporaryFile("w+") as errors:
         with subprocess.Popen([sys.executable, RUN, "local", "--build", build, "--seconds", "600"],
                               env={**os.environ, "TMPDIR": folder}, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL) as bench:
+                              stderr=errors) as bench:
             while bench.poll() is None and not processes_naming(f"{folder}/"):
                 time.sleep(0.01)
             bench.send_signal(number)
             code = bench.wait()
         if code != 128 + number:
-            return f"signal {number}: exit code {code}"
+            errors.seek(0)
+            return f"signal {number}: exit code {code}\n{errors.read()}"
         left = processes_naming(f"{folder}/") + os.listdir(folder)
         return f"signal {number} leaves {left}" if left else None
 
