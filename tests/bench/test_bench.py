@@ -149,6 +149,24 @@ class Arguments(unittest.TestCase):
         self.assertIn("is not a folder", self.refused("nvme", "--dir", os.path.join(HERE, "none")))
 
 
+class Stop(unittest.TestCase):
+    BUSY_DAEMON = """#!/bin/sh
+while [ "$1" != --config ]; do shift; done
+while :; do n=$((n + 1)); : > "${2%/*}/$n"; done 2>/dev/null
+"""
+
+    def test_a_daemon_that_writes_to_the_end(self):
+        """Its folder can be deleted only when it has ended."""
+        with tempfile.TemporaryDirectory() as build:
+            for path in ("agent/kvferryd", "tests/bench/bench_local"):
+                path = os.path.join(build, path)
+                os.makedirs(os.path.dirname(path))
+                with open(path, "w", encoding="ascii") as file:
+                    file.write(self.BUSY_DAEMON)
+                os.chmod(path, 0o700)
+            self.assertIsNone(stop_bench(build, signal.SIGTERM))
+
+
 class Page(unittest.TestCase):
     MACHINE = {"cpu": "x", "cpu_model": "y", "virtual": False, "cores": 2, "llc_bytes": 1 << 25,
                "memory": 1 << 34, "kernel": "6", "cpu_of_others": 0.01, "cpu_of_host": 0.0}
