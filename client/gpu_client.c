@@ -492,7 +492,7 @@ static int memory_take(struct kvf_gpu *gpu)
     }
     gpu->is_awake = true;
     if (status != KVF_OK) {
-        kvf_client_log(gpu->client, 1, "no memory for blocks of the GPU: %s", gpu->device->text);
+        kvf_client_log(gpu->client, 1, "no room for blocks on the GPU: %s", gpu->device->text);
         memory_free(gpu);
     }
     return status;

@@ -13,6 +13,7 @@
  * between. The range is free when the copies have ended. Bursts reach the daemon in the order in
  * which they were put, because a chain's blocks must.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,12 +79,45 @@ static uint64_t payload_expected(const struct kvf_codec_plan *plan, uint32_t tok
 /* ----------------------------------------------------------------------------------------------
  * Memory
  */
-static size_t lists_bytes(const struct kvf_gpu *gpu)
+static size_t lists_bytes(const struct kvf_gpu *gpu, uint64_t n_blocks)
 {
     uint64_t part_bytes = sizeof(struct kvf_gpu_part) + sizeof(uint32_t);
 
-    return gpu->burst_blocks_max * (kvf_gpu_parts_a_block(gpu) * part_bytes +
-                                    gpu->plan.geometry.chunk_tokens * sizeof(uint32_t));
+    return n_blocks * (kvf_gpu_parts_a_block(gpu) * part_bytes +
+                       gpu->plan.geometry.chunk_tokens * sizeof(uint32_t));
+}
+
+/* Of the ring, for payload and scratch of so many full blocks: scratch is a part of the payload, a
+ * quarter covers it. */
+static uint64_t blocks_bytes(const struct kvf_gpu *gpu, uint64_t n_blocks)
+{
+    uint64_t full = kvf_gpu_align(
+        kvf_gpu_payload_bound(&gpu->plan, gpu->plan.geometry.chunk_tokens));
+
+    return n_blocks * (full + full / 4);
+}
+
+static int ring_create(struct kvf_gpu *gpu)
+{
+    uint64_t least = blocks_bytes(gpu, 1) + kvf_gpu_align(lists_bytes(gpu, 1));
+    uint64_t bytes = gpu->options.ring_bytes;
+
+    if (bytes == 0) {
+        uint64_t n = gpu->options.burst_bytes / gpu->block_bytes;
+
+        bytes = 4 * (blocks_bytes(gpu, n != 0 ? n : 1) +
+                     kvf_gpu_align(lists_bytes(gpu, gpu->burst_blocks_max)));
+    }
+    if (bytes < least) {
+        snprintf(gpu->device->text, sizeof(gpu->device->text),
+                 "ring_bytes is %llu, a block takes %llu: set it to that or more, or to 0",
+                 (unsigned long long)bytes, (unsigned long long)least);
+        return KVF_ERR_INVALID;
+    }
+    gpu->ring = (struct kvf_gpu_ring){.bytes = bytes};
+    return kvf_gpu_device_result(gpu->device,
+                                 gpu->device->driver.cuMemAlloc(&gpu->ring_address, bytes),
+                                 "cuMemAlloc of the ring");
 }
 
 static void burst_memory_share(struct kvf_gpu *gpu)
@@ -104,7 +138,6 @@ int kvf_gpu_put_wake(struct kvf_gpu *gpu)
                                                          : KVF_GPU_BURST_BYTES;
     uint32_t blocks = (uint32_t)(4 * burst_bytes / gpu->block_bytes);
     uint32_t parts_blocks = KVF_GPU_PARTS_MAX / kvf_gpu_parts_a_block(gpu);
-    uint64_t ring_bytes = gpu->options.ring_bytes;
     void *memory = NULL;
     int status = KVF_OK;
 
@@ -114,15 +147,7 @@ int kvf_gpu_put_wake(struct kvf_gpu *gpu)
     blocks = blocks < KVF_GPU_BURST_BLOCKS_MAX ? blocks : KVF_GPU_BURST_BLOCKS_MAX;
     gpu->burst_blocks_max = blocks < parts_blocks ? blocks : parts_blocks;
     gpu->burst_memory_bytes = kvf_gpu_align(gpu->burst_blocks_max * sizeof(struct kvf_gpu_result)) +
-                              kvf_gpu_align(lists_bytes(gpu));
-    if (ring_bytes == 0) {
-        uint64_t full = kvf_gpu_align(
-            kvf_gpu_payload_bound(&gpu->plan, gpu->plan.geometry.chunk_tokens));
-        uint64_t n = burst_bytes / gpu->block_bytes;
-
-        /* scratch is a part of the payload: a quarter covers it */
-        ring_bytes = 4 * ((n != 0 ? n : 1) * (full + full / 4) + kvf_gpu_align(lists_bytes(gpu)));
-    }
+                              kvf_gpu_align(lists_bytes(gpu, gpu->burst_blocks_max));
     gpu->bursts = calloc(KVF_GPU_BURSTS_MAX, sizeof(*gpu->bursts));
     if (gpu->bursts == NULL) {
         return KVF_ERR_NO_MEMORY;
@@ -144,11 +169,8 @@ int kvf_gpu_put_wake(struct kvf_gpu *gpu)
     if (status == KVF_OK) {
         gpu->burst_memory = memory;
         burst_memory_share(gpu);
-        status = kvf_gpu_device_result(
-            gpu->device, gpu->device->driver.cuMemAlloc(&gpu->ring_address, ring_bytes),
-            "cuMemAlloc of the ring");
+        status = ring_create(gpu);
     }
-    gpu->ring = (struct kvf_gpu_ring){.bytes = ring_bytes};
     return status;
 }
 

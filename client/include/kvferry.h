@@ -651,8 +651,8 @@ struct kvf_gpu_options {
 };
 
 /* Find the GPU, load kernels, allocate. client has a geometry and stays the caller's. Blocks (the
- * driver starts). KVF_OK; KVF_ERR_INVALID; KVF_ERR_UNSUPPORTED: no driver, GPU or kernels;
- * KVF_ERR_NO_MEMORY, _IO; KVF_ERR_VERSION: libkvferry is of another version. */
+ * driver starts). KVF_OK; KVF_ERR_INVALID: also too small a ring; KVF_ERR_UNSUPPORTED: no driver,
+ * GPU or kernels; KVF_ERR_NO_MEMORY, _IO; KVF_ERR_VERSION: libkvferry is of another version. */
 KVF_API int kvf_gpu_open(struct kvf_client *client, const struct kvf_gpu_options *options,
                          struct kvf_gpu **gpu_out);
 

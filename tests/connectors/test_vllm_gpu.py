@@ -255,6 +255,14 @@ class SetUp(Case):
         self.assertIn("gpu_ring_bytes", self.said[0])
         self.assertEqual(self.opened(0, 1, 8, ["ERR_UNSUPPORTED"]), [8])
 
+    def test_ring_without_room_for_a_chunk(self):
+        """The engine goes on without; what is enough is said."""
+        engine = self.engine(gpu_ring_bytes=1)
+        self.assertRegex(self.warnings[0], "ring_bytes is 1, a block takes [0-9]+")
+        self.assertIn("the GPU is not served", self.warnings[1])
+        self.store(engine)
+        self.assertEqual(engine.ask(self.request("again", 230))[0], 0)
+
     def test_default_stream(self):
         """Its number in torch is no stream to the driver: nothing would be queued behind it."""
         seen = []

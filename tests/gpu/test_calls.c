@@ -347,6 +347,39 @@ static void test_a_full_ring_is_busy(void **state)
     calls_close(&calls);
 }
 
+/* A ring that no block ever fits is refused, and what is said to be enough is. */
+static void test_a_ring_without_room_for_a_block(void **state)
+{
+    static const char said[] = "a block takes ";
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(profiles) / sizeof(profiles[0]); i++) {
+        struct kvf_gpu *gpu = NULL;
+        struct calls_chain chain;
+        uint64_t least;
+        const char *at;
+
+        calls_client_open(&calls, profiles[i], seed);
+        calls.options.ring_bytes = 1;
+        calls.n_log_errors = 0;
+        assert_int_equal(kvf_gpu_open(calls.client, &calls.options, &gpu), KVF_ERR_INVALID);
+        assert_null(gpu);
+        assert_int_equal(calls.n_log_errors, 1);
+        at = strstr(calls.log_text, said);
+        assert_non_null(at);
+        least = strtoull(at + strlen(said), NULL, 10);
+        calls.options.ring_bytes = least - 1;
+        assert_int_equal(kvf_gpu_open(calls.client, &calls.options, &gpu), KVF_ERR_INVALID);
+        calls.client = kvf_close(calls.client);
+        calls.options.ring_bytes = least;
+        calls_open(&calls, profiles[i], seed);
+        calls_chain_init(&chain, 1, 0);
+        calls_chain_put_and_check(&calls, &chain);
+        calls_chain_get_and_check(&calls, &chain);
+        calls_close(&calls);
+    }
+}
+
 static void test_full_staging_is_busy(void **state)
 {
     struct calls_outcome outcome = {0};
@@ -798,6 +831,7 @@ int main(void)
         cmocka_unit_test(test_present_keys_exist),
         cmocka_unit_test(test_wrong_arguments_are_refused),
         cmocka_unit_test(test_a_full_ring_is_busy),
+        cmocka_unit_test(test_a_ring_without_room_for_a_block),
         cmocka_unit_test(test_full_staging_is_busy),
         cmocka_unit_test(test_small_windows),
         cmocka_unit_test(test_sleep_gives_memory_back),

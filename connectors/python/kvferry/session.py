@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client handle that may be absent: an engine starts and runs without the daemon."""
 import time
+import weakref
 from typing import Any, Callable, Optional
 
 from kvferry.client import Client
@@ -9,6 +10,7 @@ from kvferry.errors import KvferryError, SessionError, Status
 RETRY_S = 1.0
 RETRY_MAX_S = 60.0
 NOT_TAKEN = "the daemon does not take this engine: "
+SEVERITY_WARNING = 1  # of the library's lines; what is more is for who looks into it
 CONNECT_TIMEOUT_MS = 5000  # the daemon touches all of the staging that a worker asks for
 
 
@@ -21,9 +23,23 @@ def agrees(client: Client, lossless: bool) -> bool:
     return client.info().lossless == lossless
 
 
+def library_log(session: "Session") -> Callable[[int, str], None]:
+    """What hands errors and warnings of a handle to warn. It keeps the session for nobody: the
+    handle keeps it."""
+    known = weakref.ref(session)
+
+    def log(severity: int, line: str) -> None:
+        to = known()
+        if to is not None and severity <= SEVERITY_WARNING:
+            to._warn(line)
+
+    return log
+
+
 class Session:
     """Opens a handle when it is first wanted, and again a second after that has failed; later and
-    later where somebody listens and does not finish. Belongs to one thread, as the handle does."""
+    later where somebody listens and does not finish. What the library has to say goes to warn: it
+    knows causes and cures. Belongs to one thread, as the handle does."""
 
     def __init__(self, warn: Callable[[str], None], on_open: Callable[[Client], None],
                  **options: Any):
@@ -32,7 +48,7 @@ class Session:
         Client."""
         self._warn = warn
         self._on_open = on_open
-        self._options = options
+        self._options = {"log": library_log(self), **options}
         self._client: Optional[Client] = None
         self._link = 0  # of the handle, when it was looked at
         self._next_try = 0.0
