@@ -54,7 +54,7 @@ demo: build
 	tests/integration/demo.sh build/release
 
 test: build
-	ctest --preset release --output-on-failure -j2
+	ctest --preset release
 
 build: deps
 	cmake --preset release $(CMAKE_ARGS)
