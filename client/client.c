@@ -101,21 +101,38 @@ static bool options_ok(const struct kvf_options *options)
 {
     const uint32_t flags = KVF_ATTACH_ALLOW_UNCALIBRATED | KVF_ATTACH_NO_RECONNECT |
                            KVF_ATTACH_SPIN;
-    uint32_t shard_count;
 
-    if (options == NULL || options->struct_bytes != sizeof(*options) ||
-        (options->flags & ~flags) != 0 || options->reserved != 0) {
-        return false;
-    }
-    shard_count = options->shard_count != 0 ? options->shard_count : 1;
-    return shard_count <= KVF_SHARDS_MAX &&
-           (options->shard == KVF_SHARD_NONE || options->shard < shard_count) &&
-           options->ring_entries <= KVF_SHM_RING_ENTRIES_MAX &&
-           options->staging_bytes <= KVF_PROTO_STAGING_MAX &&
+    return options != NULL && options->struct_bytes == sizeof(*options) &&
+           (options->flags & ~flags) == 0 && options->reserved == 0 &&
            (kvf_proto_all_zero(options->factors_digest, sizeof(options->factors_digest)) ||
             (options->geometry != NULL && options->geometry->kind == KVF_KIND_XG)) &&
            (options->geometry == NULL ||
             options->geometry->struct_bytes == sizeof(*options->geometry));
+}
+
+/* What users choose: the log says what is wrong with it. */
+static int choices_check(struct kvf_client *client, const struct kvf_options *options)
+{
+    uint32_t shard_count = options->shard_count != 0 ? options->shard_count : 1;
+
+    if (shard_count > KVF_SHARDS_MAX ||
+        (options->shard != KVF_SHARD_NONE && options->shard >= shard_count)) {
+        kvf_client_log(client, 0, "shard %u of %u: the first is 0, and there are at most %u",
+                       options->shard, shard_count, KVF_SHARDS_MAX);
+        return KVF_ERR_INVALID;
+    }
+    if (options->ring_entries > KVF_SHM_RING_ENTRIES_MAX) {
+        kvf_client_log(client, 0, "ring_entries is %u, and %u is the most", options->ring_entries,
+                       KVF_SHM_RING_ENTRIES_MAX);
+        return KVF_ERR_INVALID;
+    }
+    if (options->staging_bytes > KVF_PROTO_STAGING_MAX) {
+        kvf_client_log(client, 0, "staging_bytes is %llu, and %llu (64 GiB) is the most",
+                       (unsigned long long)options->staging_bytes,
+                       (unsigned long long)KVF_PROTO_STAGING_MAX);
+        return KVF_ERR_INVALID;
+    }
+    return KVF_OK;
 }
 
 /* The plan of the profile asked for; of "exact" where that may be one of a file, which comes when
@@ -186,12 +203,26 @@ static void digests_fill(struct kvf_client *client, const struct kvf_options *op
     }
 }
 
+/* A name that a user chose, as a field of the wire. */
+static int choice_fill(struct kvf_client *client, char *field, size_t field_bytes, const char *text,
+                       const char *what)
+{
+    if (text_fill(field, field_bytes, text)) {
+        return KVF_OK;
+    }
+    kvf_client_log(client, 0,
+                   "the %s has more than %zu bytes, or control characters, or is no UTF-8", what,
+                   field_bytes - 1);
+    return KVF_ERR_INVALID;
+}
+
 static int hello_fill(struct kvf_client *client, const struct kvf_options *options,
                       const char *profile)
 {
     struct kvf_wire_hello *hello = &client->hello;
     const char *label = options->namespace_label != NULL ? options->namespace_label : "";
     const struct kvf_geometry *g = &client->geometry;
+    int status = KVF_OK;
 
     kvf_proto_head_init(&hello->head, KVF_WIRE_HELLO);
     hello->version_min = KVF_WIRE_VERSION_MIN;
@@ -221,13 +252,17 @@ static int hello_fill(struct kvf_client *client, const struct kvf_options *optio
     formats_fill(hello, &client->plan);
     if (options->client_name == NULL) {
         name_default(hello->client_name, sizeof(hello->client_name));
-    } else if (!text_fill(hello->client_name, sizeof(hello->client_name), options->client_name)) {
-        return KVF_ERR_INVALID;
+    } else {
+        status = choice_fill(client, hello->client_name, sizeof(hello->client_name),
+                             options->client_name, "client's name");
     }
-    return text_fill(hello->label, sizeof(hello->label), label) &&
-                   text_fill(hello->profile, sizeof(hello->profile), profile)
-               ? KVF_OK
-               : KVF_ERR_INVALID;
+    if (status == KVF_OK) {
+        status = choice_fill(client, hello->label, sizeof(hello->label), label,
+                             "namespace's label");
+    }
+    return status != KVF_OK ? status
+                            : choice_fill(client, hello->profile, sizeof(hello->profile), profile,
+                                          "profile's name");
 }
 
 static struct kvf_client_wait *wait_create(void)
@@ -270,7 +305,10 @@ static int client_init(struct kvf_client *client, const struct kvf_options *opti
     if (profile == NULL) {
         profile = client->has_geometry ? "exact" : "bytes";
     }
-    status = plan_init(client, profile);
+    status = choices_check(client, options);
+    if (status == KVF_OK) {
+        status = plan_init(client, profile);
+    }
     if (status == KVF_OK) {
         client->is_lossless_asked = client->plan.lossless && kvf_profile_find(profile) != NULL;
         status = hello_fill(client, options, profile);

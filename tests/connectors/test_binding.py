@@ -57,6 +57,19 @@ sys.exit(7)
 """
 
 
+DENIES = """
+import ctypes, sys
+sys.path.insert(0, sys.argv[1])
+import kvferry
+PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN = 65, 1
+if ctypes.CDLL(None).prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN, 0, 0, 0) != 0:
+    sys.exit(77)
+client = kvferry.Client(sys.argv[2], log=lambda severity, line: None)
+print(client.put([kvferry.Put(b"a key of 16 byte", data=b"x")])[0].name)
+client.close()
+"""
+
+
 def key(number):
     return b"python binding %016d" % number
 
@@ -172,6 +185,25 @@ class Failures(Case):
             kvferry.Client(os.path.join(self.folder, "nobody"), connect_timeout_ms=10)
         self.assertEqual(caught.exception.status, Status.ERR_NO_DAEMON)
         self.assertIn("no_daemon", str(caught.exception))
+        self.assertIn("does not exist: is kvferryd running", str(caught.exception))
+
+    def test_choices_that_make_no_sense(self):
+        """The exception says which one, and what there may be."""
+        for options, words in (({"staging_bytes": 1 << 37}, "137438953472, and 68719476736"),
+                               ({"namespace_label": "n" * 64}, "label has more than 63 bytes"),
+                               ({"name": "a\nb"}, "control characters"),
+                               ({"shard": 4, "shard_count": 4}, "shard 4 of 4"),
+                               ({"ring_entries": 1 << 20}, "and 32768 is the most")):
+            with self.assertRaisesRegex(kvferry.KvferryError, words):
+                self.client(**options)
+
+    def test_no_memory_is_executable(self):
+        """systemd's MemoryDenyWriteExecute: there is no log then, and all else."""
+        done = subprocess.run([sys.executable, "-c", DENIES, PACKAGE, self.socket], check=False,
+                              stdout=subprocess.PIPE, text=True)
+        if done.returncode == 77:
+            self.skipTest("the kernel cannot deny it")
+        self.assertEqual((done.returncode, done.stdout), (0, "OK\n"))
 
     def test_arguments(self):
         client = self.client()
@@ -281,6 +313,31 @@ class Asyncio(Case):
             for i, hit in enumerate(hits[:48]):
                 self.assertEqual(bytes(hit.payload), block(i))
                 self.assertTrue(client._client.release(hit.lease))
+            client.close()
+        asyncio.run(work())
+
+    def test_nobody_waits_any_more(self):
+        """What comes of requests whose tasks were canceled is given back."""
+        async def work():
+            own = self.client()
+            client = AsyncClient(own)
+            keys = [key(i) for i in range(8)]
+            await client.put([kvferry.Put(k, data=block(i)) for i, k in enumerate(keys)])
+            for cancel in own.cancel, lambda request: False:  # in time, and too late
+                own.cancel = cancel
+                for polls in range(3):
+                    tasks = [asyncio.ensure_future(client.get(keys)),
+                             asyncio.ensure_future(client.lookup(keys, lease=True))]
+                    for _ in range(polls):
+                        await asyncio.sleep(0)
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+                    while client._waiting:
+                        await asyncio.sleep(0.001)
+                    left = [t.result() for t in tasks if not t.cancelled()]
+                    self.assertEqual(left, [])
+                    self.assertEqual(own.stat()["leased_bytes"], 0)
             client.close()
         asyncio.run(work())
 

@@ -425,7 +425,7 @@ class Refused(Case):
         for changes, said in (({"interface_v1": 0}, '"interface_v1": 1 is not there'),
                               ({"sockets": ""}, "'sockets' is not known"),
                               ({"load_budget_ms": "1"}, "not of type int"),
-                              ({"load_budget_ms": -1}, "below 0"),
+                              ({"load_budget_ms": -1}, "-1, not from 0 to"),
                               ({"weights_digest": "12"}, "not 64 hexadecimal digits"),
                               ({"namespace": "n" * 40}, "namespace is longer than")):
             with self.subTest(said=said), self.assertRaisesRegex(ValueError, said):

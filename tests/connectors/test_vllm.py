@@ -14,6 +14,7 @@ import time
 import unittest
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = sys.argv[2]
@@ -28,6 +29,7 @@ from case import DIGEST, EngineCase as Case  # noqa: E402
 from standin import Engine, FullAttentionSpec  # noqa: E402
 
 import kvferry  # noqa: E402
+import kvferry.vllm as connector  # noqa: E402
 from kvferry import session  # noqa: E402
 from kvferry.vllm import KvferryConnector, identity, worker  # noqa: E402
 from kvferry.vllm import scheduler as scheduler_module  # noqa: E402
@@ -126,6 +128,67 @@ class Hits(Case):
         self.assertEqual(client.stat()["leased_bytes"], 0)
         self.assertEqual(engine.ask(request)[0], 192)
 
+    def late(self, engine, request, computed, tails):
+        """Look up with answers of whole chunks, or of tails, that come only in the next step."""
+        engine.ask(self.request("to attach", 20, 9))
+        client = engine.scheduler._scheduler._session.client()
+        poll, submit = client.poll, client.submit_lookup
+
+        def submit_late(keys, **options):
+            if bool(options["n_tails"]) == tails:
+                client.poll = lambda *_: []
+            return submit(keys, **options)
+
+        client.submit_lookup = submit_late
+        answer = engine.scheduler.get_num_new_matched_tokens(request, computed)
+        self.assertEqual(answer, (None, False))
+        client.poll, client.submit_lookup = poll, submit
+        seen = engine.scheduler._scheduler._requests[request.request_id]
+        while seen.result is None:
+            engine.step({})
+        return seen
+
+    def test_tail_that_comes_too_late(self):
+        """It is no answer to what is asked later."""
+        engine = self.stored(230)
+        request = self.request("again", 230)
+        seen = self.late(engine, request, 0, True)
+        seen.started -= 1e6  # its budget is over
+        self.assertEqual(engine.ask(request)[0], 192)
+        self.assertIsNone(seen.result)
+        engine.allocate(request, 192)
+        engine.wait_load(request)
+        self.assertEqual(self.leased(engine), 0)
+        self.assertEqual(engine.load(request), 224)  # after a preemption
+        self.assertTrue(engine.holds(request, 0, 14))
+
+    def test_answer_that_nobody_waits_for_any_more(self):
+        self.addCleanup(setattr, scheduler_module, "LEASE_S", scheduler_module.LEASE_S)
+        for tails in False, True:
+            engine = self.stored(230, seed=tails)
+            seen = self.late(engine, self.request("again", 230, tails), 0, tails)
+            self.assertGreater(self.leased(engine), 0)
+            scheduler_module.LEASE_S = 0.0
+            engine.step({})
+            self.assertIsNone(seen.result)
+            self.assertEqual(self.leased(engine), 0)
+            scheduler_module.LEASE_S = 60.0
+
+    def test_local_hit_shrinks_during_a_lookup(self):
+        """What is promised has been looked up, from its beginning."""
+        engine = self.engine()
+        for tails in False, True:
+            request = self.request(f"none of it {tails}", 230, 1)
+            self.late(engine, request, 2 * CHUNK, tails)
+            self.assertEqual(engine.ask(request)[0], 0)
+        engine = self.stored(230)
+        for tails in False, True:
+            request = self.request(f"all of it {tails}", 230)
+            self.late(engine, request, 2 * CHUNK, tails)
+            self.assertEqual(engine.load(request), 224)
+            self.assertTrue(engine.holds(request, 0, 14))
+            engine.finish(request)
+
     def leased(self, engine):
         return engine.scheduler._scheduler._session.client().stat()["leased_bytes"]
 
@@ -196,12 +259,20 @@ class Stores(Case):
                                ({"max_offload_tokens": 70}, [0]),
                                ({"max_offload_tokens": 100}, [0, 64]),  # the last one is a tail
                                ({"max_offload_tokens": 0}, []), ({}, [0, 64, 128]),
-                               ({"max_offload_tokens": "all"}, [0, 64, 128])):
+                               ({"max_offload_tokens": "all"}, [0, 64, 128]),
+                               ({"max_offload_tokens": 1 << 40}, [0, 64, 128])):
             request = self.request(f"r {params}", 200, seed=len(str(params)),
                                    kv_transfer_params=params)
             self.assertEqual(self.stores_of(engine, request), starts, params)
             engine.finish(request)
-        self.assertTrue(any("max_offload_tokens is 'all'" in line for line in self.warnings))
+        self.assertEqual(sum("max_offload_tokens is" in line for line in self.warnings), 2)
+
+    def test_requests_cannot_fill_the_log(self):
+        engine = self.engine()
+        for i in range(50):
+            engine.ask(self.request(f"r {i}", 20, kv_transfer_params={
+                "kvferry.budget_ms": "x" * i, f"kvferry.{i}": 1, "max_offload_tokens": -i - 1}))
+        self.assertEqual(len(self.warnings), 3, self.warnings)
 
     def test_answers_are_stored_only_if_wanted(self):
         for seed, (store, starts) in enumerate((("prompt", [0]), ("all", [0, 64]), ("none", []))):
@@ -392,6 +463,41 @@ class Failures(Case):
         again = self.request("t", 200)
         self.assertEqual(engine.load(again), 192)
         self.assertTrue(engine.holds(again, 0, 12))
+
+    def test_hash_is_not_asked_for_all_the_time(self):
+        """It takes up to a fifth of a second of the scheduler's thread where a daemon is slow."""
+        tried = []
+
+        def opens(*_what, **_how):
+            tried.append(time.monotonic())
+            raise kvferry.SessionError(kvferry.Status.ERR_TIMEOUT)
+
+        engine = self.engine()
+        with mock.patch.object(connector, "Client", opens):
+            engine.ask(self.request("without a daemon", 20))
+            self.assertEqual(tried, [])
+            self.start()
+            time.sleep(2 * session.RETRY_S)
+            began = time.monotonic()
+            for i in range(50):
+                engine.ask(self.request(f"r {i}", 20))
+            self.assertGreater(len(tried), 0)
+            self.assertLessEqual(len(tried), 1 + (time.monotonic() - began) / session.RETRY_S)
+            gaps = [after - before for before, after in zip(tried, tried[1:])]
+            self.assertEqual([gap for gap in gaps if gap < connector.RETRY_S], [])
+
+    def test_poll_that_fails_in_a_step(self):
+        self.start()
+        engine = self.stored(200)
+        client = engine.scheduler._scheduler._session.client()
+
+        def poll(*_what):
+            raise kvferry.KvferryError(kvferry.Status.ERR_INVALID, "kvf_poll")
+
+        with mock.patch.object(client, "poll", poll):
+            engine.step({})
+        self.assertTrue(any("kvf_poll: invalid" in line for line in self.warnings))
+        self.assertEqual(engine.load(self.request("again", 230)), 192)
 
     def test_daemon_comes_back_under_an_engine(self):
         self.start()
@@ -666,8 +772,9 @@ class Identity(Case):
         (folder / "adapter_model.safetensors").write_bytes(b"one")
         engine = self.engine()
 
-        def lora(name, n, path=folder):
-            return self.request(name, n, lora_request=SimpleNamespace(lora_path=str(path)))
+        def lora(name, n, number=1, **more):
+            return self.request(name, n, lora_request=SimpleNamespace(
+                lora_path=str(folder), lora_int_id=number, **more))
 
         first = lora("first", 200)
         self.assertEqual(engine.load(first), 0)
@@ -675,15 +782,42 @@ class Identity(Case):
         self.assertEqual(engine.load(lora("again", 230)), 192)
         self.assertEqual(engine.load(self.request("without", 230)), 0)
         (folder / "adapter_model.safetensors").write_bytes(b"two, under the same name")
-        self.assertEqual(engine.load(lora("swapped", 230)), 0)
+        self.assertEqual(engine.load(lora("swapped", 230, 2)), 0)
         (folder / "adapter_model.safetensors").write_bytes(b"one")
-        self.assertEqual(engine.load(lora("back", 230)), 192)
+        self.assertEqual(engine.load(lora("back", 230, 3)), 192)
         (folder / "adapter_config.json").write_text('{"lora_alpha": 32}')
-        self.assertEqual(engine.load(lora("stronger", 230)), 0)
-        nowhere = lora("nowhere", 230, "a/hub/name")
+        self.assertEqual(engine.load(lora("stronger", 230, 4)), 0)
+        folder = Path("a/hub/name")
+        nowhere = lora("nowhere", 230, 5)
         self.assertEqual(engine.load(nowhere), 0)
         self.assertEqual(engine.step({nowhere: (0, 230)}).stores, [])
-        self.assertTrue(any("LoRA" in line for line in self.warnings))
+        self.assertTrue(any("not on this machine" in line for line in self.warnings))
+
+    def test_adapter_whose_files_change_under_the_engine(self):
+        """vLLM goes on with what it has read: its KV is not the new files'."""
+        folder = Path(self.folder) / "adapter"
+        folder.mkdir()
+        weights = folder / "adapter_model.safetensors"
+        weights.write_bytes(b"old")
+
+        def lora(name, n, **more):
+            return self.request(name, n, lora_request=SimpleNamespace(
+                lora_path=str(folder), lora_int_id=1, **more))
+
+        old = self.engine()
+        first = lora("first", 200)
+        self.assertEqual(old.load(first), 0)
+        old.prefill(first)
+        weights.write_bytes(b"newer")
+        for content in b"newer", b"old":  # which of them vLLM has nobody knows any more
+            weights.write_bytes(content)
+            request = lora(f"changed to {content}", 230)
+            self.assertEqual(old.load(request), 0)
+            self.assertEqual(old.step({request: (0, 230)}).stores, [])
+        self.assertTrue(any("restart vLLM" in line for line in self.warnings))
+        self.assertEqual(old.load(lora("loaded again", 230, load_inplace=True)), 192)
+        weights.write_bytes(b"newer")
+        self.assertEqual(self.engine().load(lora("another engine", 230)), 0)
 
     def test_other_hash_seed_is_said(self):
         self.stored(200)
@@ -753,6 +887,9 @@ class SetUp(Case):
         self.refused(ValueError, "'sockets' is not known", sockets="x")
         self.refused(ValueError, "load_budget_ms is '5'", load_budget_ms="5")
         self.refused(ValueError, "lookup_budget_ms is -1", lookup_budget_ms=-1)
+        self.refused(ValueError, "load_budget_ms is 4294967296, not from 0 to 3600000",
+                     load_budget_ms=1 << 32)
+        self.refused(ValueError, "staging_bytes is 100000000000", staging_bytes=10 ** 11)
         self.refused(ValueError, "store is 'some'", store="some")
         self.refused(ValueError, "64 hexadecimal digits", weights_digest="xyz")
         self.refused(ValueError, "chunk_tokens is 40", chunk_tokens=40)

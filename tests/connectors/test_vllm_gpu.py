@@ -7,6 +7,7 @@ usage: test_vllm_gpu.py KVFERRYD PACKAGE_FOLDER [unittest arguments]
        with KVFERRY_CUDA_DRIVER and KVFERRY_LIBRARY_DIR
 """
 import ctypes
+import gc
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import sys
 import time
 import types
 import unittest
+import weakref
 from pathlib import Path
 from unittest import mock
 
@@ -123,6 +125,44 @@ class Gpu(Case):
         engine.wait_load(request)
         self.assertEqual(engine.bad, set(engine.table["again"][:12]))
         self.assertEqual(engine.ask(request)[0], 0)
+
+    def test_budget_that_no_call_takes(self):
+        """A request cannot stop the engine by what it asks for."""
+        engine = self.engine()
+        self.store(engine)
+        engine.settle()
+        request = self.request("again", 230, kv_transfer_params={"kvferry.budget_ms": 1 << 32})
+        self.assertEqual(engine.load(request), 192)
+        self.assertIn("not from 0 to 3600000", self.warnings[0])
+        engine.finish(request)
+        request = self.request("0 is the least", 230, kv_transfer_params={"kvferry.budget_ms": 0})
+        self.assertEqual(engine.ask(request)[0], 192)
+        engine.allocate(request, 192)
+        self.assertEqual(engine.scheduler._scheduler._loads[0].budget_ms, 1)
+        engine.wait_load(request)
+
+    def test_call_that_cannot_be_made(self):
+        engine = self.engine()
+        self.store(engine)
+        engine.settle()
+        request = self.request("again", 230)
+        with mock.patch.object(kvferry.gpu.Gpu, "get", side_effect=OverflowError("no number")):
+            self.assertEqual(engine.load(request), 192)
+        self.assertEqual(engine.bad, set(engine.table["again"][:12]))
+        self.assertIn("no number", self.warnings[0])
+
+    def test_engine_that_nobody_closes(self):
+        """All of it is collected in one cycle, in any order: what closes the GPU's handle keeps its
+        client until then."""
+        gpu = self.engine().workers[0]._worker._gpu
+        _, _, kept, _ = gpu._finalizer.peek()
+        self.assertIs(kept[-1], gpu._client)
+        engine = GpuEngine(self.settings(), self.device)
+        self.store(engine)
+        ended = weakref.ref(engine.workers[0]._worker._gpu)
+        del engine
+        gc.collect()
+        self.assertIsNone(ended())
 
     def test_lossy_profile(self):
         engine = self.engine(profile="balanced", allow_uncalibrated=True)

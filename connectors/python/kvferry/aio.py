@@ -25,9 +25,10 @@ class AsyncClient:
     def close(self) -> None:
         """Stop watching; requests in flight are canceled, and whoever awaits them is told so."""
         self._loop.remove_reader(self._client.fileno())
-        for request, (future, _) in self._waiting.items():
+        for request, (future, hits) in self._waiting.items():
             self._client.cancel(request)
             future.cancel()
+            self._release(None, hits)
         self._waiting.clear()
 
     def _drain(self) -> None:
@@ -38,8 +39,7 @@ class AsyncClient:
             for event in events:
                 future, hits = self._waiting.get(event.request, (None, []))
                 if future is None:
-                    if event.hit.lease:
-                        self._client.release(event.hit.lease)
+                    self._release(event.lookup, [event.hit])
                 elif event.is_request:
                     del self._waiting[event.request]
                     self._end(future, event.hit.status, event.lookup, hits)
@@ -47,14 +47,20 @@ class AsyncClient:
                     hits[event.index] = event.hit
             self._progress.set()
 
-    @staticmethod
-    def _end(future: "asyncio.Future[Any]", status: Status, lookup: Optional[Lookup],
+    def _end(self, future: "asyncio.Future[Any]", status: Status, lookup: Optional[Lookup],
              hits: List[Hit]) -> None:
-        if not future.done():
-            if status < 0 and not any(hit.status >= 0 for hit in hits):
-                future.set_exception(error(status))
-            else:
-                future.set_result((lookup, hits))
+        if future.done():  # canceled: nobody takes it
+            self._release(lookup, hits)
+        elif status < 0 and not any(hit.status >= 0 for hit in hits):
+            future.set_exception(error(status))
+        else:
+            future.set_result((lookup, hits))
+
+    def _release(self, lookup: Optional[Lookup], hits: Sequence[Hit]) -> None:
+        """Give the leases of an answer back."""
+        for lease in [lookup.lease if lookup is not None else 0, *(hit.lease for hit in hits)]:
+            if lease:
+                self._client.release(lease)
 
     async def _run(self, submit: Any, n: int) -> Tuple[Optional[Lookup], List[Hit]]:
         """Submit, again after each completion while the handle is busy with other requests."""
@@ -70,7 +76,15 @@ class AsyncClient:
         future: "asyncio.Future[Any]" = self._loop.create_future()
         self._waiting[request] = (future, [Hit(Status.MISS)] * n)
         self._loop.call_soon(self._drain)
-        return await future
+        try:
+            answer: Tuple[Optional[Lookup], List[Hit]] = await future
+        except asyncio.CancelledError:
+            if request in self._waiting:
+                self._client.cancel(request)  # what comes of it is given back then
+            elif future.done() and not future.cancelled() and future.exception() is None:
+                self._release(*future.result())
+            raise
+        return answer
 
     async def put(self, items: Sequence[Put], **options: Any) -> List[Status]:
         """As Client.put; items are encoded before the first suspension."""

@@ -28,6 +28,7 @@ REPORTS = {"load-failed": lib.KVF_REPORT_LOAD_FAILED,
            "tokens-loaded": lib.KVF_REPORT_TOKENS_LOADED,
            "saved-us": lib.KVF_REPORT_SAVED_US,
            "spent-us": lib.KVF_REPORT_SPENT_US}
+SEVERITY_WARNING = 1  # of the library's lines; what is more is for who looks into it
 TIERS = {0: "", 1: "hbm", 2: "dram", 3: "nvme", 4: "remote"}
 
 
@@ -159,7 +160,8 @@ class Client:
                  allow_uncalibrated: bool = False,
                  log: Optional[Callable[[int, str], None]] = None):
         """Connect. Blocks up to connect_timeout_ms (0: 5000). shard SHARD_NONE: a scheduler's
-        handle. log(severity, line) is called inside calls of this handle, 0 is an error."""
+        handle. log(severity, line) is called inside calls of this handle, 0 is an error. Its last
+        error or warning is also in what this raises."""
         held: List[Any] = []
 
         def string(value: Optional[str]) -> Any:
@@ -185,12 +187,17 @@ class Client:
         options.connect_timeout_ms = connect_timeout_ms
         if allow_uncalibrated:
             options.flags |= lib.KVF_ATTACH_ALLOW_UNCALIBRATED
-        if log is not None:
-            held.append(ffi.callback(
-                "kvf_log_fn", lambda _arg, severity, line: log(severity, text(line))))
+        said = _Said(log)
+        try:
+            held.append(ffi.callback("kvf_log_fn", said.hear))
             options.log = held[-1]
+        except MemoryError:  # of a process that may make no memory executable
+            said.log(SEVERITY_WARNING, "this process may make no memory executable, which a log "
+                                       "from C takes: what the library has to say is not heard")
         out = ffi.new("struct kvf_client **")
-        check(lib.kvf_open(options, out), "kvf_open")
+        status = lib.kvf_open(options, out)
+        if status < 0:
+            raise error(status, "kvf_open", said.last)
         self._c: Any = out[0]
         self._events = ffi.new("struct kvf_event[64]")
         self._finalizer = weakref.finalize(self, _close, self._c, held)
@@ -365,6 +372,20 @@ class Client:
     def cancel(self, request: int) -> bool:
         """Ask to end a request early; its events still come. False: it was not in flight."""
         return bool(lib.kvf_cancel(self._c, request) == 0)
+
+
+class _Said:
+    """What the library says of a handle."""
+
+    def __init__(self, log: Optional[Callable[[int, str], None]]):
+        self.log: Callable[[int, str], None] = log or (lambda severity, line: None)
+        self.last = ""
+
+    def hear(self, _arg: Any, severity: int, line: Any) -> None:
+        """A line from C."""
+        if severity <= SEVERITY_WARNING:
+            self.last = text(line)
+        self.log(severity, text(line))
 
 
 def _close(c: Any, _held: List[Any]) -> None:

@@ -18,10 +18,10 @@ Status.__doc__ = "enum kvf_status of the library that is loaded, without its pre
 class KvferryError(Exception):
     """A call failed. status is the number, name its name in the C interface."""
 
-    def __init__(self, status: int, what: str = ""):
+    def __init__(self, status: int, what: str = "", why: str = ""):
         self.status = status
         self.name = text(lib.kvf_status_name(status))
-        said = text(lib.kvf_status_text(status))
+        said = why or text(lib.kvf_status_text(status))
         super().__init__(f"{what}: {self.name}: {said}" if what else f"{self.name}: {said}")
 
 
@@ -54,9 +54,9 @@ _CLASSES: Dict[int, Type[KvferryError]] = {
 }
 
 
-def error(status: int, what: str = "") -> KvferryError:
-    """The exception for a status below zero."""
-    return _CLASSES.get(status, KvferryError)(status, what)
+def error(status: int, what: str = "", why: str = "") -> KvferryError:
+    """The exception for a status below zero; why: more than the status says by itself."""
+    return _CLASSES.get(status, KvferryError)(status, what, why)
 
 
 def check(status: int, what: str = "") -> Status:

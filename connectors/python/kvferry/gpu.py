@@ -55,6 +55,10 @@ class GpuEvent:
 KINDS = {1: "pages-free", 2: "block", 3: "request"}
 
 
+def _close(library: Any, c: Any, _client: Client) -> None:
+    library.kvf_gpu_close(c)
+
+
 class Gpu:
     """A GPU handle, with the pages that it moves."""
 
@@ -75,7 +79,9 @@ class Gpu:
         out = ffi.new("struct kvf_gpu **")
         check(self._lib.kvf_gpu_open(client.c, options, out), "kvf_gpu_open")
         self._c: Any = out[0]
-        self._finalizer = weakref.finalize(self, self._lib.kvf_gpu_close, self._c)
+        # It holds the client: of a cycle of both that nobody has closed, this is closed first.
+        self._finalizer = weakref.finalize(self, _close, self._lib, self._c, client)
+        self._finalizer.atexit = False  # as the client's
         self._events = ffi.new("struct kvf_gpu_event[]", EVENTS)
         try:
             self._region = self._register(pages, n_pages)

@@ -22,13 +22,14 @@ import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from kvferry import hostio, identity, settings
 from kvferry.buffers import address
 from kvferry.client import RECORD_PAGE_BYTES, Client, Hit, Put
 from kvferry.errors import KvferryError
 from kvferry.session import Session
+from kvferry.warning import WarnOnce
 
 WHERE = "adapter_params"
 KEY_SEPARATOR = "@"  # LMCache refuses names of models with it
@@ -194,7 +195,7 @@ class KvferryConnector:
         digest = settings.digest(self._settings.weights_digest, WHERE)
         warning = identity.check_version("lmcache", metadata.version("lmcache"),
                                          self._settings.allow_untested, WHERE)
-        self._said: Set[str] = set()
+        self._warn_once = WarnOnce(logger)
         self._models = Models(bool(digest), bool(digest or self._settings.namespace),
                               self._warn_once)
         if warning is not None:
@@ -342,11 +343,6 @@ class KvferryConnector:
         self._lookups.tick()
 
     # --- sessions ---------------------------------------------------------------------------------
-
-    def _warn_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            logger.warning("kvferry: %s", line)
 
     @staticmethod
     def _connected(_client: Client) -> None:

@@ -2,15 +2,14 @@
 """A client handle that may be absent: an engine starts and runs without the daemon."""
 import time
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable, List, Optional
 
-from kvferry.client import Client
+from kvferry.client import SEVERITY_WARNING, Client
 from kvferry.errors import KvferryError, SessionError, Status
 
 RETRY_S = 1.0
 RETRY_MAX_S = 60.0
 NOT_TAKEN = "the daemon does not take this engine: "
-SEVERITY_WARNING = 1  # of the library's lines; what is more is for who looks into it
 CONNECT_TIMEOUT_MS = 5000  # the daemon touches all of the staging that a worker asks for
 
 
@@ -24,14 +23,18 @@ def agrees(client: Client, lossless: bool) -> bool:
 
 
 def library_log(session: "Session") -> Callable[[int, str], None]:
-    """What hands errors and warnings of a handle to warn. It keeps the session for nobody: the
-    handle keeps it."""
+    """What hands errors and warnings of a handle to warn; of one that does not come to be the
+    exception has them. It keeps the session for nobody: the handle keeps it."""
     known = weakref.ref(session)
 
     def log(severity: int, line: str) -> None:
         to = known()
-        if to is not None and severity <= SEVERITY_WARNING:
+        if to is None or severity > SEVERITY_WARNING:
+            return
+        if to.is_open:
             to._warn(line)
+        else:
+            to._early.append(line)
 
     return log
 
@@ -50,6 +53,7 @@ class Session:
         self._on_open = on_open
         self._options = {"log": library_log(self), **options}
         self._client: Optional[Client] = None
+        self._early: List[str] = []  # what was said before there was a handle
         self._link = 0  # of the handle, when it was looked at
         self._next_try = 0.0
         self._wait = RETRY_S
@@ -59,6 +63,11 @@ class Session:
     def is_open(self) -> bool:
         """Whether there has been a daemon: client() does not block then."""
         return self._client is not None
+
+    @property
+    def handle(self) -> Optional[Client]:
+        """The handle as it is, if there is one."""
+        return self._client
 
     def client(self) -> Optional[Client]:
         """The handle, or None while there is no daemon. Does not block where nobody listens; else
@@ -70,12 +79,15 @@ class Session:
                 client = Client(connect_timeout_ms=CONNECT_TIMEOUT_MS, **self._options)
                 self._check(client)
                 self._client, self._link, self._said = client, client.link() or 0, ""
+                for line in self._early:
+                    self._warn(line)
             except SessionError as error:
                 slow = error.status == Status["ERR_TIMEOUT"]
                 self._wait = min(2 * self._wait, RETRY_MAX_S) if slow else RETRY_S
                 self._say(f"no daemon: {error}; requests are computed until there is one")
             except KvferryError as error:
                 self._say(NOT_TAKEN + str(error))
+            self._early.clear()
             self._next_try = time.monotonic() + self._wait
         return self._client
 

@@ -4,6 +4,9 @@ from dataclasses import fields
 from typing import Any, Mapping, Type, TypeVar
 
 DIGEST_DIGITS = 64
+BUDGET_MS_MAX = 3_600_000
+MOST = {"_ms": BUDGET_MS_MAX, "staging_bytes": 1 << 36, "_bytes": 1 << 62}  # by ends of names
+NUMBER_MAX = (1 << 31) - 1  # of others
 T = TypeVar("T")
 
 
@@ -18,8 +21,9 @@ def read(cls: Type[T], given: Mapping[str, Any], where: str) -> T:
         wanted = str if default is None else type(default)
         if type(value) is not wanted:
             raise ValueError(f"{where}: {name} is {value!r}, not of type {wanted.__name__}")
-        if wanted is int and value < 0:
-            raise ValueError(f"{where}: {name} is {value}: below 0")
+        most = next((MOST[end] for end in MOST if name.endswith(end)), NUMBER_MAX)
+        if wanted is int and not 0 <= value <= most:
+            raise ValueError(f"{where}: {name} is {value}, not from 0 to {most}")
     return cls(**given)
 
 

@@ -24,7 +24,7 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
@@ -37,6 +37,7 @@ from kvferry.client import Hit, Put
 from kvferry.hostio import LOAD_STAGING_BYTES, TICK_S, Lookups, fetch, report, store, tick
 from kvferry.session import Session
 from kvferry.vllm_model import Unsupported
+from kvferry.warning import WarnOnce
 
 logger = logging.getLogger("vllm.kvferry")
 WHERE = "secondary_tiers"
@@ -197,7 +198,7 @@ class KvferryTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self._settings = settings.read(Settings, given, WHERE)
         digest = settings.digest(self._settings.weights_digest, WHERE)
-        self._said: Set[str] = set()
+        self._warn_once = WarnOnce(logger)
         warning = identity.check_version("vllm", vllm.__version__, self._settings.allow_untested,
                                          WHERE)
         if warning is not None:
@@ -218,11 +219,6 @@ class KvferryTier(SecondaryTierManager):
             self._open(config, digest)
         except Unsupported as why:
             self._warn_once(f"this engine's chunks are neither stored nor loaded: {why}")
-
-    def _warn_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            logger.warning("kvferry: %s", line)
 
     def _open(self, config: Any, digest: bytes) -> None:
         """Make the handles and the threads that use them."""

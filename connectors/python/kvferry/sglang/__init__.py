@@ -28,6 +28,7 @@ from kvferry.session import Session
 from kvferry.sglang import facts as engine_facts
 from kvferry.sglang.pool import Pool
 from kvferry.sglang.settings import WHERE, Settings
+from kvferry.warning import WarnOnce
 
 logger = logging.getLogger("sglang.kvferry")
 
@@ -70,7 +71,7 @@ class KvferryStorage(HiCacheStorage):
     def __init__(self, storage_config: Any, kwargs: Optional[Dict[str, Any]] = None):
         self._config = storage_config
         self._settings = Settings.read(storage_config.extra_config or {})
-        self._said: Set[str] = set()
+        self._warn_once = WarnOnce(logger)
         self._pools: Dict[str, Pool] = {}
         self._args = ServerArgs(get_server_args())
         self._digest = b""
@@ -90,11 +91,6 @@ class KvferryStorage(HiCacheStorage):
         self._ticker.start()
 
     # --- set-up -----------------------------------------------------------------------------------
-
-    def _warn_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            logger.warning("kvferry: %s", line)
 
     def _disable(self, why: engine_facts.Unsupported) -> None:
         """Hybrid models need all of their pools: without one of them the others are of no use."""

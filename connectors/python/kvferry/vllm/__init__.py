@@ -11,7 +11,6 @@ that vLLM sees; scheduler.py and worker.py do the work and know nothing of vLLM'
 import logging
 import os
 import time
-from pathlib import Path
 from typing import Any, Dict, Iterable, Optional, Set, Tuple, Union
 
 import vllm
@@ -24,9 +23,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (KVConnectorPro
                                                                   KVConnectorStats)
 
 from kvferry import SHARD_NONE, Client, KvferryError, Put, Status, identity, vllm_model
-from kvferry.session import Session
+from kvferry.session import RETRY_MAX_S, RETRY_S, Session
 from kvferry.vllm import facts as engine_facts
 from kvferry.vllm import stats
+from kvferry.vllm.adapters import Adapters
 from kvferry.vllm.drift import Drift, Fetch, fetch_host
 from kvferry.vllm.events import Change
 from kvferry.vllm.jobs import Report, Step
@@ -35,11 +35,12 @@ from kvferry.vllm.settings import Settings
 from kvferry.vllm.stats import Since
 from kvferry.vllm.worker import LOAD_STAGING_BYTES, Worker, make_session
 from kvferry.vllm.worker_gpu import GpuWorker, TorchDevice
+from kvferry.warning import WarnOnce
 
 logger = logging.getLogger("vllm.kvferry")
 NONE_HASH_KEY = b"vllm first parent hash, of 1"
 HASH_NAMESPACE_LABEL = "vllm-hash"
-HASH_BUDGET_MS = 200  # of each call, once in an engine's life
+HASH_BUDGET_MS = 200  # of each call, once in an engine's life, and again where it fails
 ALLOCATOR = "PYTORCH_ALLOC_CONF"  # vLLM looks at the older name, PYTORCH_CUDA_ALLOC_CONF, alone
 
 
@@ -121,7 +122,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         self._settings = Settings.read(transfer.kv_connector_extra_config or {})
-        self._said: Set[str] = set()
+        self._warn_once = WarnOnce(logger)
         warning = identity.check_version("vllm", vllm.__version__, self._settings.allow_untested)
         if warning is not None:
             self._warn_once(warning)
@@ -135,6 +136,7 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         self._bad_pages: Set[int] = set()
         self._report = Report()
         self._none_hash_checked = False
+        self._none_hash_next, self._none_hash_wait = 0.0, RETRY_S  # when to try again
         self._since = Since()
         events = getattr(vllm_config, "kv_events_config", None)
         self._tells = events is not None and bool(events.enable_kv_cache_events)
@@ -146,7 +148,8 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
             self._disable(why)
         if self._facts is not None and role == KVConnectorRole.SCHEDULER:
             self._scheduler = Scheduler(self._facts, self._settings, self._session(SHARD_NONE)(),
-                                        self._adapter_digest, self._warn_once, self._tells)
+                                        Adapters(self._warn_once).digest, self._warn_once,
+                                        self._tells)
 
     def _profile(self) -> str:
         """The profile to ask for. What vLLM has quantized is never quantized twice."""
@@ -159,11 +162,6 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         return self._settings.profile
 
     # --- set-up -----------------------------------------------------------------------------------
-
-    def _warn_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            logger.warning("kvferry: %s", line)
 
     def _disable(self, why: engine_facts.Unsupported) -> None:
         self._facts = None
@@ -205,11 +203,6 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
                                            "read; set weights_digest in kv_connector_extra_config "
                                            "to something that changes with the weights")
         return digest
-
-    @staticmethod
-    def _adapter_digest(lora: Any) -> Optional[bytes]:
-        folder = Path(str(lora.lora_path))
-        return identity.adapter_digest(folder) if folder.is_dir() else None
 
     def _session(self, shard: int) -> Any:
         """What makes sessions of this engine."""
@@ -365,8 +358,9 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
                                    num_computed_tokens: int) -> Tuple[Optional[int], bool]:
         if self._scheduler is None:
             return 0, False
-        self._check_none_hash()
-        return self._scheduler.matched_tokens(request, num_computed_tokens)
+        answer = self._scheduler.matched_tokens(request, num_computed_tokens)
+        self._check_none_hash(self._scheduler)
+        return answer
 
     def update_state_after_alloc(self, request: Any, blocks: Any,
                                  num_external_tokens: int) -> None:
@@ -410,11 +404,17 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         self._warn_once("the daemon's blocks are kept: `kvferry purge` forgets a namespace")
         return False
 
-    def _check_none_hash(self) -> None:
-        """Compare the hash that all chains begin with to the one of the engines that have stored
-        here before. Where they differ nothing will ever be found, and nothing else says so."""
-        if self._none_hash_checked:
+    def _check_none_hash(self, scheduler: Scheduler) -> None:
+        """When there is a daemon, compare the hash that all chains begin with to the one of the
+        engines that have stored here before. Where they differ nothing will ever be found, and
+        nothing else says so."""
+        if self._none_hash_checked or not scheduler.is_attached():
             return
+        now = time.monotonic()
+        if now < self._none_hash_next:
+            return
+        self._none_hash_next = now + self._none_hash_wait
+        self._none_hash_wait = min(2 * self._none_hash_wait, RETRY_MAX_S)
         self._none_hash_checked = True
         from vllm.v1.core import kv_cache_utils
         mine = bytes(kv_cache_utils.NONE_HASH)

@@ -83,6 +83,11 @@ class Request:
     tail_chunk: int = -1  # the chunk of which the beginning is stored, as a tail
     tail_blocks: int = 0  # of so many blocks
 
+    def is_of(self, first: int, end: int, n_tails: int) -> bool:
+        """Whether the lookup in flight, or what has come of it, says something about these."""
+        begins = self.asked == first if n_tails else self.asked <= first
+        return begins and self.asked_end == end and self.asked_tails == n_tails
+
 
 class Scheduler:
     """Belongs to the engine's scheduler thread. warn_once(line) is called where something is not
@@ -134,10 +139,7 @@ class Scheduler:
             request.excluded = True
         elif getattr(engine, "lora_request", None) is not None:
             request.adapter = self._adapter_digest(engine.lora_request)
-            if request.adapter is None:
-                self._warn_once("requests with a LoRA whose files are not on this machine are not "
-                                "stored: give lora_path as a local folder")
-                request.excluded = True
+            request.excluded = request.adapter is None
 
     def _key(self, request: Request, block: int) -> bytes:
         """The key of what ends with a block: the engine's hash of it."""
@@ -210,6 +212,8 @@ class Scheduler:
         if request.started is None:
             request.started = time.monotonic()
             request.waited = False
+        if request.chain is not None and request.chain.first > first:
+            self._drop(request)  # the engine has less of it now than when that was found
         if request.chain is None:
             keys = self._wanted(request, first)
             got = self._ask(request, first, keys, 0)
@@ -239,8 +243,8 @@ class Scheduler:
     def _ask(self, request: Request, first: int, keys: List[bytes],
              n_tails: int) -> Optional[Lookup]:
         """Look keys up, or see what has come of it. None: ask again."""
-        if request.in_flight and request.asked_tails != n_tails:
-            self._abandon(request)  # it is not of what is asked now
+        if not request.is_of(first, first + len(keys), n_tails):
+            self._abandon(request)
         client = self._session.client() if keys else None
         if client is None:
             return NOTHING
@@ -352,9 +356,10 @@ class Scheduler:
     # --- leases -----------------------------------------------------------------------------------
 
     def _release(self, lease: int) -> None:
-        client = self._session.client()
-        if lease and client is not None:
-            client.release(lease)
+        """Without a look at the daemon's state, on which the handle may be closed: a poll may be
+        under way, and leases of a handle go with it."""
+        if lease and self._session.handle is not None:
+            self._session.handle.release(lease)
 
     def _drop(self, request: Request) -> None:
         """Forget what was found."""
@@ -366,9 +371,8 @@ class Scheduler:
 
     def _abandon(self, request: Request) -> None:
         """Forget a lookup in flight; its lease is given back when it comes."""
-        client = self._session.client()
-        if request.in_flight and client is not None:
-            client.cancel(request.in_flight)
+        if request.in_flight and self._session.handle is not None:
+            self._session.handle.cancel(request.in_flight)
         request.in_flight = 0
         if request.result is not None:
             self._release(request.result.lease)
@@ -377,9 +381,11 @@ class Scheduler:
     def _drop_old(self) -> None:
         now = time.monotonic()
         for request in self._requests.values():
-            if request.found is not None and not request.loading:
-                if now - request.found.since > LEASE_S:
-                    self._drop(request)
+            if request.result is not None and now - request.asked_at > LEASE_S:
+                self._abandon(request)
+            found = request.found or request.chain
+            if found is not None and not request.loading and now - found.since > LEASE_S:
+                self._drop(request)
 
     # --- loads ------------------------------------------------------------------------------------
 
@@ -406,8 +412,8 @@ class Scheduler:
                                     self._pages(request, begin, chunk_end)))
             begin = chunk_end
         budget = request.settings.budget_ms
-        self._loads.append(LoadJob(engine.request_id, chunks,
-                                   self._settings.load_budget_ms if budget is None else budget,
+        budget = self._settings.load_budget_ms if budget is None else budget
+        self._loads.append(LoadJob(engine.request_id, chunks, max(budget, 1),  # 0 is the longest
                                    self._lossless))
         self._taint.loads([page for chunk in chunks for page in chunk.pages], self._lossless)
         request.loading, request.load_tokens = chunks, external
@@ -468,8 +474,12 @@ class Scheduler:
         force comes first: what may be stored follows from it."""
         client = self._session.client() if self._session.is_open else None
         if client is not None:
-            self._poll(client, None, 0)
-            self._follow(client)
+            try:
+                self._poll(client, None, 0)
+                self._follow(client)
+            except KvferryError as error:
+                if not isinstance(error, SessionError):
+                    self._warn_once(f"lookup: {error}")
         made, self._loads = Step(loads=self._loads, lossless=self._lossless), []
         prompts: List[Tuple[int, int]] = []
         for new in output.scheduled_new_reqs:
@@ -608,6 +618,11 @@ class Scheduler:
         """Whether a part of what a request loads was on a slower tier when it was looked up."""
         request = self._requests.get(request_id)
         return request is not None and request.waited
+
+    def is_attached(self) -> bool:
+        """Whether a daemon answers, as far as is known."""
+        handle = self._session.handle
+        return handle is not None and handle.link() is not None
 
     def connected(self, profile: str, lossless: bool) -> None:
         """The profile in force, which may be another one than was asked for."""

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings: of the connector (kv_connector_extra_config) and of a request (kv_transfer_params)."""
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, Mapping, Optional
 
+from kvferry import settings
+
+WHERE = "kv_connector_extra_config"
+TOKENS_MAX = (1 << 31) - 1
 STORE_CHOICES = ("prompt", "all", "none")
 
 
@@ -27,33 +31,16 @@ class Settings:
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "Settings":
         """Settings from what the user gave. ValueError says which key, why, and the cure."""
-        known = {f.name: f for f in fields(cls)}
-        for name, value in given.items():
-            if name not in known:
-                raise ValueError(f"kv_connector_extra_config: {name!r} is not known; there are "
-                                 f"{', '.join(sorted(known))}")
-            default = known[name].default
-            wanted = str if default is None else type(default)
-            if type(value) is not wanted:
-                raise ValueError(f"kv_connector_extra_config: {name} is {value!r}, not of type "
-                                 f"{wanted.__name__}")
-            if wanted is int and value < 0:
-                raise ValueError(f"kv_connector_extra_config: {name} is {value}: below 0")
-        settings = cls(**given)
-        if settings.store not in STORE_CHOICES:
-            raise ValueError(f"kv_connector_extra_config: store is {settings.store!r}, not one of "
+        made = settings.read(cls, given, WHERE)
+        made.digest()
+        if made.store not in STORE_CHOICES:
+            raise ValueError(f"kv_connector_extra_config: store is {made.store!r}, not one of "
                              f"{', '.join(STORE_CHOICES)}")
-        if settings.weights_digest and len(settings.digest()) != 32:
-            raise ValueError("kv_connector_extra_config: weights_digest is not 64 hexadecimal "
-                             "digits; leave it out and it is made from the model's files")
-        return settings
+        return made
 
     def digest(self) -> bytes:
         """weights_digest as bytes; b"" where it is none."""
-        try:
-            return bytes.fromhex(self.weights_digest)
-        except ValueError:
-            return b""
+        return settings.digest(self.weights_digest, WHERE)
 
 
 @dataclass(frozen=True)
@@ -68,22 +55,26 @@ class RequestSettings:
     KEYS = {"kvferry.load": ("load", bool), "kvferry.store": ("store", bool),
             "max_offload_tokens": ("max_offload_tokens", int),
             "kvferry.budget_ms": ("budget_ms", int)}
+    MOST = {"max_offload_tokens": TOKENS_MAX, "kvferry.budget_ms": settings.BUDGET_MS_MAX}
 
     @classmethod
     def read(cls, params: Optional[Mapping[str, Any]],
              warn: Callable[[str], None]) -> "RequestSettings":
         """What a request asks for. What makes no sense is warned about and left out: a request must
-        not be able to stop the engine."""
+        not be able to stop the engine, nor to write what it likes, as often as it likes, to its
+        log."""
         given: Dict[str, Any] = {}
         for key, (name, wanted) in cls.KEYS.items():
             value = (params or {}).get(key)
             if value is None:
                 continue
-            if type(value) is not wanted or (wanted is int and value < 0):
-                warn(f"kv_transfer_params: {key} is {value!r}, not a {wanted.__name__}: left out")
+            if type(value) is not wanted:
+                warn(f"kv_transfer_params: a {key} is no {wanted.__name__}: left out")
+            elif wanted is int and not 0 <= value <= cls.MOST[key]:
+                warn(f"kv_transfer_params: a {key} is not from 0 to {cls.MOST[key]}: left out")
             else:
                 given[name] = value
-        for key in params or {}:
-            if key.startswith("kvferry.") and key not in cls.KEYS:
-                warn(f"kv_transfer_params: {key!r} is not known: left out")
+        if any(str(key).startswith("kvferry.") and key not in cls.KEYS for key in params or {}):
+            warn("kv_transfer_params: a key that begins with kvferry. is none of "
+                 f"{', '.join(cls.KEYS)}: left out")
         return cls(**given)

@@ -211,7 +211,7 @@ class GpuWorker:
             return 0
         except SessionError:
             return -1
-        except KvferryError as error:
+        except Exception as error:  # as of a load
             self._warn(f"store: {error}")
             return -1
 
@@ -247,7 +247,7 @@ class GpuWorker:
                     return  # its turn comes when one of those has ended
                 self._end(self._waiting.popleft())
                 continue
-            except KvferryError as error:
+            except Exception as error:  # what a request asks for must not end the engine
                 if not isinstance(error, SessionError):
                     self._warn(f"load: {error}")
                 elif error.is_attaching and time.monotonic() < load.deadline:
