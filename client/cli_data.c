@@ -12,6 +12,7 @@
 
 #include "base/crc32c.h"
 #include "client/cli.h"
+#include "client/tunnel.h"
 #include "codec/block_format.h"
 
 #define PING_TIMEOUT_MS 2000
@@ -51,6 +52,10 @@ int cli_open(const struct cli *cli, const char *label, uint64_t staging_bytes,
         return CLI_OK;
     }
     if (has_said) {
+        if (kvf_tunnel_is_address(cli->socket) &&
+            (status == KVF_ERR_INVALID || status == KVF_ERR_CONFIG)) {
+            return CLI_USAGE; /* nobody has been asked */
+        }
         return status == KVF_ERR_NO_DAEMON ? CLI_NO_DAEMON : CLI_FAILED;
     }
     return cli_fail_status(cli, "attach", status);

@@ -52,6 +52,7 @@ struct doctor {
     uint32_t n_rows;
     json_t *stat;
     json_t *clients;
+    json_t *peers;
 };
 
 static void say(struct doctor *doctor, const char *name, enum state state, const char *fmt, ...)
@@ -157,10 +158,19 @@ static void look_at_attach(struct doctor *doctor)
 static void look_at_admin(struct doctor *doctor)
 {
     char why[CLI_WHY_BYTES] = "";
-    int code = cli_http_try(doctor->cli, "GET", "/v1/stat", &doctor->stat, why);
+    int code;
 
+    if (doctor->cli->admin_socket[0] == '\0') {
+        say(doctor, "admin", STATE_NOTE,
+            "the daemon is on another node: run kvferry doctor there for what it says of itself");
+        return;
+    }
+    code = cli_http_try(doctor->cli, "GET", "/v1/stat", &doctor->stat, why);
     if (code == CLI_OK) {
         code = cli_http_try(doctor->cli, "GET", "/v1/clients", &doctor->clients, why);
+    }
+    if (code == CLI_OK) {
+        code = cli_http_try(doctor->cli, "GET", "/v1/peers", &doctor->peers, why);
     }
     if (code != CLI_OK) {
         say(doctor, "admin", STATE_WRONG, "%s", why);
@@ -382,7 +392,12 @@ static void look_at_gpus(struct doctor *doctor)
             return;
         }
     }
-    if (cli_number(metrics, "gpu_worker_hangs") > 0) {
+    if (cli_number(metrics, "gpu_worker_starts") > 1 && cli_number(metrics, "gpu_workers") == 0) {
+        say(doctor, "gpu", STATE_WRONG,
+            "GPU workers have been started %" PRIu64 " times, and none is up: the daemon's log has "
+            "what they said; mend that, or set gpu.devices to none",
+            cli_number(metrics, "gpu_worker_starts"));
+    } else if (cli_number(metrics, "gpu_worker_hangs") > 0) {
         say(doctor, "gpu", STATE_WRONG,
             "a GPU worker has hung %" PRIu64 " times; the daemon's log has its last words",
             cli_number(metrics, "gpu_worker_hangs"));
@@ -391,6 +406,41 @@ static void look_at_gpus(struct doctor *doctor)
     } else {
         say(doctor, "gpu", STATE_OK, "%u, %" PRIu64 " workers of the daemon", n,
             cli_number(metrics, "gpu_workers"));
+    }
+}
+
+/* Blocks of other nodes are a gain, and no link is no failure: it is worth a note. */
+static void look_at_peers(struct doctor *doctor)
+{
+    const json_t *metrics = json_object_get(doctor->stat, "metrics");
+    uint64_t refused = cli_number(metrics, "peer_refused");
+    const json_t *peer;
+    uint32_t linked = 0;
+    size_t i;
+
+    json_array_foreach(json_object_get(doctor->peers, "peers"), i, peer)
+    {
+        if (strcmp(cli_string(peer, "state"), "resting") == 0) {
+            say(doctor, "peers", STATE_NOTE,
+                "%s answered too late, and is not asked for a while: is its node, or the network, "
+                "busy?",
+                cli_string(peer, "address"));
+            return;
+        }
+        linked += is_set(peer, "asked");
+    }
+    if (refused > 0) {
+        say(doctor, "peers", STATE_NOTE,
+            "linked to %u; %" PRIu64 " links were refused since the start: do all nodes have one "
+            "cluster_key and one version? The log names them",
+            linked, refused);
+    } else if (cli_number(metrics, "directory_failures") > 0 &&
+               cli_number(metrics, "directory_up") == 0) {
+        say(doctor, "peers", STATE_NOTE,
+            "the directory's server does not answer, and nodes that come now are not heard of: is "
+            "directory.address right, and does it run?");
+    } else if (linked > 0) {
+        say(doctor, "peers", STATE_OK, "linked to %u", linked);
     }
 }
 
@@ -447,19 +497,23 @@ static void print(const struct doctor *doctor)
     }
 }
 
+#define LOOKS_REMOTE 3 /* as far as what the admin socket says */
+
 int cli_doctor(const struct cli *cli)
 {
     static void (*const looks[])(struct doctor * doctor) = {
-        look_at_socket, look_at_attach, look_at_admin, look_at_version,  look_at_service,
-        look_at_memory, look_at_drives, look_at_gpus,  look_at_counters,
+        look_at_socket, look_at_attach, look_at_admin, look_at_version, look_at_service,
+        look_at_memory, look_at_drives, look_at_gpus,  look_at_peers,   look_at_counters,
     };
+    const size_t n = cli->admin_socket[0] != '\0' ? sizeof(looks) / sizeof(looks[0]) : LOOKS_REMOTE;
     struct doctor doctor = {.cli = cli};
 
-    for (size_t i = 0; i < sizeof(looks) / sizeof(looks[0]) && !is_wrong(&doctor); i++) {
+    for (size_t i = 0; i < n && !is_wrong(&doctor); i++) {
         looks[i](&doctor);
     }
     print(&doctor);
     json_decref(doctor.stat);
     json_decref(doctor.clients);
+    json_decref(doctor.peers);
     return is_wrong(&doctor) ? CLI_FAILED : CLI_OK;
 }

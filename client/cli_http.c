@@ -11,8 +11,9 @@
 
 #include "client/cli.h"
 
-/* Longer than the daemon takes for its slowest question. */
-#define TIMEOUT_S 40
+/* Longer than the daemon takes for a question, and for one that waits for drives. */
+#define TIMEOUT_S      10
+#define TIMEOUT_SLOW_S 40
 
 /* An answer of the daemon is far below this. */
 #define ANSWER_BYTES_MAX (64u << 20)
@@ -70,6 +71,12 @@ static int transfer_failed(const struct cli *cli, CURL *curl, CURLcode code,
                       "--socket or --admin-socket",
                       cli->admin_socket);
     }
+    if (code == CURLE_OPERATION_TIMEDOUT) {
+        return failed(why, CLI_FAILED,
+                      "admin socket %s: the daemon does not answer: its loop hangs or gets no CPU; "
+                      "kvferry doctor and the daemon's log say more",
+                      cli->admin_socket);
+    }
     return failed(why, CLI_FAILED, "admin socket %s: %s", cli->admin_socket,
                   curl_easy_strerror(code));
 }
@@ -100,7 +107,8 @@ int cli_http_try(const struct cli *cli, const char *method, const char *path, js
     curl_easy_setopt(curl, CURLOPT_UNIX_SOCKET_PATH, cli->admin_socket);
     curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(curl, CURLOPT_TIMEOUT, (long)TIMEOUT_S);
+    curl_easy_setopt(curl, CURLOPT_TIMEOUT,
+                     (long)(strcmp(method, "GET") == 0 ? TIMEOUT_S : TIMEOUT_SLOW_S));
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_data);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, &answer);
     if (strcmp(method, "POST") == 0) {

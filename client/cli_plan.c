@@ -183,6 +183,11 @@ int cli_plan(const struct cli *cli)
     if (cli->link_gbs <= 0 || cli->tflops <= 0) {
         return cli_fail(CLI_USAGE, "plan: --link and --tflops are needed, as measured");
     }
+    if (cli->trace == NULL && (cli->dram != NULL || cli->nvme != NULL || cli->drive_gbs > 0 ||
+                               cli->dwpd > 0 || cli->write_budget != 0)) {
+        return cli_fail(CLI_USAGE, "plan: --dram, --nvme, --drive, --dwpd and --write-budget say "
+                                   "what a store is worth for a trace: name one by --trace");
+    }
     code = cli_find_model(cli, "plan", cli->file, &plan.model);
     if (code == CLI_OK) {
         plan.recompute_s = kvf_cost_recompute_s(&plan.model, &plan.rates, plan.n_tokens);

@@ -129,6 +129,9 @@ static int record(struct recording *recording)
         (void)poll(NULL, 0, POLL_MS);
         code = take(recording);
     }
+    if (code != CLI_OK && recording->prompts == 0) {
+        return code;
+    }
     fprintf(stderr, "kvferry: %" PRIu64 " prompts recorded\n", recording->prompts);
     if (recording->left_out + recording->lost != 0) {
         fprintf(stderr,
@@ -145,6 +148,7 @@ int cli_trace(const struct cli *cli)
         .cli = cli,
         .bytes_max = cli->size_bytes != 0 ? cli->size_bytes : FILE_BYTES_DEFAULT,
     };
+    json_t *stat = NULL;
     int code = CLI_OK;
 
     if (cli->captures.n == 0 || strcmp(cli->captures.items[0], "record") != 0 ||
@@ -154,6 +158,11 @@ int cli_trace(const struct cli *cli)
     if (cli->namespace_name != NULL) {
         code = cli_find_namespace(cli, recording.namespace_id);
     }
+    if (code != CLI_OK) {
+        return code;
+    }
+    code = cli_http(cli, "GET", "/v1/stat", &stat); /* before a file is written over */
+    json_decref(stat);
     if (code != CLI_OK) {
         return code;
     }

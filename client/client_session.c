@@ -745,6 +745,9 @@ static void attach_step(struct kvf_client *client, uint64_t now_ns)
                     session->tunnel != NULL && kvf_tunnel_is_resolving(session->tunnel)
                         ? "no name server has told the address of its host in time; look at "
                           "/etc/resolv.conf, or give an address in the place of the name"
+                    : session->tunnel != NULL
+                        ? "nobody there has answered as a daemon in time: is this the address of "
+                          "its peers.listen?"
                         : "the daemon did not finish the attach in time");
     }
 }

@@ -52,7 +52,7 @@ static const struct option_row option_rows[] = {
     {'T', "ttl", "TIME", "forget the block after this time (30s, 5min; no limit)"},
     {'b', "budget", "TIME", "give up after this time (500ms, 10s)"},
     {'c', "count", "N", "how many"},
-    {'z', "size", "SIZE", "bytes of a block (1MiB)"},
+    {'z', "size", "SIZE", "bytes of a block (1MiB), or of a trace's file at most (1GiB)"},
     {'d', "depth", "N", "requests in flight (8)"},
     {'I', "interval", "TIME", "between two looks (2s)"},
     {'8', "duration", "TIME", "how long (until a signal comes)"},
@@ -85,8 +85,8 @@ static const struct option_row option_rows[] = {
     {'J', "trace", "FILE", "prompts to replay, as for kvferry replay"},
     {'g', "model", "MODEL", "folder with config.json, config.json, .safetensors or .gguf file"},
     {'Y', "bytes-a-token", "X", "what a token takes, instead of --model and --profiles"},
-    {'M', "dram", "SIZE[,SIZE]", "arenas in memory"},
-    {'E', "nvme", "SIZE[,SIZE]", "stores on a drive (0: none)"},
+    {'M', "dram", "SIZE[,SIZE]", "arenas in memory (plan: one)"},
+    {'E', "nvme", "SIZE[,SIZE]", "stores on a drive (plan: one; 0: none)"},
     {'u', "write-budget", "RATE", "bytes a second to the drive, as 200MiB (no limit)"},
     {'y', "admission", "RULE", "auto, all or second-sight: nvme.admission (auto)"},
     {'O', "block-tokens", "N", "of the trace (what it says, or 512)"},
@@ -563,9 +563,11 @@ static int take_option(struct cli *cli, char letter, const char *argument)
         }
         return CLI_OK;
     case 'k':
-        return parse_key(cli, argument);
     case 't':
-        return parse_key_text(cli, argument);
+        if (cli->key.data != NULL) {
+            return cli_fail(CLI_USAGE, "give one key, by --key or by --key-text");
+        }
+        return letter == 'k' ? parse_key(cli, argument) : parse_key_text(cli, argument);
     case 'l':
         cli->label = argument;
         return CLI_OK;

@@ -14,6 +14,9 @@
 
 #include "base/clock.h"
 
+#define TIMESTAMP_MS_MAX 1e15   /* of which a double has every millisecond */
+#define LENGTH_MS_MAX    3.2e12 /* a hundred years */
+
 struct reader {
     const char *path;
     uint64_t line;
@@ -109,7 +112,7 @@ static int take_time(struct reader *reader, const json_t *json, struct kvf_trace
     const json_t *value = json_object_get(json, "timestamp");
     double ms = json_number_value(value);
 
-    if (!json_is_number(value) || !(ms >= 0) || ms > 1e15) {
+    if (!json_is_number(value) || !(ms >= 0) || ms > TIMESTAMP_MS_MAX) {
         return refuse(reader, KVF_ERR_INVALID, "timestamp is missing or no number of milliseconds");
     }
     if (reader->trace->n_requests == 0) {
@@ -119,6 +122,11 @@ static int take_time(struct reader *reader, const json_t *json, struct kvf_trace
                       "timestamp goes back from %.15g to %.15g: sort the "
                       "lines by it",
                       reader->last_ms, ms);
+    }
+    if (ms - reader->first_ms > LENGTH_MS_MAX) {
+        return refuse(reader, KVF_ERR_INVALID,
+                      "timestamp is more than a hundred years behind the first one: are these "
+                      "milliseconds?");
     }
     reader->last_ms = ms;
     request->at_ns = (uint64_t)((ms - reader->first_ms) * (double)KVF_NS_PER_MS);

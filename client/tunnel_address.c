@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +26,13 @@ bool kvf_tunnel_is_address(const char *text)
     return strncmp(text, SCHEME, sizeof(SCHEME) - 1) == 0;
 }
 
+static bool port_ok(const char *digits, size_t n)
+{
+    unsigned long port = strtoul(digits, NULL, 10);
+
+    return n > 0 && strspn(digits, "0123456789") >= n && port >= 1 && port <= UINT16_MAX;
+}
+
 /* host:port or [address]:port, up to end. */
 static int parse_host(const char *text, const char *end, struct kvf_tunnel_address *address)
 {
@@ -41,9 +49,9 @@ static int parse_host(const char *text, const char *end, struct kvf_tunnel_addre
     } else if (memchr(text, ':', host_bytes) != NULL) {
         return KVF_ERR_INVALID;
     }
-    if (host_bytes == 0 || host_bytes >= sizeof(address->host) || end - colon < 2 ||
+    if (host_bytes == 0 || host_bytes >= sizeof(address->host) || end == colon ||
         (size_t)(end - colon - 1) >= sizeof(address->port) ||
-        strspn(colon + 1, "0123456789") < (size_t)(end - colon - 1)) {
+        !port_ok(colon + 1, (size_t)(end - colon - 1))) {
         return KVF_ERR_INVALID;
     }
     memcpy(address->host, text, host_bytes);
@@ -97,7 +105,8 @@ int kvf_tunnel_address_parse(const char *text, struct kvf_tunnel_address *addres
 
     if (!kvf_tunnel_is_address(text) || parse_host(host, end, &address) != KVF_OK) {
         (void)snprintf(why_out, why_bytes,
-                       "%.100s: no address; write tcp://host:port, with [] around an IPv6 one",
+                       "%.100s: no address; write tcp://host:port, with [] around an IPv6 one "
+                       "and a port from 1 to 65535",
                        text);
         return KVF_ERR_INVALID;
     }

@@ -88,10 +88,10 @@ int kvf_weights_check_model(const struct kvf_weights_model *m, char why[KVF_WEIG
         uint32_t value;
         uint32_t most;
     } fields[] = {
-        {"layers", m->n_layers, KVF_LAYERS_MAX},
-        {"width", m->d_model, KVF_WEIGHTS_WIDTH_MAX},
-        {"query heads", m->n_query_heads, KVF_HEADS_MAX},
-        {"K/V heads", m->n_heads, KVF_HEADS_MAX},
+        {"layers (--layers)", m->n_layers, KVF_LAYERS_MAX},
+        {"width of X (hidden_size, --d-model)", m->d_model, KVF_WEIGHTS_WIDTH_MAX},
+        {"query heads (--query-heads)", m->n_query_heads, KVF_HEADS_MAX},
+        {"K/V heads (--heads)", m->n_heads, KVF_HEADS_MAX},
         {"elements of a K vector", m->dim_k, KVF_DIM_MAX},
         {"elements of a V vector", m->dim_v, KVF_DIM_MAX},
     };
@@ -101,6 +101,11 @@ int kvf_weights_check_model(const struct kvf_weights_model *m, char why[KVF_WEIG
             return kvf_weights_fault(why, KVF_ERR_CORRUPT, "%s: %u, and 1 to %u are possible",
                                      fields[i].name, fields[i].value, fields[i].most);
         }
+    }
+    if (m->n_query_heads % m->n_heads != 0) {
+        return kvf_weights_fault(why, KVF_ERR_CORRUPT,
+                                 "%u query heads are no multiple of %u K/V heads", m->n_query_heads,
+                                 m->n_heads);
     }
     if (m->ffn_width > KVF_WEIGHTS_FFN_MAX) {
         return kvf_weights_fault(why, KVF_ERR_CORRUPT, "a feed-forward width of %u", m->ffn_width);

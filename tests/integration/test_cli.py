@@ -780,7 +780,11 @@ class Command(Case):
                           ["put", "a", "b", "--key-text", "k"], ["stat", "--durable"],
                           ["stat", "word"], ["stat", "-o", "xml"], ["ping", "--count", "0"],
                           ["put", "--key-text", "k", "--ttl", "5"], ["bench", "--size", "7"],
-                          ["evict", "--key-text", "k", "--namespace", "n"]):
+                          ["evict", "--key-text", "k", "--namespace", "n"],
+                          ["put", "--key", "ab" * 16, "--key-text", "k"],
+                          ["ping", "--socket", "tcp://127.0.0.1:99999?key=/k"],
+                          ["ping", "--socket", "tcp://127.0.0.1:0?key=/k"],
+                          ["ping", "--socket", "tcp://127.0.0.1:7171?key=/none/k"]):
             self.one_line(self.kvferry(*arguments), 2, "kvferry: ")
 
     def test_profiles_need_no_daemon(self):
@@ -869,6 +873,9 @@ class OtherNode(Case):
         self.assertEqual(far("evict", "--key-text", "far")[0], 0)
         self.assertEqual(far("get", "--key-text", "far")[0], 1)
         self.one_line(far("clients"), 2, "which is on its own node: run it there")
+        code, said, _ = far("doctor")
+        self.assertEqual(code, 0, said)
+        self.assertIn("admin     note   the daemon is on another node", said.decode())
 
 
 class ManPages(unittest.TestCase):

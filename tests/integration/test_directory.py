@@ -170,9 +170,13 @@ class Directory(LoggedCase):
         self.wait_metric("b", "peer_hints", lambda n: n == 4)
         self.wait_metric("b", "peers", lambda n: n == 1)
         self.assertTrue(self.get("b", 0))
+        self.assertIn(b"peers     ok     linked to 1", self.kvferry("b", "doctor").stdout)
         server.kill()
         server.wait()
         self.wait_metric("b", "directory_up", lambda n: n == 0)
+        doctor = self.kvferry("b", "doctor")
+        self.assertEqual(doctor.returncode, 0)
+        self.assertIn(b"peers     note   the directory's server does not answer", doctor.stdout)
         self.assertTrue(self.get("b", 1))  # by the link
         self.put("a", 4)
         self.wait_for(lambda: self.get("b", 4), "a block that came while the server was away")

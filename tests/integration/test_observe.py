@@ -200,6 +200,16 @@ class Record(Case):
         self.assertEqual(ids[0], ids[1])
         self.assertNotIn(500, ids[0])
 
+    def test_a_file_is_kept_where_there_is_no_daemon(self):
+        path = os.path.join(self.folder, "before.jsonl")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("a day's prompts\n")
+        done = subprocess.run([KVFERRY, "trace", "record", path, "--socket", self.socket],
+                              capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        self.assertEqual(done.returncode, 3)
+        self.assertNotIn("recorded", done.stderr)
+        self.assertEqual(self.n_lines(path), 1)
+
     def test_refusals(self):
         for code, text, arguments in ((2, "record and a file", ["trace"]),
                                       (2, "record and a file", ["trace", "record"]),

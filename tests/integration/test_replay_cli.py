@@ -133,9 +133,22 @@ class Replay(unittest.TestCase):
             got, _, err = run(*plan, *arguments)
             self.assertEqual(got, code, err)
             self.assertIn(text, err)
+        plan = ["plan", "--link", "50", "--tflops", "500"]
+        for code, text, arguments in (
+                (2, "name one by --trace", [*SHAPE, "--dram", "1GiB"]),
+                (2, "name one by --trace", [*SHAPE, "--dwpd", "3"]),
+                (2, "8 K/V heads", [*SHAPE, "--heads", "8", "--query-heads", "3"]),
+                (2, "--d-model", ["--layers", "4", "--heads", "4", "--dim", "64"])):
+            got, _, err = run(*plan, *arguments)
+            self.assertEqual(got, code, err)
+            self.assertIn(text, err)
 
     def test_refusals(self):
-        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as bad:
+        with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as bad, \
+                tempfile.NamedTemporaryFile("w", suffix=".jsonl") as far:
+            far.write('{"timestamp": 0, "input_length": 600, "hash_ids": [1, 2]}\n'
+                      '{"timestamp": 1e15, "input_length": 600, "hash_ids": [1, 2]}\n')
+            far.flush()
             bad.write('{"timestamp": 0, "input_length": 600, "hash_ids": [1, 2]}\n'
                       '{"timestamp": 1, "input_length": 600, "hash_ids": [1]}\n')
             bad.flush()
@@ -149,6 +162,7 @@ class Replay(unittest.TestCase):
                 (2, "neither auto", [TRACE, "--dram", "1GiB", "--admission", "never"]),
                 (2, "no profile", [TRACE, "--dram", "1GiB", *SHAPE, "--profiles", "nothing"]),
                 (1, bad.name + ":2: ", [bad.name, "--dram", "1GiB", "--bytes-a-token", "1000"]),
+                (1, "hundred years", [far.name, "--dram", "1GiB", "--bytes-a-token", "1000"]),
                 (1, "No such file", ["/nowhere", "--dram", "1GiB", "--bytes-a-token", "1000"]),
             ]
             for code, text, arguments in cases:
