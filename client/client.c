@@ -210,8 +210,7 @@ static int choice_fill(struct kvf_client *client, char *field, size_t field_byte
     if (text_fill(field, field_bytes, text)) {
         return KVF_OK;
     }
-    kvf_client_log(client, 0,
-                   "the %s has more than %zu bytes, or control characters, or is no UTF-8", what,
+    kvf_client_log(client, 0, "the %s has more than %zu bytes, or control characters", what,
                    field_bytes - 1);
     return KVF_ERR_INVALID;
 }
