@@ -34,6 +34,9 @@ enum http {
 /* Of a recording in one answer: about 600 KiB of JSON. */
 #define TRACE_WORDS 32768
 
+/* After so long without a question, a recording's reader is taken for dead. */
+#define TRACE_READER_S 10
+
 /* How often a wait looks whether the daemon stops. */
 #define WAIT_SLICE_MS 100
 
@@ -760,13 +763,27 @@ static json_t *prompts_json(const uint64_t *words, uint32_t n_words)
 static void answer_trace(struct kvf_admin_api *api, const struct kvf_admin_request *request,
                          struct kvf_admin_reply *reply)
 {
-    struct question *question = question_new(KVF_CONTROL_TRACE, TRACE_WORDS, sizeof(uint64_t));
+    struct question *question;
+    uint64_t reader = 0;
 
-    (void)request;
+    if (!hex64_argument(request, "reader", &reader, reply)) {
+        return;
+    }
+    /* an answer takes its prompts out of the recording: two readers would get half each */
+    if (api->trace_ns != 0 && api->trace_reader != reader &&
+        kvf_now_ns() - api->trace_ns < TRACE_READER_S * KVF_NS_PER_S) {
+        kvf_admin_reply_status(reply, HTTP_CONFLICT, kvf_status_name(KVF_ERR_REFUSED),
+                               "another recording is under way: wait until it has ended, or 10 s "
+                               "after it died");
+        return;
+    }
+    question = question_new(KVF_CONTROL_TRACE, TRACE_WORDS, sizeof(uint64_t));
     if (ask(api, &question, KVF_ADMIN_ANSWER_MS, reply)) {
         const struct kvf_control *control = &question->control;
         json_t *prompts = prompts_json(control->rows, control->n_rows);
 
+        api->trace_reader = reader;
+        api->trace_ns = kvf_now_ns();
         reply_json(reply, HTTP_OK,
                    prompts != NULL
                        ? json_pack("{s:o, s:o}", "lost", u64_json(control->bad), "prompts", prompts)

@@ -36,6 +36,8 @@ struct kvf_admin_api {
     const struct kvf_config *config;
     struct kvf_agent *agent;
     _Atomic bool is_stopping; /* set by kvf_admin_stop: wait for no more answers */
+    uint64_t trace_reader;    /* who was given a part of the recording last, and when */
+    uint64_t trace_ns;        /* 0: nobody yet */
 };
 
 /* Query arguments by name, NULL if absent. */

@@ -357,6 +357,23 @@ static void test_full_mailbox(void **state)
     assert_int_equal(ask(bed, "GET", "/healthz", NULL), 200);
 }
 
+/* One recording at a time: a second reader is refused, not given the half of it. */
+static void test_second_reader(void **state)
+{
+    struct bed *bed = *state;
+    json_t *json;
+
+    assert_int_equal(ask(bed, "GET", "/v1/trace?reader=x", NULL), 400);
+    assert_int_equal(ask(bed, "GET", "/v1/trace?reader=a1", NULL), 200);
+    assert_int_equal(ask(bed, "GET", "/v1/trace?reader=A1", NULL), 200);
+    assert_int_equal(ask(bed, "GET", "/v1/trace", NULL), 409);
+    assert_int_equal(ask(bed, "GET", "/v1/trace?reader=b2", &json), 409);
+    assert_non_null(strstr(json_string_value(json_object_get(json, "text")),
+                           "another recording is under way: wait"));
+    json_decref(json);
+    assert_int_equal(ask(bed, "GET", "/v1/trace?reader=a1", NULL), 200);
+}
+
 /* Before its loop runs: it lives, is not ready, and says of itself only how far it is. */
 static void test_starting(void **state)
 {
@@ -566,6 +583,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_statuses, setup, teardown),
         cmocka_unit_test_setup_teardown(test_full_mailbox, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_second_reader, setup, teardown),
         cmocka_unit_test_setup_teardown(test_starting, setup, teardown),
         cmocka_unit_test_setup_teardown(test_readiness_asks_nobody, setup, teardown),
         cmocka_unit_test_setup_teardown(test_dead_reactor, setup, teardown),
