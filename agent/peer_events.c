@@ -74,7 +74,7 @@ void kvf_peers_events(struct kvf_agent *agent, struct kvf_control *control)
                peers->log_next - control->number > KVF_PEER_LOG_EVENTS) {
         status = KVF_MISS;
         (void)snprintf(control->text, sizeof(control->text),
-                       "event %llu is not kept: begin anew, without a number",
+                       "event %llx (hexadecimal) is not kept: begin anew, without a number",
                        (unsigned long long)control->number);
     } else {
         list_changes(agent, control);
