@@ -217,7 +217,8 @@ void kvf_gpu_host_exit_ready(struct kvf_gpu_worker *worker)
     kvf_fd_close(&worker->pid_fd);
     worker_pause(worker);
     kvf_log(KVF_LOG_WARNING, "GPU worker of %s ended (%s %d); the next one starts in %llu s",
-            worker->uuid, WIFSIGNALED(wait_status) ? "signal" : "exit code",
+            worker->uuid[0] != '\0' ? worker->uuid : "gpu.devices: all",
+            WIFSIGNALED(wait_status) ? "signal" : "exit code",
             WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : WEXITSTATUS(wait_status),
             (unsigned long long)(worker->pause_ns / KVF_NS_PER_S));
 }

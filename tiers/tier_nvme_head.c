@@ -597,7 +597,7 @@ static int take_key(struct kvf_nvme_tier *tier, struct head *head)
         memcpy(tier->id_key, head->config->id_key, sizeof(tier->id_key));
     } else if (head->super->flags & KVF_NVME_KEY_OUTSIDE) {
         return say(head, KVF_ERR_FOREIGN,
-                   "this store was made under a cluster.key and none is configured: configure it, "
+                   "this store was made under a cluster_key and none is configured: configure it, "
                    "or give the store up with kvferryd --format");
     } else {
         memcpy(tier->id_key, head->super->id_key, sizeof(tier->id_key));
@@ -605,7 +605,7 @@ static int take_key(struct kvf_nvme_tier *tier, struct head *head)
     kvf_nvme_keys_derive(tier->id_key, head->super->uuid, tier->mac_key, check);
     if (!kvf_mac_equal(check, head->super->key_check)) {
         return say(head, KVF_ERR_FOREIGN,
-                   "this store was made under another cluster.key: configure that one, or give the "
+                   "this store was made under another cluster_key: configure that one, or give the "
                    "store up with kvferryd --format");
     }
     return KVF_OK;

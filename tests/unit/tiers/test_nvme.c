@@ -481,7 +481,7 @@ static void test_other_key_is_refused(void **state)
     rig_init(&rig, 15, SEGMENT_BYTES, 8);
     rig.config.id_key = key;
     assert_int_equal(rig_open(&rig), KVF_ERR_FOREIGN);
-    assert_non_null(strstr(rig.why, "cluster.key"));
+    assert_non_null(strstr(rig.why, "cluster_key"));
     rig.config.id_key = NULL;
     assert_int_equal(rig_open(&rig), KVF_OK);
     rig_close(&rig);
