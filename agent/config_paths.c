@@ -8,15 +8,18 @@
 #include <grp.h>
 #include <inttypes.h>
 #include <linux/fs.h>
+#include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "agent/config.h"
 #include "agent/config_internal.h"
+#include "agent/directory.h"
 #include "base/fd.h"
 #include "base/parse.h"
 
@@ -247,6 +250,59 @@ static int check_room(const struct kvf_config *config, uint32_t index, const str
     return KVF_OK;
 }
 
+/* Has this machine the address? At a port of the kernel's choice: the configured one may be a
+ * running daemon's, whose configuration is checked. */
+static int check_listen(const struct kvf_config *config, struct kvf_config_error *error)
+{
+    struct sockaddr_storage address;
+    socklen_t bytes;
+    int fd;
+    bool is_strange;
+
+    if (config->peers_listen[0] == '\0' ||
+        kvf_config_listen_parse(config->peers_listen, &address, &bytes) != KVF_OK) {
+        return KVF_OK;
+    }
+    ((struct sockaddr_in *)&address)->sin_port = 0; /* where sin6_port is too */
+    fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    is_strange = fd >= 0 && bind(fd, (struct sockaddr *)&address, bytes) != 0 &&
+                 errno == EADDRNOTAVAIL;
+    kvf_fd_close(&fd);
+    if (is_strange) {
+        kvf_config_fail_at(config, config->lines[KVF_CONFIG_ID_peers_listen], "peers.listen", error,
+                           "%.64s is an address of no device of this machine; give it one that "
+                           "`ip address` shows",
+                           config->peers_listen);
+        return KVF_ERR_CONFIG;
+    }
+    return KVF_OK;
+}
+
+/* Without hiredis, config_peers.c has refused the directory. */
+static int check_password(const struct kvf_config *config, struct kvf_config_error *error)
+{
+#if KVF_HAVE_HIREDIS
+    char secret[KVF_DIRECTORY_SECRET_BYTES];
+    char why[512];
+    int status;
+
+    if (config->directory_password_file[0] == '\0') {
+        return KVF_OK;
+    }
+    status = kvf_directory_password_read(config->directory_password_file, secret, why, sizeof(why));
+    explicit_bzero(secret, sizeof(secret));
+    if (status != KVF_OK) {
+        kvf_config_fail_at(config, config->lines[KVF_CONFIG_ID_directory_password_file],
+                           "directory.password_file", error, "%s", why);
+        return KVF_ERR_CONFIG;
+    }
+#else
+    (void)config;
+    (void)error;
+#endif
+    return KVF_OK;
+}
+
 int kvf_config_check_paths(struct kvf_config *config, struct kvf_config_error *error)
 {
     struct store stores[KVF_CONFIG_NVME_MAX] = {{0}};
@@ -285,5 +341,5 @@ int kvf_config_check_paths(struct kvf_config *config, struct kvf_config_error *e
         return KVF_ERR_CONFIG;
     }
     explicit_bzero(key, sizeof(key));
-    return KVF_OK;
+    return check_password(config, error) != KVF_OK ? KVF_ERR_CONFIG : check_listen(config, error);
 }

@@ -84,9 +84,37 @@ static int check_nodes(const struct kvf_config *config, struct kvf_config_error 
         return fail(config, KVF_CONFIG_ID_peers_nodes, "peers.nodes", error,
                     "it is no list of host:port; write it as 10.0.0.7:7171,[fd00::7]:7171");
     }
+    if (n == 0 && config->peers_nodes[0] != '\0') {
+        return fail(config, KVF_CONFIG_ID_peers_nodes, "peers.nodes", error,
+                    "there is no node in it; write it as 10.0.0.7:7171,[fd00::7]:7171, or leave "
+                    "it empty");
+    }
     if (n > KVF_NET_PEERS_MAX) {
         return fail(config, KVF_CONFIG_ID_peers_nodes, "peers.nodes", error,
                     "it names more than 32 nodes; give one DNS name that has all their addresses");
+    }
+    return KVF_OK;
+}
+
+/* Who this node is to the directory: options that would go unused are a mistake. */
+static int check_login(const struct kvf_config *config, struct kvf_config_error *error)
+{
+    bool has_address = config->directory_address[0] != '\0';
+    bool has_user = config->directory_user[0] != '\0';
+    bool has_password = config->directory_password_file[0] != '\0';
+
+    if (has_user && !has_address) {
+        return fail(config, KVF_CONFIG_ID_directory_user, "directory.user", error,
+                    "it is set, but directory.address is not; set that too, or remove this");
+    }
+    if (has_password && !has_address) {
+        return fail(config, KVF_CONFIG_ID_directory_password_file, "directory.password_file", error,
+                    "it is set, but directory.address is not; set that too, or remove this");
+    }
+    if (has_user && !has_password) {
+        return fail(config, KVF_CONFIG_ID_directory_user, "directory.user", error,
+                    "a user logs in with a password, and directory.password_file is not set; set "
+                    "it too, or remove this");
     }
     return KVF_OK;
 }
@@ -96,6 +124,9 @@ static int check_directory(const struct kvf_config *config, struct kvf_config_er
     const char *at = config->directory_address;
     struct kvf_config_node node;
 
+    if (check_login(config, error) != KVF_OK) {
+        return KVF_ERR_CONFIG;
+    }
     if (at[0] == '\0') {
         return KVF_OK;
     }

@@ -171,6 +171,13 @@ static const struct wrong wrong_rules[] = {
      "127.0.0.1:9394"},
     {"admin:\n  socket: /run/kvferry/kvferryd.sock\n",
      "test.yaml:2: admin.socket: ", "a client socket too", "its own"},
+    {"directory:\n  user: u\n", "test.yaml:2: directory.user: ", "directory.address is not",
+     "set that too"},
+    {"directory:\n  password_file: /p\n",
+     "test.yaml:2: directory.password_file: ", "directory.address is not", "set that too"},
+    {"directory:\n  address: 10.0.0.9:6379\n  user: u\n",
+     "test.yaml:3: directory.user: ", "directory.password_file is not set", "set it too"},
+    {"peers:\n  nodes: \",\"\n", "test.yaml:2: peers.nodes: ", "no node in it", "leave it empty"},
     {"cluster_key: key\n", "test.yaml:1: cluster_key: ", "no absolute path", "'/'"},
 };
 
@@ -587,6 +594,25 @@ static void test_paths(void **state)
     kvf_test_file_write(path, "31 bytes are not enough here...", 31);
     snprintf(set, sizeof(set), "cluster_key=%s", path);
     check_paths_fail(config_in(&dir), set, "does not hold exactly 32 bytes", "head -c 32");
+
+    kvf_test_file_write(path, "32 bytes are just enough for it.", 32);
+    config = config_in(&dir);
+    assert_int_equal(kvf_config_set(config, set, &error), KVF_OK);
+    check_paths_fail(config, "peers.listen=10.255.254.253:7171", "peers.listen: 10.255.254.253",
+                     "`ip address`");
+    config = config_in(&dir);
+    assert_int_equal(kvf_config_set(config, set, &error), KVF_OK);
+    assert_int_equal(kvf_config_set(config, "peers.listen=127.0.0.1:7171", &error), KVF_OK);
+    assert_int_equal(kvf_config_finish(config, &error), KVF_OK);
+    assert_int_equal(kvf_config_check_paths(config, &error), KVF_OK);
+    free(config);
+#if KVF_HAVE_HIREDIS
+    config = config_in(&dir);
+    assert_int_equal(kvf_config_set(config, set, &error), KVF_OK);
+    assert_int_equal(kvf_config_set(config, "directory.address=127.0.0.1:6379", &error), KVF_OK);
+    check_paths_fail(config, "directory.password_file=/nowhere/password",
+                     "directory.password_file: password file /nowhere", "check the path");
+#endif
     kvf_test_dir_remove(&dir);
 }
 
