@@ -135,6 +135,7 @@ void kvf_check_sum(const struct kvf_config *config, uint32_t n_gpus, struct kvf_
     memset(check_out, 0, sizeof(*check_out));
     kvf_agent_memory(config, &agent);
     kvf_nvme_config_init(&nvme);
+    check_out->n_gpus = n_gpus;
     check_out->arena_bytes = observes ? 0 : config->dram_bytes;
     add(check_out, "arena", check_out->arena_bytes, "%s",
         check_out->arena_bytes != 0 ? "dram.bytes"
@@ -356,6 +357,50 @@ static int huge_part(const struct kvf_config *config, const struct kvf_check *ch
     return KVF_ERR_CONFIG;
 }
 
+/* Ordinary memory and huge pages both. */
+static bool fits(const struct kvf_config *config, uint32_t n_gpus,
+                 const struct kvf_machine_memory *memory, bool now)
+{
+    struct kvf_config_error error;
+    struct kvf_check check;
+    uint64_t huge;
+
+    kvf_check_sum(config, n_gpus, &check);
+    return huge_part(config, &check, memory, now, &huge, &error) == KVF_OK &&
+           check.total_bytes - huge <= (now ? memory->available_bytes : memory->total_bytes);
+}
+
+/* The most MiB under what it is now that an option of bytes may have. Searched for with the sum
+ * itself, because tables grow with the option. 0: none would do. */
+static uint64_t most_mib(const struct kvf_config *config, enum kvf_config_option_id id,
+                         uint32_t n_gpus, const struct kvf_machine_memory *memory, bool now)
+{
+    const struct kvf_config_option *option = &kvf_config_options[id];
+    struct kvf_config *tried = malloc(sizeof(*tried)); /* too large for a stack */
+    uint64_t good = 0;
+    uint64_t bad;
+
+    if (tried == NULL) {
+        return 0;
+    }
+    *tried = *config;
+    memcpy(&bad, (const char *)config + option->offset, sizeof(bad));
+    bad = (bad + MIB - 1) / MIB;
+    while (bad > good + 1) {
+        uint64_t middle = good + (bad - good) / 2;
+        uint64_t bytes = middle * MIB;
+
+        memcpy((char *)tried + option->offset, &bytes, sizeof(bytes));
+        if (fits(tried, n_gpus, memory, now)) {
+            good = middle;
+        } else {
+            bad = middle;
+        }
+    }
+    free(tried);
+    return good * MIB < option->min ? 0 : good;
+}
+
 int kvf_check_memory(const struct kvf_config *config, const struct kvf_check *check,
                      const struct kvf_machine_memory *memory, bool now,
                      struct kvf_config_error *error)
@@ -363,33 +408,28 @@ int kvf_check_memory(const struct kvf_config *config, const struct kvf_check *ch
     uint64_t have = now ? memory->available_bytes : memory->total_bytes;
     uint64_t huge;
     uint64_t total; /* of ordinary memory */
-    uint64_t rest;
+    uint64_t most;
     enum kvf_config_option_id id = KVF_CONFIG_ID_dram_bytes;
     const char *name = "dram.bytes";
-    uint64_t value;
 
     if (huge_part(config, check, memory, now, &huge, error) != KVF_OK) {
         return KVF_ERR_CONFIG;
     }
     total = check->total_bytes - huge;
-    value = check->arena_bytes - huge;
-    rest = total - value;
     if (total <= have) {
         return KVF_OK;
     }
-    if (config->staging_total > value) {
+    if (config->staging_total > check->arena_bytes - huge) {
         id = KVF_CONFIG_ID_staging_total;
         name = "staging.total";
-        value = config->staging_total;
-        huge = 0;
-        rest = total - value;
     }
-    if (rest < have) {
+    most = most_mib(config, id, check->n_gpus, memory, now);
+    if (most != 0) {
         kvf_config_fail_at(config, config->lines[id], name, error,
                            "the daemon would take %" PRIu64 " MiB, and %" PRIu64
                            " MiB are %s (%s); lower it to at most %" PRIu64 "MiB",
                            total >> 20, have >> 20, now ? "available" : "all there is",
-                           memory->limit, (have - rest + huge) >> 20);
+                           memory->limit, most);
     } else {
         kvf_config_fail_at(config, config->lines[id], name, error,
                            "the daemon would take %" PRIu64 " MiB, and %" PRIu64

@@ -23,6 +23,7 @@ struct kvf_check {
     unsigned n_parts;
     uint64_t total_bytes;
     uint64_t arena_bytes; /* of it; 0 in mode observe, which takes none */
+    uint32_t n_gpus;      /* that it was summed for */
 };
 
 /* GPUs that gpu.devices names; "all": as many as the driver says there are, but one. root: as of

@@ -891,7 +891,22 @@ static void test_memory_that_does_not_fit(void **state)
     kvf_check_sum(config, 0, &check);
     assert_int_equal(kvf_check_memory(config, &check, &memory, true, &error), KVF_OK);
 
+    /* And no less than what would fit: tables are those of the smaller arena. */
+    memory.available_bytes = 22144ull << 20;
+    config->dram_bytes = 1ull << 40;
+    kvf_check_sum(config, 0, &check);
+    assert_int_equal(kvf_check_memory(config, &check, &memory, true, &error), KVF_ERR_CONFIG);
+    cure = strstr(error.text, "at most ");
+    assert_non_null(cure);
+    config->dram_bytes = strtoull(cure + strlen("at most "), NULL, 10) << 20;
+    kvf_check_sum(config, 0, &check);
+    assert_int_equal(kvf_check_memory(config, &check, &memory, true, &error), KVF_OK);
+    config->dram_bytes += 1ull << 30;
+    kvf_check_sum(config, 0, &check);
+    assert_int_equal(kvf_check_memory(config, &check, &memory, true, &error), KVF_ERR_CONFIG);
+
     /* The largest part is the one to lower. */
+    config->dram_bytes = 1ull << 30;
     config->staging_total = 8ull << 30;
     kvf_check_sum(config, 0, &check);
     assert_int_equal(kvf_check_memory(config, &check, &memory, false, &error), KVF_ERR_CONFIG);
