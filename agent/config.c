@@ -452,6 +452,24 @@ void kvf_config_fail_at(const struct kvf_config *config, uint32_t line, const ch
     }
 }
 
+void kvf_config_name_member(struct kvf_config_error *error, const char *list, uint32_t index)
+{
+    char head[64];
+    char number[16];
+    size_t used = strlen(error->text);
+    size_t at;
+    size_t more;
+
+    snprintf(head, sizeof(head), "command line: %s.", list);
+    snprintf(number, sizeof(number), "%" PRIu32 ".", index);
+    at = strlen(head);
+    more = strlen(number);
+    if (strncmp(error->text, head, at) == 0 && used + more < sizeof(error->text)) {
+        memmove(error->text + at + more, error->text + at, used - at + 1);
+        memcpy(error->text + at, number, more);
+    }
+}
+
 /* Changes (insert, remove, replace) that make b of a; lengths over the table count as far away. */
 static unsigned edit_distance(const char *a, const char *b)
 {

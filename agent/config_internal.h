@@ -46,6 +46,10 @@ int kvf_config_check_write_budget(const struct kvf_config *config, uint32_t inde
 /* Peers need a key that they share, and an address that strangers do not reach. */
 int kvf_config_check_peers(const struct kvf_config *config, struct kvf_config_error *error);
 
+/* A member's error that begins "command line: nvme.bytes" names the member after this: there is no
+ * line to find it by. Others stay as they are. */
+void kvf_config_name_member(struct kvf_config_error *error, const char *list, uint32_t index);
+
 /* The candidate that is most like a name. */
 struct kvf_config_nearest {
     const char *name;

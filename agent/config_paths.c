@@ -137,12 +137,14 @@ static int check_sockets(const struct kvf_config *config, struct kvf_config_erro
 
         if (check_socket_path(config, s->lines[0] != 0 ? s->lines[0] : s->line, "sockets.path",
                               s->path, error) != KVF_OK) {
+            kvf_config_name_member(error, "sockets", i);
             return KVF_ERR_CONFIG;
         }
         if (kvf_config_group(s->group, &gid) != KVF_OK) {
             kvf_config_fail_at(config, s->lines[2] != 0 ? s->lines[2] : s->line, "sockets.group",
                                error, "group '%.63s' does not exist; make it, or name another",
                                s->group);
+            kvf_config_name_member(error, "sockets", i);
             return KVF_ERR_CONFIG;
         }
     }
@@ -331,6 +333,7 @@ int kvf_config_check_paths(struct kvf_config *config, struct kvf_config_error *e
             status = check_room(config, i, stores, error);
         }
         if (status != KVF_OK) {
+            kvf_config_name_member(error, "nvme", i);
             return status;
         }
     }

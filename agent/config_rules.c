@@ -415,11 +415,13 @@ int kvf_config_finish(struct kvf_config *config, struct kvf_config_error *error)
     }
     for (uint32_t i = 0; i < config->n_sockets; i++) {
         if (check_socket(config, i, error) != KVF_OK) {
+            kvf_config_name_member(error, "sockets", i);
             return KVF_ERR_CONFIG;
         }
     }
     for (uint32_t i = 0; i < config->n_nvme; i++) {
         if (check_drive(config, i, error) != KVF_OK) {
+            kvf_config_name_member(error, "nvme", i);
             return KVF_ERR_CONFIG;
         }
     }

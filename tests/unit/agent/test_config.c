@@ -577,8 +577,18 @@ static void test_paths(void **state)
                      "make it");
     check_paths_fail(config_in(&dir), "sockets.0.group=no-such-group", "does not exist",
                      "name another");
+    check_paths_fail(config_in(&dir), "sockets.0.group=no-such-group",
+                     "command line: sockets.0.group: ", "name another");
+    check_paths_fail(config_in(&dir), "nvme.0.bytes=0",
+                     "command line: nvme.0.bytes: ", "give it one");
     check_paths_fail(config_in(&dir), "nvme.0.bytes=0", "a new store in a file needs a size",
                      "give it one");
+    config = config_in(&dir);
+    assert_int_equal(kvf_config_set(config, "nvme.1.path=/x", &error), KVF_OK);
+    assert_int_equal(kvf_config_set(config, "nvme.1.bytes=64MiB", &error), KVF_OK);
+    assert_int_equal(kvf_config_finish(config, &error), KVF_ERR_CONFIG);
+    assert_contains(error.text, "command line: nvme.1.bytes: too small");
+    free(config);
     check_paths_fail(config_in(&dir), "nvme.0.path=/dev/null", "neither a file nor a block device",
                      "change the path");
     check_paths_fail(config_in(&dir), "cluster_key=/nowhere/key", "cannot be read",
