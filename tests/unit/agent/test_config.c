@@ -555,7 +555,6 @@ static void test_paths(void **state)
     struct kvf_config *config;
     struct kvf_config_error error;
     char path[KVF_TEST_PATH_BYTES];
-    char set[KVF_TEST_PATH_BYTES + 64];
 
     (void)state;
     kvf_test_dir_create(&dir);
@@ -600,6 +599,20 @@ static void test_paths(void **state)
     check_paths_fail(config_in(&dir), NULL, "kvferryd.sock is a folder", "never the socket");
     assert_int_equal(rmdir(path), 0);
 
+    kvf_test_dir_remove(&dir);
+}
+
+/* Files of secrets, and the address that is for other nodes. */
+static void test_secrets_and_addresses(void **state)
+{
+    struct kvf_test_dir dir;
+    struct kvf_config *config;
+    struct kvf_config_error error;
+    char path[KVF_TEST_PATH_BYTES];
+    char set[KVF_TEST_PATH_BYTES + 64];
+
+    (void)state;
+    kvf_test_dir_create(&dir);
     kvf_test_dir_path(&dir, "short.key", path);
     kvf_test_file_write(path, "31 bytes are not enough here...", 31);
     snprintf(set, sizeof(set), "cluster_key=%s", path);
@@ -938,6 +951,7 @@ int main(void)
         cmocka_unit_test(test_printed_config_reads_back),
         cmocka_unit_test(test_listen_addresses),
         cmocka_unit_test(test_paths),
+        cmocka_unit_test(test_secrets_and_addresses),
         cmocka_unit_test(test_room_is_added_up),
         cmocka_unit_test(test_sum),
         cmocka_unit_test(test_machine_memory),
