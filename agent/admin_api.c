@@ -765,16 +765,17 @@ static void answer_trace(struct kvf_admin_api *api, const struct kvf_admin_reque
 {
     struct question *question;
     uint64_t reader = 0;
+    uint32_t is_last = 0;
 
-    if (!hex64_argument(request, "reader", &reader, reply)) {
+    if (!hex64_argument(request, "reader", &reader, reply) ||
+        !count_argument(request, "last", 1, &is_last, reply)) {
         return;
     }
     /* an answer takes its prompts out of the recording: two readers would get half each */
     if (api->trace_ns != 0 && api->trace_reader != reader &&
         kvf_now_ns() - api->trace_ns < TRACE_READER_S * KVF_NS_PER_S) {
         kvf_admin_reply_status(reply, HTTP_CONFLICT, kvf_status_name(KVF_ERR_REFUSED),
-                               "another recording is under way: wait until it has ended, or 10 s "
-                               "after it died");
+                               "another recording is under way: wait for it, or 10 s if it died");
         return;
     }
     question = question_new(KVF_CONTROL_TRACE, TRACE_WORDS, sizeof(uint64_t));
@@ -783,7 +784,7 @@ static void answer_trace(struct kvf_admin_api *api, const struct kvf_admin_reque
         json_t *prompts = prompts_json(control->rows, control->n_rows);
 
         api->trace_reader = reader;
-        api->trace_ns = kvf_now_ns();
+        api->trace_ns = is_last != 0 ? 0 : kvf_now_ns();
         reply_json(reply, HTTP_OK,
                    prompts != NULL
                        ? json_pack("{s:o, s:o}", "lost", u64_json(control->bad), "prompts", prompts)

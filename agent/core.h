@@ -483,6 +483,8 @@ struct kvf_agent {
     struct kvf_work_queue *work;
     struct kvf_work_queue *setup; /* for memory that comes and goes with clients: work that can be
                                      long, and that no request waits behind */
+    struct kvf_work_queue *names; /* looks names of nodes up, which nothing else waits behind; NULL:
+                                     there are none */
     struct kvf_tier *dram_store;
     struct kvf_tier *dram; /* dram_store, or a fault tier around it */
     uint32_t n_drives;

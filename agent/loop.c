@@ -659,6 +659,7 @@ static int create(const struct kvf_config *config, const struct kvf_agent_ports 
     agent->env = ports->env;
     agent->work = ports->work;
     agent->setup = ports->work;
+    agent->names = ports->work;
     agent->protocol_log.interval_ns = KVF_NS_PER_S;
     agent->protocol_log.burst_count = 5;
     agent->session_log.interval_ns = KVF_NS_PER_S;

@@ -37,6 +37,7 @@ void kvf_peers_serve(struct kvf_peers *peers, const struct kvf_net_event *event)
     if (serve == NULL) {
         return; /* the other side's deadline ends it */
     }
+    serve->is_refused = peers->serves.free_count < KVF_PEER_REFUSALS;
     serve->call.link = event->link;
     serve->call.lane = event->lane;
     serve->call.request = event->request;
@@ -56,6 +57,10 @@ static bool is_decided(struct kvf_peers *peers, struct kvf_peer_serve *serve)
     struct kvf_agent *agent = peers->agent;
     struct kvf_entry *entry = kvf_room_find(agent, serve->key_id, serve->shard);
 
+    if (serve->is_refused) {
+        serve->call.status = KVF_ERR_BUSY;
+        return true;
+    }
     serve->call.status = KVF_MISS;
     if (entry == NULL || entry->state == KVF_ENTRY_FILLING ||
         entry->record_bytes != serve->record_bytes) {

@@ -17,6 +17,7 @@
 #define RESOLVE_NS    (10 * KVF_NS_PER_S)
 #define CONNECT_NS    KVF_NS_PER_S /* first pause before a node is tried again */
 #define SILENCE_BEATS 5            /* heartbeats that may be missing */
+#define HEARTBEAT_NS  KVF_NS_PER_S /* whatever this node bears: others may be set to bear less */
 #define FAILURES_MAX  3
 #define FAILURES_END  8
 #define REST_NS       KVF_NS_PER_S
@@ -332,7 +333,7 @@ void kvf_peers_loaded(struct kvf_agent *agent, const struct kvf_tier_io *io)
  * Which nodes there are
  */
 
-/* On the set-up thread: it may take seconds. */
+/* On a thread of its own: it takes as long as name servers do. */
 static void resolve_run(struct kvf_work *work)
 {
     struct kvf_peers *peers = work->owner;
@@ -387,11 +388,15 @@ static void resolve(struct kvf_peers *peers)
 {
     struct kvf_agent *agent = peers->agent;
 
+    if (agent->names != NULL && agent->names != agent->work) {
+        (void)agent->names->ops->poll(agent->names);
+    }
     if (peers->n_nodes == 0 || peers->is_resolving || agent->now_ns < peers->resolve_ns) {
         return;
     }
     peers->resolve = (struct kvf_work){.run = resolve_run, .done = resolve_done, .owner = peers};
-    peers->is_resolving = agent->setup->ops->submit(agent->setup, &peers->resolve) == KVF_OK;
+    peers->is_resolving = agent->names != NULL &&
+                          agent->names->ops->submit(agent->names, &peers->resolve) == KVF_OK;
 }
 
 /* The names of peers.nodes, which the configuration's rules have judged. */
@@ -557,7 +562,7 @@ static void describe(struct kvf_agent *agent, struct kvf_net_config *net_out)
 
     *net_out = (struct kvf_net_config){.incarnation = agent->incarnation,
                                        .endpoints = (uint32_t)config->peers_endpoints,
-                                       .heartbeat_ns = config->peers_heartbeat * KVF_NS_PER_S,
+                                       .heartbeat_ns = HEARTBEAT_NS,
                                        .retry_ns = CONNECT_NS,
                                        .wake = kvf_agent_wake};
     net_out->wake_ctx = agent;
@@ -565,7 +570,7 @@ static void describe(struct kvf_agent *agent, struct kvf_net_config *net_out)
     if (net_out->tenant_clients_max == 0 && agent->n_tenants > 1) {
         net_out->tenant_clients_max = KVF_NET_CLIENTS_MAX / agent->n_tenants;
     }
-    net_out->silence_ns = SILENCE_BEATS * net_out->heartbeat_ns;
+    net_out->silence_ns = SILENCE_BEATS * config->peers_heartbeat * KVF_NS_PER_S;
     memcpy(net_out->cluster_key, agent->id_key, sizeof(net_out->cluster_key));
     if (gethostname(net_out->name, sizeof(net_out->name) - 1) != 0) {
         (void)snprintf(net_out->name, sizeof(net_out->name), "node");
@@ -608,7 +613,7 @@ static int open_tables(struct kvf_peers *peers)
 
     if (status == KVF_OK) {
         status = kvf_pool_init(&peers->serves, "serves", sizeof(struct kvf_peer_serve),
-                               KVF_NET_SERVES_MAX);
+                               KVF_NET_SERVES_MAX + KVF_PEER_REFUSALS);
     }
     peers->log = calloc(KVF_PEER_LOG_EVENTS, sizeof(*peers->log));
     peers->log_next = 1;

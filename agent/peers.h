@@ -23,6 +23,7 @@
 
 enum kvf_peers_limits {
     KVF_PEER_LOG_EVENTS = 1 << 16, /* that a slow listener may be behind before it starts anew */
+    KVF_PEER_REFUSALS = 4096,      /* fetches beyond KVF_NET_SERVES_MAX that are told so at once */
     KVF_PEER_NODES_MAX = KVF_NET_PEERS_MAX,
     KVF_PEER_ADDRESSES_MAX = KVF_NET_PEERS_MAX,
 };
@@ -89,6 +90,7 @@ struct kvf_peer_serve {
     uint32_t record_bytes;
     uint16_t shard;
     uint64_t deadline_ns;
+    bool is_refused;   /* all places but a few are taken: it is told so, and nothing else */
     kvf_location slot; /* pinned; KVF_LOCATION_NONE */
     struct kvf_peer_serve *next;
 };

@@ -348,6 +348,9 @@ int kvf_place_open(struct kvf_agent *agent)
     if (status == KVF_OK && agent->setup == NULL) {
         status = kvf_work_open_background(1, WORK_ENTRIES, waker, &agent->setup);
     }
+    if (status == KVF_OK && agent->names == NULL && agent->config->peers_nodes[0] != '\0') {
+        status = kvf_work_open_background(1, WORK_ENTRIES, waker, &agent->names);
+    }
     if (status != KVF_OK) {
         kvf_log(KVF_LOG_ERROR, "tables: %s; lower index.entries or clients.max",
                 kvf_status_text(status));
@@ -373,6 +376,10 @@ void kvf_place_stop(struct kvf_agent *agent)
         agent->setup->ops->close(agent->setup);
     }
     agent->setup = NULL;
+    if (agent->names != NULL && agent->names != agent->work) {
+        agent->names->ops->close(agent->names);
+    }
+    agent->names = NULL;
     if (agent->work != NULL) {
         agent->work->ops->close(agent->work);
         agent->work = NULL;

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "client/cli.h"
@@ -27,6 +28,7 @@ struct recording {
     char namespace_id[17]; /* "": all */
     int64_t block_tokens;  /* of the first prompt; 0: none has come */
     double first_ms;
+    uint64_t reader; /* which recording this is, for the daemon, that has one at a time */
     uint64_t bytes, bytes_max;
     uint64_t prompts, left_out, lost;
 };
@@ -87,11 +89,13 @@ static int take(struct recording *recording)
 {
     json_t *answer = NULL;
     const json_t *prompt;
+    char path[64];
     size_t i, n = 1;
     int code = CLI_OK;
 
     while (code == CLI_OK && n > 0 && recording->bytes < recording->bytes_max) {
-        code = cli_http(recording->cli, "GET", "/v1/trace", &answer);
+        snprintf(path, sizeof(path), "/v1/trace?reader=%" PRIx64, recording->reader);
+        code = cli_http(recording->cli, "GET", path, &answer);
         if (code != CLI_OK) {
             break;
         }
@@ -109,6 +113,19 @@ static int take(struct recording *recording)
         code = cli_fail(CLI_FAILED, "%s: %s", recording->cli->captures.items[1], strerror(errno));
     }
     return code;
+}
+
+/* Others may record now. */
+static void let_go(const struct recording *recording)
+{
+    char why[CLI_WHY_BYTES];
+    json_t *answer = NULL;
+    char path[64];
+
+    snprintf(path, sizeof(path), "/v1/trace?reader=%" PRIx64 "&last=1", recording->reader);
+    if (cli_http_try(recording->cli, "GET", path, &answer, why) == CLI_OK) {
+        json_decref(answer);
+    }
 }
 
 static int record(struct recording *recording)
@@ -132,6 +149,7 @@ static int record(struct recording *recording)
     if (code != CLI_OK && recording->prompts == 0) {
         return code;
     }
+    let_go(recording);
     fprintf(stderr, "kvferry: %" PRIu64 " prompts recorded\n", recording->prompts);
     if (recording->left_out + recording->lost != 0) {
         fprintf(stderr,
@@ -146,6 +164,7 @@ int cli_trace(const struct cli *cli)
 {
     struct recording recording = {
         .cli = cli,
+        .reader = kvf_now_ns() ^ (uint64_t)getpid() << 48,
         .bytes_max = cli->size_bytes != 0 ? cli->size_bytes : FILE_BYTES_DEFAULT,
     };
     json_t *stat = NULL;

@@ -180,6 +180,7 @@ void kvf_flow_serve_begin(struct kvf_link *link, struct kvf_net_serve *serve)
     serve->is_over = false;
     serve->next = NULL;
     if (link->serves == NULL) {
+        link->moved_ns = link->net->now_ns;
         link->serves = serve;
     } else {
         link->serves_tail->next = serve;
@@ -266,6 +267,7 @@ static unsigned send_pieces(struct kvf_link *link)
         serve->sends++;
         serve->sent_bytes += bytes;
         link->credit_bytes -= bytes;
+        link->moved_ns = net->now_ns;
         atomic_fetch_add(&net->sent_bytes, bytes);
         (void)kvf_link_send_body(link, send, KVF_NET_PIECE, serve->request, offset,
                                  (const uint8_t *)serve->record + offset, bytes);

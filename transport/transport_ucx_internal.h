@@ -100,6 +100,7 @@ struct kvf_link {
     uint8_t key[32];
     struct kvf_relay *relay; /* acceptor of a client */
     uint32_t credit_bytes;   /* acceptor: of PIECEs that may go out */
+    uint64_t moved_ns;       /* acceptor: when the last one did, or there was first one to go */
     uint32_t owed_bytes;     /* initiator: of PIECEs that came and no CREDIT has gone out for */
     struct kvf_net_serve *serves, *serves_tail;
     char name[KVF_NET_NAME_BYTES];

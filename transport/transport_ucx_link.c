@@ -944,6 +944,11 @@ static void check_time(struct kvf_link *link)
         }
     } else if (net->now_ns > link->came_ns + net->config.silence_ns) {
         kvf_link_break(link, KVF_ERR_TIMEOUT, "nothing was heard from it");
+    } else if (link->relay == NULL && link->serves != NULL &&
+               net->now_ns > link->moved_ns + net->config.silence_ns) {
+        /* a client's memory may be full for as long as its engine likes; a node has asked with a
+         * place ready, and what it does not take stays pinned here */
+        kvf_link_break(link, KVF_ERR_TIMEOUT, "it takes nothing of what it has asked for");
     } else if (net->now_ns >= link->sent_ns + net->config.heartbeat_ns) {
         (void)kvf_link_send(link, KVF_NET_HEARTBEAT, 0, 0, NULL, 0);
     }

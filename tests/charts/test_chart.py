@@ -401,6 +401,8 @@ class Refused(unittest.TestCase):
         ([*PEERS, "peers.port=7172"], "peers.port is 7172, one of the eight ports from peers.data"),
         ([*PEERS, "peers.directory.passwordSecret=s"], "peers.directory.address is not: set it to"),
         ([*PEERS, "peers.directory.user=u"], "address is not: set it to host:port of the server"),
+        ([*PEERS, "peers.directory.user=u", "peers.directory.address=d:6379"],
+         "passwordSecret is not: name the secret"),
         ([*PEERS, "peers.directory.to[0].ipBlock.cidr=10.0.0.0/8"], "address is not: set it to"),
         ([*PEERS, "config.directory.lease=20s"], "there is none: set peers.directory.address to"),
         ([*PEERS, "networkPolicy.enabled=false"], "set networkPolicy.enabled=true, or peers.allow"),

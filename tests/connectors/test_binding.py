@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -354,6 +355,8 @@ def client_key(cluster_key, tenant):
 class OtherNode(Case):
     """A daemon on another node: the library opens UCX and libsodium by itself."""
 
+    SETS = ()
+
     def start(self, *sets, **how):
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
@@ -366,7 +369,8 @@ class OtherNode(Case):
             file.write(client_key(bytes(range(32)), "default"))
         os.environ["UCX_TLS"] = "tcp"
         self.address = f"tcp://127.0.0.1:{port}?key={own}"
-        super().start(f"cluster_key={cluster}", f"peers.listen=127.0.0.1:{port}", *sets, **how)
+        super().start(f"cluster_key={cluster}", f"peers.listen=127.0.0.1:{port}", *self.SETS,
+                      *sets, **how)
 
     def test_put_and_get(self):
         self.socket = self.address
@@ -380,6 +384,20 @@ class OtherNode(Case):
             self.assertEqual(hit.status, Status.OK)
             self.assertEqual(bytes(hit.payload), block(number))
             self.assertTrue(client.release(hit.lease))
+
+
+class PatientNode(OtherNode):
+    """It waits for long for others, which do not wait so long for it."""
+
+    SETS = ("peers.heartbeat=60s",)
+
+    def test_client_that_is_idle(self):
+        self.socket = self.address
+        client = self.client()
+        client.ping(WAIT_MS)
+        time.sleep(6)  # a client gives up after 5
+        client.ping(WAIT_MS)
+        self.assertEqual(client.info().reconnects, 0)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,10 @@ usage: test_vllm_told.py KVFERRYD PACKAGE_FOLDER [unittest arguments]
 import json
 import os
 import sys
+import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = sys.argv[2]
@@ -74,9 +76,17 @@ class Told(Case):
         self.assertEqual(engine.scheduler._scheduler.counters.loads_failed, 3)
 
     def test_late_loads(self):
-        engine = self.stored(200, load_budget_ms=0)
+        engine = self.stored(200, load_budget_ms=1)
         request = self.request("again", 230)
-        engine.load(request)
+        real = kvferry.Client.get
+
+        def get(*arguments):
+            hits = real(*arguments)
+            time.sleep(0.01)
+            return hits
+
+        with mock.patch.object(kvferry.Client, "get", get):
+            engine.load(request)
         self.assertEqual(engine.workers[0].get_kv_connector_stats().data["loads_late"], 1)
 
     def test_prometheus(self):

@@ -200,6 +200,21 @@ class Record(Case):
         self.assertEqual(ids[0], ids[1])
         self.assertNotIn(500, ids[0])
 
+    def test_one_recording_at_a_time(self):
+        self.start()
+        process, _ = self.record()
+        path = os.path.join(self.folder, "other.jsonl")
+        other = [KVFERRY, "trace", "record", path, "--socket", self.socket, "--duration", "1s"]
+        done = subprocess.run(other, capture_output=True, text=True, timeout=DEADLINE_S,
+                              check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("another recording is under way", done.stderr)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=DEADLINE_S)
+        done = subprocess.run(other, capture_output=True, text=True, timeout=DEADLINE_S,
+                              check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_a_file_is_kept_where_there_is_no_daemon(self):
         path = os.path.join(self.folder, "before.jsonl")
         with open(path, "w", encoding="utf-8") as file:

@@ -364,6 +364,7 @@ static void test_second_reader(void **state)
     json_t *json;
 
     assert_int_equal(ask(bed, "GET", "/v1/trace?reader=x", NULL), 400);
+    assert_int_equal(ask(bed, "GET", "/v1/trace?reader=c3&last=1", NULL), 200);
     assert_int_equal(ask(bed, "GET", "/v1/trace?reader=a1", NULL), 200);
     assert_int_equal(ask(bed, "GET", "/v1/trace?reader=A1", NULL), 200);
     assert_int_equal(ask(bed, "GET", "/v1/trace", NULL), 409);

@@ -467,13 +467,17 @@ static void wrong_configs_and_indexes_are_refused(void **state)
     } configs[] = {
         {"{", "config:"},
         {"[]", "not an object"},
-        {"{\"hidden_size\": 8}", "layers: 0"},
-        {"{\"num_hidden_layers\": 513, \"hidden_size\": 8}", "layers: 513, and 1 to 512"},
+        {"{\"hidden_size\": 8}", "layers (--layers): 0"},
+        {"{\"num_hidden_layers\": 513, \"hidden_size\": 8}",
+         "layers (--layers): 513, and 1 to 512"},
         {"{\"num_hidden_layers\": 2.5}", "num_hidden_layers is no whole number"},
         {"{\"num_hidden_layers\": 2, \"hidden_size\": -4}", "hidden_size is no whole number"},
-        {"{\"num_hidden_layers\": 2, \"hidden_size\": 64}", "query heads: 0"},
+        {"{\"num_hidden_layers\": 2, \"hidden_size\": 64}", "query heads (--query-heads): 0"},
         {"{\"num_hidden_layers\": 2, \"hidden_size\": 8192, \"num_attention_heads\": 1}",
          "elements of a K vector: 8192"},
+        {"{\"num_hidden_layers\": 2, \"hidden_size\": 64, \"num_attention_heads\": 3, "
+         "\"num_key_value_heads\": 2, \"head_dim\": 16}",
+         "3 query heads are no multiple of 2 K/V heads"},
         {"{\"kv_lora_rank\": 512, \"model_type\": \"deepseek_v3\"}", "deepseek_v3 keeps a latent"},
         {"{\"intermediate_size\": 70000, \"num_experts_per_tok\": 70000}", "70000 experts"},
     };
