@@ -75,6 +75,23 @@ class Told(Case):
         kvferry.Client.get = real
         self.assertEqual(engine.scheduler._scheduler.counters.loads_failed, 3)
 
+    def test_budget_is_of_the_whole_load(self):
+        n = 64 * 20
+        engine = self.stored(n, load_budget_ms=200)
+        engine.free = list(range(engine.PAGES))
+        request = self.request("again", n + 1)
+        real, budgets = kvferry.Client.get, []
+
+        def get(client, keys, budget_ms=0):
+            budgets.append(budget_ms)
+            time.sleep(0.25)
+            return real(client, keys, budget_ms)
+
+        with mock.patch.object(kvferry.Client, "get", get):
+            engine.load(request)
+        self.assertEqual(budgets, [200])
+        self.assertEqual(len(engine.bad), (20 - 16) * 4)
+
     def test_late_loads(self):
         engine = self.stored(200, load_budget_ms=1)
         request = self.request("again", 230)

@@ -539,6 +539,9 @@ class Scheduler:
         """Add the chunks that are full when this step has run, and the tail of a prompt that ends
         with it."""
         assert request.next_store is not None
+        if request.adapter is not None and request.adapter != self._adapter_digest(
+                request.engine.lora_request):
+            request.excluded = True  # it has been exchanged since the request came
         tokens = min(computed, self._limit(request))
         first = max(request.next_store, request.known)
         end = min(tokens // self._chunk, self._full_chunks(request))

@@ -216,14 +216,20 @@ class Worker:
                 return self._queue.get(timeout=TICK_S)
             except queue.Empty:
                 client = self._load_session.client() if self._load_session.is_open else None
-                if client is not None:
-                    client.poll(0)
+                try:
+                    if client is not None:
+                        client.poll(0)
+                except KvferryError as error:
+                    if not isinstance(error, SessionError):
+                        self._warn(f"load: {error}")
 
     def _load(self, job: LoadJob, done: Done) -> None:
         client, good = self._load_session.client(), 0
-        while client is not None and good < len(job.chunks):
+        deadline, left_ms = time.monotonic() + job.budget_ms / 1000, job.budget_ms
+        while client is not None and good < len(job.chunks) and left_ms > 0:
             part = job.chunks[good:good + GET_CHUNKS]
-            came = self._load_part(client, part, done)
+            came = self._load_part(client, part, done, left_ms)
+            left_ms = int((deadline - time.monotonic()) * 1000)
             good += came
             if came < len(part):
                 break
@@ -231,9 +237,9 @@ class Worker:
         if client is not None and good < len(job.chunks):
             client.report("load-failed", len(job.chunks) - good)
 
-    def _load_part(self, client: Client, chunks: List[LoadChunk], done: Done) -> int:
+    def _load_part(self, client: Client, chunks: List[LoadChunk], done: Done,
+                   budget_ms: int) -> int:
         """Load chunks; how many leading ones are good."""
-        budget_ms = done.job.budget_ms
         try:
             if not client.info().connected:
                 client.ping(max(budget_ms, 1))  # a daemon that has come back is attached to first

@@ -234,12 +234,18 @@ class GpuWorker:
         while self._waiting:
             load = self._waiting[0]
             part = load.job.chunks[load.begun:load.begun + GET_CHUNKS]
+            budget_ms = load.job.budget_ms
+            if load.begun:  # what is behind the first part has what that has left
+                budget_ms = min(budget_ms, int((load.deadline - time.monotonic()) * 1000))
+            if budget_ms <= 0:
+                self._end(self._waiting.popleft())
+                continue
             try:
                 if not self._agrees(load.job.lossless):
                     self._end(self._waiting.popleft())
                     continue
                 request = gpu.get([GpuGet(c.key, c.pages, c.token_first, c.n_tokens)
-                                   for c in part], budget_ms=load.job.budget_ms,
+                                   for c in part], budget_ms=budget_ms,
                                   wait_event=load.event)
             except BusyError:
                 c = self.counters
